@@ -1,0 +1,64 @@
+"""ffmem reads the feed-forward layers of a language model as key-value memories.
+
+    model = ffmem.load("smollm2-135m")
+    index = ffmem.index(model, ffmem.Corpus("wikitext-2:train", limit=2000), "runs/demo")
+    index["L5N1234"].triggers
+
+Names are looked up when they are first used, so that reading an index never loads torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ffmem.api import export, extend, index, load, merge, open, search, verify
+    from ffmem.cells import Cell
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.errors import FfmemError
+    from ffmem.indexing.memory import Memory
+    from ffmem.indexing.store import Index
+    from ffmem.models.memories import Memories
+
+_HOMES = {
+    "Cell": "ffmem.cells",
+    "Corpus": "ffmem.corpus.corpus",
+    "FfmemError": "ffmem.errors",
+    "Index": "ffmem.indexing.store",
+    "Memories": "ffmem.models.memories",
+    "Memory": "ffmem.indexing.memory",
+    "export": "ffmem.api",
+    "extend": "ffmem.api",
+    "index": "ffmem.api",
+    "load": "ffmem.api",
+    "merge": "ffmem.api",
+    "open": "ffmem.api",
+    "search": "ffmem.api",
+    "verify": "ffmem.api",
+}
+
+__all__ = [
+    "Cell",
+    "Corpus",
+    "FfmemError",
+    "Index",
+    "Memories",
+    "Memory",
+    "export",
+    "extend",
+    "index",
+    "load",
+    "merge",
+    "open",
+    "search",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ffmem' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

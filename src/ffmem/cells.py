@@ -1,0 +1,42 @@
+"""The name of a memory: which layer, which memory of it.
+
+Written `L5N1234`, both counted from 0. This is the only place that reads or writes such names.
+"""
+
+import re
+from typing import NamedTuple
+
+from ffmem.errors import UnknownCell
+
+_FORMS = re.compile(r"(?:L(\d+)[ND](\d+)|(\d+)[.:/](\d+))", re.IGNORECASE | re.ASCII)
+
+
+class Cell(NamedTuple):
+    """One memory of a model."""
+
+    layer: int
+    memory: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Cell":
+        """Return the cell that `L5N1234`, `L5D1234`, `5.1234`, `5:1234` or `5/1234` names."""
+        match = _FORMS.fullmatch(text.strip())
+        if match is None:
+            raise UnknownCell(
+                f"{text!r} is not the name of a memory."
+                " Write layer and memory, counted from 0, like L5N1234 or 5.1234."
+            )
+        layer, memory = (int(number) for number in match.groups() if number is not None)
+        return cls(layer, memory)
+
+    def within(self, n_layers: int, n_memories: int) -> "Cell":
+        """Return the cell itself, if a model of this size has it."""
+        if self.layer >= n_layers or self.memory >= n_memories:
+            raise UnknownCell(
+                f"There is no memory {self}: the model has layers 0 to {n_layers - 1}"
+                f" with memories 0 to {n_memories - 1} each."
+            )
+        return self
+
+    def __str__(self) -> str:
+        return f"L{self.layer}N{self.memory}"

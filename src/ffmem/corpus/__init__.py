@@ -1,0 +1,1 @@
+"""A corpus, read as sentences."""

@@ -1,0 +1,133 @@
+"""A corpus: what to read, and how, down to tokens.
+
+    source ─► lines ─► sentences ─► tokens
+
+It is a stream from end to end: a corpus of any size is read within the memory of a piece of it.
+What is left out on the way is counted.
+"""
+
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass
+
+from ffmem.corpus import sentences, sources, wikitext
+from ffmem.corpus.sentences import Sentence, TokenSentence
+from ffmem.corpus.sources import Line
+from ffmem.errors import CorpusError
+from ffmem.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What to read and how."""
+
+    source: str
+    """CORPUS as the user writes it."""
+    unit: str = "sentence"
+    """What one sentence is: `sentence`, `line`, or `window:N`."""
+    column: str = "text"
+    """The field of the text in JSON Lines, Parquet and Hub data."""
+    detokenize: str | None = None
+    """`wikitext` for a text tokenised as WikiText is; the named WikiText-2 implies it."""
+    limit: int | None = None
+    """How many sentences to read at most."""
+
+    def __post_init__(self) -> None:
+        sentences.window_size(self.unit)
+        if self.limit is not None and self.limit < 1:
+            raise CorpusError(f"Cannot read {self.limit} sentences. Give a limit of at least 1.")
+        if self.detokenize not in (None, "wikitext"):
+            raise CorpusError(
+                f"Cannot detokenise {self.detokenize!r} text. Only wikitext is known: give that"
+                " or nothing."
+            )
+        if self.detokenize is None and sources.is_wikitext(self.source):
+            object.__setattr__(self, "detokenize", "wikitext")
+
+    def sentences(self, tokenizer: Tokenizer) -> "Reading":
+        """Return the stream of the corpus' sentences in tokens."""
+        return Reading(self, tokenizer)
+
+    def digest(self) -> str | None:
+        """Return the SHA-256 of the files behind the corpus, None where there are none."""
+        return sources.digest(self.source)
+
+    def describe(self) -> dict[str, str | int | None]:
+        """Return the settings, for the manifest of an index."""
+        return asdict(self)
+
+
+class Reading(Iterator[TokenSentence]):
+    """One reading of a corpus, with counts of what was met so far."""
+
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
+        self.corpus = corpus
+        self.tokenizer = tokenizer
+        self.n_lines = 0
+        """Lines read, blank ones and headings too."""
+        self.n_headings = 0
+        """WikiText's titles, dropped."""
+        self.n_without_tokens = 0
+        """Sentences of which the tokenizer left nothing, dropped."""
+        self.n_sentences = 0
+        self._stream = self._read()
+
+    def __next__(self) -> TokenSentence:
+        if self.n_sentences == self.corpus.limit:
+            self._stream.close()
+        sentence = next(self._stream)
+        self.n_sentences += 1
+        return sentence
+
+    def _read(self) -> Generator[TokenSentence, None, None]:
+        """Yield every sentence that has a token; an empty corpus is an error."""
+        size = sentences.window_size(self.corpus.unit)
+        found = (
+            self._tokenised()
+            if size is None
+            else sentences.windows(self._lines(), self.tokenizer, size)
+        )
+        for sentence in found:
+            if sentence.ids:
+                yield sentence
+            else:
+                self.n_without_tokens += 1
+        if self.n_sentences == 0:
+            raise CorpusError(
+                f"There is no sentence in {self.corpus.source!r}: of {self.n_lines} lines,"
+                f" {self.n_headings} were headings and the others blank, or without tokens"
+                f" ({self.n_without_tokens} sentences). Give a corpus that holds text."
+            )
+
+    def _lines(self) -> Iterator[Line]:
+        """Yield the lines as the tokenizer is to see them."""
+        as_it_is = self.corpus.unit == "line" or self.corpus.detokenize is None
+        for line in sources.lines(self.corpus.source, self.corpus.column):
+            self.n_lines += 1
+            if as_it_is or line.text is None:
+                yield line
+            elif wikitext.is_heading(line.text):
+                self.n_headings += 1
+            elif self.tokenizer.word_level:
+                yield line
+            else:
+                yield line._replace(text=wikitext.detokenize(line.text))
+
+    def _tokenised(self) -> Iterator[TokenSentence]:
+        """Yield the sentences or lines, tokenised in batches."""
+        units = (
+            sentence
+            for line in self._lines()
+            for sentence in sentences.of_line(line, self.corpus.unit)
+        )
+        for batch in sentences.batches(units, lambda sentence: len(sentence.text or "")):
+            yield from self._encoded(batch)
+
+    def _encoded(self, batch: list[Sentence]) -> Iterator[TokenSentence]:
+        """Yield a batch of sentences in tokens."""
+        texts = [sentence.text for sentence in batch if sentence.text is not None]
+        encodings = iter(self.tokenizer.encode(texts))
+        for text, ids in batch:
+            if text is None:
+                yield TokenSentence(None, ids or [], None, None)
+            else:
+                yield TokenSentence(text, *next(encodings))

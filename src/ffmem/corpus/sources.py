@@ -1,0 +1,282 @@
+"""Where a corpus comes from: files, folders, standard input, named texts, the Hub.
+
+    CORPUS = PATH | - | wikitext-2:SPLIT | hf:ID[:CONFIG][:SPLIT]
+
+A source is read as a stream of lines that know their document: a text file is one document, a
+record of any other file is one. Never more than a piece of a file is in memory.
+"""
+
+import gzip
+import hashlib
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ffmem import registry
+from ffmem.errors import CorpusError
+
+ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
+_FORMS = (
+    f"Give a file ({', '.join(ENDINGS)}), a folder of them, - for standard input,"
+    f" wikitext-2:{'|'.join(registry.WIKITEXT_2)}, or hf:ID[:CONFIG][:SPLIT]."
+)
+_SPLITS = ("train", "validation", "valid", "dev", "test")
+_WIKITEXT_2 = "wikitext-2:"
+_HUB = "hf:"
+_ROWS = 256  # of a Parquet file, at a time
+
+
+class Line(NamedTuple):
+    """One line of a document, without its end; or a whole document, given as token ids."""
+
+    document: int
+    text: str | None
+    ids: list[int] | None = None
+
+
+class HubName(NamedTuple):
+    """What `hf:ID[:CONFIG][:SPLIT]` asks for."""
+
+    id: str
+    config: str | None
+    split: str
+
+    @classmethod
+    def parse(cls, source: str) -> "HubName":
+        """Return the data set, configuration and split that a source names."""
+        id, *rest = source.removeprefix(_HUB).split(":")
+        if not id or len(rest) > 2:
+            raise CorpusError(f"{source!r} names no data set of the Hub. {_FORMS}")
+        if len(rest) == 1 and rest[0] in _SPLITS:
+            rest = ["", *rest]
+        config, split = [*rest, "", ""][:2]
+        return cls(id, config or None, split or "train")
+
+
+def is_wikitext(source: str) -> bool:
+    """Return whether the source is the named WikiText-2."""
+    return source.startswith(_WIKITEXT_2)
+
+
+def lines(source: str, column: str) -> Iterator[Line]:
+    """Yield every line of the source, document by document, in reading order."""
+    documents = count()
+    if source == "-":
+        yield from _of_text(sys.stdin.buffer, "standard input", documents)
+    elif source.startswith(_HUB):
+        yield from _of_hub(HubName.parse(source), column, documents)
+    else:
+        for _, path in _files(source):
+            with _readable(path):
+                yield from _of_file(path, column, documents)
+
+
+def digest(source: str) -> str | None:
+    """Return the SHA-256 of the files behind a source, None where there are none."""
+    if source == "-" or source.startswith(_HUB):
+        return None
+    whole = hashlib.sha256()
+    for name, path in _files(source):
+        with _readable(path), path.open("rb") as file:
+            part = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{part} {name}\n".encode())
+    return whole.hexdigest()
+
+
+def _files(source: str) -> list[tuple[str, Path]]:
+    """Return the files behind a source, by name within it, in reading order."""
+    if is_wikitext(source):
+        split = source.removeprefix(_WIKITEXT_2)
+        if split not in registry.WIKITEXT_2:
+            raise CorpusError(f"WikiText-2 has no part {split!r}. {_FORMS}")
+        return [(f"{split}.txt", registry.fetch(registry.WIKITEXT_2[split]))]
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if not path.exists():
+        raise CorpusError(f"There is no file or folder {source!r} to read. {_FORMS}")
+    _check_ending(path)
+    return [(path.name, path)]
+
+
+def _folder(folder: Path) -> list[tuple[str, Path]]:
+    """Return the files of a folder, whatever their depth, sorted by their path within it."""
+    found = {}
+    for path in folder.rglob("*"):
+        within = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in within.parts):
+            _check_ending(path)
+            found[within.as_posix()] = path
+    if not found:
+        raise CorpusError(f"The folder {str(folder)!r} holds nothing to read. {_FORMS}")
+    return sorted(found.items())
+
+
+def _check_ending(path: Path) -> None:
+    if not path.name.endswith(ENDINGS):
+        raise CorpusError(f"Cannot tell what {str(path)!r} holds from its ending. {_FORMS}")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Explain why a file cannot be read."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CorpusError(
+            f"The gzip file {path} is damaged or cut short: {error}. Get it again."
+        ) from None
+    except OSError as error:
+        raise CorpusError(
+            f"Cannot read {path}: {error.strerror or error}. Check the file and its permissions."
+        ) from None
+
+
+def _of_file(path: Path, column: str, documents: Iterator[int]) -> Iterator[Line]:
+    """Yield the lines of one file."""
+    if path.name.endswith(".parquet"):
+        yield from _of_parquet(path, column, documents)
+        return
+    with path.open("rb") as file:
+        raw = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
+        if path.name.removesuffix(".gz").endswith(".jsonl"):
+            yield from _of_jsonl(raw, path, column, documents)
+        else:
+            yield from _of_text(raw, str(path), documents)
+
+
+def _of_text(raw: Iterable[bytes], name: str, documents: Iterator[int]) -> Iterator[Line]:
+    """Yield the lines of a text, one document."""
+    document = next(documents)
+    for _, text in _decoded(raw, name):
+        yield Line(document, text)
+
+
+def _of_jsonl(
+    raw: Iterable[bytes], path: Path, column: str, documents: Iterator[int]
+) -> Iterator[Line]:
+    """Yield the lines of every record of a JSON Lines file; blank lines are no records."""
+    for number, text in _decoded(raw, str(path)):
+        if not text.strip():
+            continue
+        place = f"Line {number} of {path}"
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(
+                f"{place} is not JSON: {error}. Write one JSON object per line."
+            ) from None
+        if not isinstance(record, dict):
+            raise CorpusError(f"{place} is not a JSON object. Write one JSON object per line.")
+        yield from _of_record(record, column, next(documents), place)
+
+
+def _of_parquet(path: Path, column: str, documents: Iterator[int]) -> Iterator[Line]:
+    """Yield the lines of every row of a Parquet file, some rows at a time."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
+            names = file.schema_arrow.names
+            columns = [column, "ids"] if column == "text" else [column]
+            wanted = [name for name in columns if name in names]
+            if not wanted:
+                _refuse_column(column, names, str(path))
+            row = 0
+            for batch in file.iter_batches(batch_size=_ROWS, columns=wanted):
+                for record in batch.to_pylist():
+                    place = f"Row {row} of {path}"
+                    yield from _of_record(record, column, next(documents), place)
+                    row += 1
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise CorpusError(
+            f"Cannot read {path} as Parquet: {str(error).rstrip('.')}. Write the file again."
+        ) from None
+
+
+def _of_hub(name: HubName, column: str, documents: Iterator[int]) -> Iterator[Line]:
+    """Yield the lines of every row of a data set of the Hub, as they arrive."""
+    for row, record in enumerate(_hub_rows(name)):
+        yield from _of_record(record, column, next(documents), f"Row {row} of {name.id}")
+
+
+def _hub_rows(name: HubName) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a data set of the Hub, as they arrive."""
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise CorpusError(
+            f"Reading {name.id!r} from the Hub needs the package `datasets`."
+            " Install it: pip install 'ffmem[hub]'."
+        ) from None
+    try:
+        yield from datasets.load_dataset(name.id, name.config, split=name.split, streaming=True)
+    except Exception as error:  # whatever `datasets` and what it calls may raise
+        raise CorpusError(
+            f"Cannot read {name.id!r} from the Hub (configuration {name.config or 'default'},"
+            f" split {name.split}): {error}. Check the name and the network."
+        ) from error
+
+
+def _of_record(record: dict[str, Any], column: str, document: int, place: str) -> Iterator[Line]:
+    """Yield the lines of one record, or its token ids if it has them."""
+    ids = record.get("ids") if column in ("text", "ids") else None
+    if _are_ids(ids):
+        yield Line(document, None, ids)
+        return
+    if column not in record:
+        _refuse_column(column, record, place)
+    text = record[column]
+    if text is None:
+        return  # a missing text: as a blank line, nothing to read
+    if not isinstance(text, str):
+        raise CorpusError(
+            f"{place} has no text in {column!r} but {type(text).__name__} {str(text)[:40]!r}."
+            " Name a field of text, or give token ids as a list of integers in `ids`."
+        )
+    if not text.isascii():
+        _refuse_surrogates(text, place)
+    for line in text.split("\n"):
+        yield Line(document, line)
+
+
+def _are_ids(ids: object) -> bool:
+    return isinstance(ids, list) and all(type(id) is int for id in ids)
+
+
+def _refuse_column(column: str, found: Iterable[str], place: str) -> None:
+    raise CorpusError(
+        f"{place} has no field {column!r}, but {', '.join(map(repr, found)) or 'none at all'}."
+        " Name the field of the text with --column."
+    )
+
+
+def _refuse_surrogates(text: str, place: str) -> None:
+    """Refuse half a character, which JSON can write and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"{place} holds half a character ({text[error.start]!r}), which is no text."
+            " Write the whole surrogate pair."
+        ) from None
+
+
+def _decoded(raw: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of every line; only a line feed ends one."""
+    for number, line in enumerate(raw, start=1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        try:
+            yield number, line.removesuffix(b"\n").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"Line {number} of {name} is not UTF-8 (byte {error.object[error.start]:#04x} at"
+                f" place {error.start}). Convert the text to UTF-8."
+            ) from None

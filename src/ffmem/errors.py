@@ -1,0 +1,55 @@
+"""Everything that ffmem raises on purpose.
+
+A message says what was asked, what was found, and what to do. The command line shows it alone,
+without a traceback; anything else that is raised is a bug and keeps its traceback.
+"""
+
+from collections.abc import Iterable
+
+
+class FfmemError(Exception):
+    """Base class of every error that is an answer and not a crash."""
+
+
+class UnknownCell(FfmemError):
+    """The text names no memory of this model."""
+
+
+class ModelError(FfmemError):
+    """The model cannot be loaded, or not be read as key-value memories."""
+
+
+class UnknownFamily(ModelError):
+    """The model belongs to a family whose memories ffmem cannot find."""
+
+    def __init__(self, name: str, known: Iterable[str], reason: str) -> None:
+        super().__init__(
+            f"Cannot find the memories of a {name!r} model: {reason}."
+            f" Known families: {', '.join(sorted(known))}."
+        )
+
+
+class MixtureOfExperts(ModelError):
+    """The model spreads its memories over experts, which ffmem does not read yet."""
+
+    def __init__(self, name: str, found: str) -> None:
+        super().__init__(
+            f"{name!r} is a mixture of experts ({found})."
+            " ffmem reads dense feed-forward layers only, for now: give it a dense model."
+        )
+
+
+class SelfCheckFailed(ModelError):
+    """The paper's equations do not hold on this model as ffmem reads it."""
+
+
+class CorpusError(FfmemError):
+    """The corpus cannot be read, or holds nothing to read."""
+
+
+class StoreError(FfmemError):
+    """The index folder is missing, damaged, foreign, or made with other settings."""
+
+
+class StorageFull(FfmemError):
+    """There is no room left to write to; what was committed before is kept."""

@@ -1,0 +1,71 @@
+"""Writing files so that they are whole or not there.
+
+A file is written under a temporary name, flushed to the disk, and renamed. A full disk becomes
+an error that says what to do; nothing that was committed before is touched.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ffmem.errors import StorageFull, StoreError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def committing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; rename it to `path` when the block ends well."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull(
+                f"No room left on the disk while writing {path}. What was committed before is"
+                " kept: free some space and run the same command again."
+            ) from None
+        if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+            raise StoreError(
+                f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to."
+            ) from None
+        raise
+
+
+def sync(path: Path) -> None:
+    """Force a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Commit a small text file."""
+    with committing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,65 @@
+"""An index as plain files for other programs.
+
+jsonl   one line per memory, as `ffmem show --json` prints it
+csv     one row per trigger, with the value's first tokens beside it
+"""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ffmem.errors import FfmemError
+from ffmem.files import committing
+from ffmem.indexing.memory import Memory
+from ffmem.indexing.store import Index
+
+FORMATS = ("jsonl", "csv")
+
+COLUMNS = [
+    *("cell", "layer", "memory", "list", "rank", "coefficient", "gate", "sentence", "length"),
+    *("prefix", "last_token", "next_token", "value_top", "value_bottom"),
+]
+
+
+def export(index: Index, to: str, out: Path) -> None:
+    """Write every memory of an index to a file."""
+    if to not in FORMATS:
+        raise FfmemError(f"--to takes {' or '.join(FORMATS)}; {to!r} was given.")
+    if out.is_dir():
+        raise FfmemError(f"{out} is a folder: name a file to write to.")
+    # Only a CSV writes its own line ends; neither may translate those within a text.
+    with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        if to == "jsonl":
+            for cell in index:
+                file.write(json.dumps(index.memory(cell).to_dict(), ensure_ascii=False) + "\n")
+            return
+        rows = csv.DictWriter(file, COLUMNS)
+        rows.writeheader()
+        for cell in index:
+            rows.writerows(_rows(index.memory(cell)))
+
+
+def _rows(memory: Memory) -> Iterator[dict[str, object]]:
+    """Return a row for each trigger of a memory, and one without trigger if it has none."""
+    ends = {
+        "value_top": " ".join(
+            json.dumps(t.token, ensure_ascii=False) for t in memory.value.top[:10]
+        ),
+        "value_bottom": " ".join(
+            json.dumps(t.token, ensure_ascii=False) for t in memory.value.bottom[:10]
+        ),
+    }
+    name = {
+        "cell": str(memory.cell),
+        "layer": memory.cell.layer,
+        "memory": memory.cell.memory,
+    }
+    lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))
+    if not any(triggers for _, triggers in lists):
+        yield {**name, **ends}
+    for kind, triggers in lists:
+        for trigger in triggers:
+            shown = trigger._asdict()
+            del shown["rest"]
+            yield {**name, "list": kind, **shown, **ends}

@@ -1,0 +1,54 @@
+"""A further corpus for a finished index.
+
+The new corpus is indexed beside the old one, with its model and settings, and merged; then the
+folders are swapped. Killed at any moment, the index is whole, as it was or as it will be.
+"""
+
+import shutil
+from pathlib import Path
+
+from ffmem.corpus.corpus import Corpus
+from ffmem.errors import StoreError
+from ffmem.indexing.build import Build
+from ffmem.indexing.merge import swap
+from ffmem.indexing.settings import Options
+from ffmem.indexing.store import Index, beside
+from ffmem.models.memories import Memories
+from ffmem.progress import Progress
+
+
+def extend(index: Index, memories: Memories, corpus: Corpus, progress: Progress) -> Index:
+    """Add a corpus to an index, read by the same model with the same settings."""
+    manifest = index.manifest
+    if memories.fingerprint() != manifest.model.hash:
+        raise StoreError(
+            f"{index.folder} was made with the model of hash {manifest.model.hash}, but"
+            f" {memories.source} has hash {memories.fingerprint()}. Extend it with the same model."
+        )
+    last = manifest.corpus.sources[-1]
+    start = manifest.start.id
+    options = Options(
+        t=manifest.t,
+        prefixes=manifest.prefixes,
+        compat=manifest.compat,
+        start="none" if start is None else f"id:{start}",
+        batch_tokens=last.batch_tokens,
+        lease_tokens=last.lease_tokens,
+        threads=last.threads,
+    )
+    folder = beside(index.folder, "extending")
+    if not (folder / "manifest.json").exists():
+        Build(memories, corpus, folder, options, progress).run()
+    extended = _swap_once(index, folder)
+    shutil.rmtree(folder)
+    return extended
+
+
+def _swap_once(index: Index, folder: Path) -> Index:
+    """Merge what was read, unless an earlier call got that far before it was killed."""
+    known = {source.hash for source in index.manifest.corpus.sources}
+    new = Index(folder).manifest.corpus.sources[0]
+    if new.hash in known:
+        shutil.rmtree(folder)
+        raise StoreError(f"{new.source} is in {index.folder} already: nothing was added.")
+    return swap(index.folder, folder)

@@ -1,0 +1,27 @@
+"""Whether a finished index is the one that a command asks for; no model is loaded for it."""
+
+from ffmem.corpus.corpus import Corpus
+from ffmem.errors import StoreError
+from ffmem.indexing.settings import Options
+from ffmem.indexing.store import Index
+
+
+def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dtype: str) -> None:
+    """Refuse a command that asks for another index than the finished one, and name why."""
+    manifest = index.manifest
+    first = manifest.corpus.sources[0].model_dump()
+    asked = {
+        "model": (model, manifest.model.source),
+        "t": (options.t, manifest.t),
+        "prefixes": (options.prefixes, manifest.prefixes),
+        "compat": (options.compat, manifest.compat),
+        "start": (options.start, manifest.start.asked),
+        "dtype": (dtype, manifest.dtype),
+        **{name: (value, first[name]) for name, value in corpus.describe().items()},
+    }
+    differences = [f"{name}: {old} → {new}" for name, (new, old) in asked.items() if new != old]
+    if differences:
+        raise StoreError(
+            f"{index.folder} holds a finished index with other settings: {'; '.join(differences)}."
+            " Choose another folder."
+        )

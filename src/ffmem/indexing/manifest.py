@@ -1,0 +1,168 @@
+"""What an index is, in one small file: written last, so that it exists only when the rest does.
+
+It names everything that decides the bytes of the index: model, tokenizer, corpus, settings,
+versions; and the hash of every file. It holds no time and no place, so that the same run
+gives the same bytes.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ffmem.errors import StoreError
+from ffmem.files import write_text
+
+FORMAT = 1
+"""Version of the index folder's layout."""
+
+
+class Record(BaseModel):
+    """Something read from a file that another program may have written: checked, frozen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelRecord(Record):
+    """Which model the memories belong to."""
+
+    source: str
+    revision: str | None
+    hash: str
+    family: str
+    layers: int
+    memories: int
+    hidden: int
+    vocabulary: int
+    activation: str
+    gated: bool
+    context: int | None
+
+
+class StartRecord(Record):
+    """The token in front of every sentence, and how it was chosen."""
+
+    asked: str
+    token: str | None
+    id: int | None
+    chosen_by: str
+    losses: dict[str, float]
+    """Mean loss per token with each candidate in front, where they were compared."""
+
+
+class PerplexityRecord(Record):
+    """How well the model predicts a sample of what was read: t₁ … tₙ₋₁ of some sentences."""
+
+    per_token: float
+    sentences: int
+    tokens: int
+
+
+class SourceRecord(Record):
+    """One CORPUS argument: what was read, how, and by which versions on how many threads."""
+
+    source: str
+    unit: str
+    column: str
+    detokenize: str | None
+    limit: int | None
+    hash: str
+    digest: str | None
+    """SHA-256 of the raw files behind the source, where there are any."""
+    sentences: int
+    tokens: int
+    cut: int
+    """Sentences longer than the context, cut there."""
+    headings_dropped: int
+    without_tokens: int
+    """Sentences that gave no token, left out."""
+    perplexity: PerplexityRecord | None
+    lease_tokens: int
+    batch_tokens: int
+    threads: int
+    device: str
+
+
+class CorpusRecord(Record):
+    """All sources together."""
+
+    hash: str
+    sentences: int
+    tokens: int
+    sources: list[SourceRecord]
+
+    @classmethod
+    def of(cls, sources: list[SourceRecord]) -> "CorpusRecord":
+        """Return the record of sources in their order."""
+        joined = "\n".join(source.hash for source in sources)
+        return cls(
+            hash=hashlib.sha256(joined.encode()).hexdigest(),
+            sentences=sum(source.sentences for source in sources),
+            tokens=sum(source.tokens for source in sources),
+            sources=sources,
+        )
+
+
+class Manifest(Record):
+    """Everything that an index states about itself."""
+
+    format: int
+    model: ModelRecord
+    tokenizer: str
+    """SHA-256 over what decides token ids."""
+    corpus: CorpusRecord
+    t: int
+    prefixes: str
+    compat: str | None
+    coefficient: str
+    projection: str
+    dtype: str
+    start: StartRecord
+    versions: dict[str, str]
+    files: dict[str, str]
+    """SHA-256 of every file of the index but this one."""
+
+    def write(self, folder: Path) -> None:
+        """Commit the manifest: from here on the index is whole."""
+        write_text(folder / "manifest.json", self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Return the manifest of a whole index."""
+        path = folder / "manifest.json"
+        try:
+            content: Any = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise StoreError(_missing(folder)) from None
+        except (ValueError, OSError) as error:
+            raise StoreError(
+                f"{path} is not a readable manifest ({error}). Make the index again."
+            ) from None
+        found = content.get("format") if isinstance(content, dict) else None
+        if found != FORMAT:
+            raise StoreError(
+                f"{path} is not a manifest of this version of ffmem: format {FORMAT} was expected,"
+                f" {found!r} found. Use the version that wrote it, or make the index again."
+            )
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise StoreError(
+                f"{path} is not a manifest that ffmem wrote: {place}: {first['msg']}."
+                " Make the index again."
+            ) from None
+
+
+def _missing(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"There is no index at {folder}: no such folder. Make one with `ffmem index`."
+    if (folder / "segments").is_dir():
+        return (
+            f"The index at {folder} is not finished."
+            " Run the same `ffmem index` command again: it goes on where it stopped."
+        )
+    return f"{folder} is not an index: it has no manifest.json. Make one with `ffmem index`."

@@ -1,0 +1,137 @@
+"""Making `search.sqlite`: the inverted lists of an index."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from ffmem.errors import StorageFull
+from ffmem.files import committing, sha256
+from ffmem.indexing.contents import layer_file
+from ffmem.indexing.sentences import StoredSentence, divided
+from ffmem.indexing.store import Index
+from ffmem.indexing.tables import read_columns
+from ffmem.indexing.triggers import VACANT
+
+VERSION = 1
+
+SCHEMA = """
+CREATE TABLE origin (version INTEGER, manifest TEXT);
+CREATE TABLE tokens (id INTEGER PRIMARY KEY, token TEXT COLLATE NOCASE, postings BLOB);
+CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, text TEXT, postings BLOB);
+CREATE VIRTUAL TABLE words USING fts5(text, content='sentences', content_rowid='sentence',
+                                      tokenize='unicode61 remove_diacritics 2');
+"""
+
+VALUE_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i2"), ("side", "<i1")])
+"""A token at rank `rank` (from 1) of a value's top (side 1) or bottom (side −1)."""
+
+TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i2"), ("side", "<i1"), ("end", "<i4")])
+"""A trigger of rank `rank` in a positive (1) or negative (−1) list; where its prefix ends."""
+
+
+def is_current(path: Path, index: Index) -> bool:
+    """Whether the file was made from this very index."""
+    if not path.exists():
+        return False
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as base:
+            origin = base.execute("SELECT version, manifest FROM origin").fetchone()
+    except sqlite3.DatabaseError:
+        return False  # damaged or foreign: derived, so made again
+    return bool(origin == (VERSION, sha256(index.folder / "manifest.json")))
+
+
+def make_searchable(path: Path, index: Index) -> None:
+    """Write the inverted lists of an index."""
+    with committing(path) as temporary:
+        base = sqlite3.connect(temporary)
+        try:
+            base.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
+            base.executemany("INSERT INTO tokens VALUES (?, ?, ?)", _tokens(index))
+            base.execute("CREATE INDEX by_token ON tokens (token)")
+            base.executemany("INSERT INTO sentences VALUES (?, ?, ?)", _sentences(index))
+            base.execute("INSERT INTO words (words) VALUES ('rebuild')")
+            base.execute(
+                "INSERT INTO origin VALUES (?, ?)",
+                (VERSION, sha256(index.folder / "manifest.json")),
+            )
+            base.commit()
+        except sqlite3.OperationalError as error:
+            if "full" in str(error):
+                raise StorageFull(f"No room left on the disk while writing {path}.") from None
+            raise
+        finally:
+            base.close()
+
+
+def _tokens(index: Index) -> Iterator[tuple[int, str, bytes]]:
+    """Return every token that stands at an end of a value, with all such places."""
+    ids, postings = [], []
+    for layer in range(index.n_layers):
+        columns = read_columns(
+            index.folder / layer_file("values", layer), ["top_ids", "bottom_ids"]
+        )
+        for side, name in ((1, "top_ids"), (-1, "bottom_ids")):
+            rows = columns[name]
+            part = np.empty(rows.size, VALUE_POSTING)
+            part["cell"], part["rank"] = _numbered(layer, rows)
+            part["side"] = side
+            ids.append(rows.reshape(-1))
+            postings.append(part)
+    for id, entries in _grouped(np.concatenate(ids), np.concatenate(postings)):
+        yield id, index.token(id), entries.tobytes()
+
+
+def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
+    """Return every sentence that triggers a memory, with its text and all such places."""
+    prefixes, postings = [], []
+    signs = [(1, "prefix"), (-1, "negative_prefix")][: 2 if index.manifest.model.gated else 1]
+    for layer in range(index.n_layers):
+        columns = read_columns(
+            index.folder / layer_file("triggers", layer), [name for _, name in signs]
+        )
+        for side, name in signs:
+            rows = columns[name]
+            part = np.empty(rows.size, TRIGGER_POSTING)
+            part["cell"], part["rank"] = _numbered(layer, rows)
+            part["side"], part["end"] = side, 0
+            filled = rows.reshape(-1) != VACANT
+            prefixes.append(rows.reshape(-1)[filled])
+            postings.append(part[filled])
+    every, entries = np.concatenate(prefixes), np.concatenate(postings)
+    order = np.argsort(every, kind="stable")
+    every, entries = every[order], entries[order]
+    begin = 0
+    for sentence in index.sentences.rows(0, index.sentences.n_sentences):
+        past = sentence.offset + len(sentence.ids) + 1
+        end = begin + int(np.searchsorted(every[begin:], past))
+        if end > begin:
+            text, ends = _text(index, sentence)
+            entries["end"][begin:end] = ends[every[begin:end] - sentence.offset]
+            yield sentence.sentence, text, entries[begin:end].tobytes()
+        begin = end
+
+
+def _text(index: Index, sentence: StoredSentence) -> tuple[str, ndarray]:
+    """Return a sentence's text, and how many characters the prefix of each length has."""
+    if sentence.text is not None and sentence.ends is not None:
+        return sentence.text, np.asarray([0, *sentence.ends])
+    before = [divided(sentence, length, index.token)[0] for length in range(len(sentence.ids) + 1)]
+    return before[-1], np.asarray([len(text) for text in before])
+
+
+def _numbered(layer: int, rows: ndarray) -> tuple[ndarray, ndarray]:
+    """Return the cell number and the rank of every entry of a layer's (memory, rank) lists."""
+    n_memories, n_ranks = rows.shape
+    cells = layer * n_memories + np.arange(n_memories)
+    return np.repeat(cells, n_ranks), np.tile(np.arange(1, n_ranks + 1), n_memories)
+
+
+def _grouped(keys: ndarray, entries: ndarray) -> Iterator[tuple[int, ndarray]]:
+    order = np.argsort(keys, kind="stable")
+    keys, entries = keys[order], entries[order]
+    found, first = np.unique(keys, return_index=True)
+    yield from zip(found.tolist(), np.split(entries, first[1:]), strict=True)

@@ -1,0 +1,141 @@
+"""The settings of a run: what was asked for, and everything that decides the bytes of an index."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.sources import digest
+from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.leases import LEASE_TOKENS
+from ffmem.indexing.manifest import ModelRecord, PerplexityRecord, Record, StartRecord
+from ffmem.models.memories import Memories
+
+COMPAT = "ff-layers"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to index; every field is a choice of the user's and is recorded."""
+
+    t: int = 50
+    prefixes: str = "best"
+    compat: str | None = None
+    start: str = "auto"
+    batch_tokens: int = 4096
+    lease_tokens: int = LEASE_TOKENS
+    threads: int | None = None
+    """None: as many as torch takes, or as many as an interrupted run had."""
+
+    def __post_init__(self) -> None:
+        for name in ("t", "batch_tokens", "lease_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise FfmemError(f"{name} must be at least 1; {value} was given.")
+        if self.prefixes not in {"best", "all"}:
+            raise FfmemError(f"--prefixes takes best or all; {self.prefixes!r} was given.")
+        if self.compat not in {None, COMPAT}:
+            raise FfmemError(f"--compat takes {COMPAT}; {self.compat!r} was given.")
+        if self.compat and self.prefixes != "best":
+            raise FfmemError(f"--compat {COMPAT} keeps the best prefix of a sentence, not all.")
+
+
+class Settings(Record):
+    """Everything that decides the bytes of an index, before the corpus is read."""
+
+    model: ModelRecord
+    tokenizer: str
+    corpus: dict[str, str | int | None]
+    digest: str | None
+    t: int
+    prefixes: str
+    compat: str | None
+    start: str
+    dtype: str
+    batch_tokens: int
+    lease_tokens: int
+    threads: int
+    device: str
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, memories: Memories, corpus: Corpus, options: Options) -> "Settings":
+        """Return the settings of a new run."""
+        return cls(
+            model=ModelRecord(
+                source=memories.source,
+                revision=memories.revision,
+                hash=memories.fingerprint(),
+                family=memories.family,
+                layers=memories.n_layers,
+                memories=memories.n_memories,
+                hidden=memories.hidden,
+                vocabulary=memories.vocabulary,
+                activation=memories.activation,
+                gated=memories.gated,
+                context=memories.context,
+            ),
+            tokenizer=memories.tokenizer.fingerprint,
+            corpus=corpus.describe(),
+            digest=digest(corpus.source),
+            t=options.t,
+            prefixes=options.prefixes,
+            compat=options.compat,
+            start=options.start,
+            dtype=str(memories.dtype).removeprefix("torch."),
+            batch_tokens=options.batch_tokens,
+            lease_tokens=options.lease_tokens,
+            threads=options.threads or torch.get_num_threads(),
+            device=memories.device.type,
+            versions={name: version(name) for name in ("ffmem", "torch", "transformers")},
+        )
+
+    def differences(self, other: "Settings") -> list[str]:
+        """Return how another run's settings differ, field by field."""
+        found = []
+        for name in type(self).model_fields:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Record):
+                mine, theirs = mine.model_dump(), theirs.model_dump()
+            if isinstance(mine, dict):
+                names = {key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
+                found += [f"{name}.{k}: {theirs.get(k)} → {mine.get(k)}" for k in sorted(names)]
+            elif mine != theirs:
+                found.append(f"{name}: {theirs} → {mine}")
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a name for runs with these settings."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Plan(Record):
+    """What is known once the corpus lies in the folder."""
+
+    hash: str
+    sentences: int
+    tokens: int
+    cut: int
+    headings_dropped: int
+    without_tokens: int
+    start: StartRecord
+    perplexity: PerplexityRecord | None
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+def read_record(kind: type[AnyRecord], path: Path) -> AnyRecord:
+    """Return what a run committed to a file."""
+    try:
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(
+            f"{path} is damaged or was written by another version of ffmem ({error})."
+            " Delete the folder and index again."
+        ) from None

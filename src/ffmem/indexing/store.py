@@ -1,0 +1,178 @@
+"""An index folder, opened for reading: any memory in a few milliseconds, without torch.
+
+index = ffmem.open("DIR");  index["L5N1234"].triggers[0].prefix
+"""
+
+import shutil
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy import ndarray
+
+from ffmem.cells import Cell
+from ffmem.indexing.contents import layer_file
+from ffmem.indexing.manifest import Manifest
+from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value
+from ffmem.indexing.sentences import Sentences, StoredSentence, divided
+from ffmem.indexing.tables import open_table, read_row
+from ffmem.indexing.triggers import VACANT
+
+QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
+
+
+class Place(NamedTuple):
+    """A prefix within its sentence: the text on both sides, and the tokens that meet there."""
+
+    prefix: str
+    rest: str
+    last_token: str | None
+    next_token: str | None
+
+
+class Index:
+    """A finished index: `index["L5N1234"]` is a `Memory`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        recover(self.folder)
+        self.manifest = Manifest.read(self.folder)
+        self.n_layers = self.manifest.model.layers
+        self.n_memories = self.manifest.model.memories
+
+    def __len__(self) -> int:
+        return self.n_layers * self.n_memories
+
+    def __iter__(self) -> Iterator[Cell]:
+        return (
+            Cell(layer, memory)
+            for layer in range(self.n_layers)
+            for memory in range(self.n_memories)
+        )
+
+    def __getitem__(self, cell: str | Cell) -> Memory:
+        return self.memory(Cell.parse(cell) if isinstance(cell, str) else cell)
+
+    def __repr__(self) -> str:
+        model, corpus = self.manifest.model, self.manifest.corpus
+        return (
+            f"Index({str(self.folder)!r}: {self.n_layers} × {self.n_memories:,} memories of"
+            f" {model.source} over {corpus.sentences:,} sentences, {corpus.tokens:,} tokens)"
+        )
+
+    @cached_property
+    def sentences(self) -> Sentences:
+        """The corpus that was read."""
+        return Sentences(self.folder / "sentences.parquet")
+
+    @cached_property
+    def tokens(self) -> pa.ChunkedArray:
+        """Every token as it is shown, by id."""
+        return open_table(self.folder / "vocabulary.parquet").read(["token"])["token"]
+
+    def token(self, id: int) -> str:
+        """Return a token as it is shown."""
+        shown: str = self.tokens[id].as_py()
+        return shown
+
+    def memory(self, cell: Cell) -> Memory:
+        """Return a memory with its triggers, value and behaviour."""
+        cell.within(self.n_layers, self.n_memories)
+        row = self._row("triggers", cell)
+        gated = self.manifest.model.gated
+        signs = ["", "negative_"] if gated else [""]
+        wanted = [int(p) for sign in signs for p in row[f"{sign}prefix"][0] if p != VACANT]
+        owners = self.sentences.at(wanted)
+        lists = [self._triggers(row, sign, owners, gated) for sign in signs]
+        return Memory(
+            cell,
+            lists[0],
+            lists[1] if gated else [],
+            self._value(cell),
+            self._behaviour(cell),
+        )
+
+    def _row(self, kind: str, cell: Cell) -> dict[str, ndarray]:
+        return read_row(open_table(self.folder / layer_file(kind, cell.layer)), cell.memory)
+
+    def _triggers(
+        self, row: dict[str, ndarray], sign: str, owners: dict[int, StoredSentence], gated: bool
+    ) -> list[Trigger]:
+        columns = (row[f"{sign}{name}"][0] for name in ("coefficient", "prefix", "gate"))
+        found = []
+        for rank, (coefficient, prefix, gate) in enumerate(zip(*columns, strict=True), start=1):
+            if prefix == VACANT:
+                break
+            sentence = owners[int(prefix)]
+            length = int(prefix) - sentence.offset
+            place = self.place(sentence, length)
+            found.append(
+                Trigger(
+                    rank=rank,
+                    coefficient=float(coefficient),
+                    sentence=sentence.sentence,
+                    length=length,
+                    prefix=place.prefix,
+                    last_token=place.last_token,
+                    next_token=place.next_token,
+                    rest=place.rest,
+                    gate=int(gate) if gated else None,
+                )
+            )
+        return found
+
+    def place(self, sentence: StoredSentence, length: int) -> Place:
+        """Return what stands before and after the first `length` tokens of a sentence."""
+        ids = sentence.ids
+        last = self.token(ids[length - 1]) if length else None
+        following = self.token(ids[length]) if length < len(ids) else None
+        before, after = divided(sentence, length, self.token)
+        return Place(before, after, last, following)
+
+    def _value(self, cell: Cell) -> Value:
+        row = self._row("values", cell)
+
+        def end(side: str) -> list[TokenShare]:
+            columns = (
+                row[f"{side}_{name}"][0].tolist() for name in ("ids", "probabilities", "logits")
+            )
+            return [
+                TokenShare(self.token(id), id, probability, logit)
+                for id, probability, logit in zip(*columns, strict=True)
+            ]
+
+        return Value(self.manifest.projection, end("top"), end("bottom"))
+
+    def _behaviour(self, cell: Cell) -> Behaviour:
+        row = self._row("stats", cell)
+        sampled = self._row("samples", cell)["coefficient"][0]
+        quantiles = np.quantile(sampled, QUANTILES)
+        named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
+        return Behaviour(
+            active_share=int(row["active"][0]) / self.manifest.corpus.tokens,
+            max=float(row["max"][0]),
+            min=float(row["min"][0]),
+            mean=float(row["mean"][0]),
+            quantiles=named,
+        )
+
+
+def recover(folder: Path) -> None:
+    """Put a folder back in its place after an `extend` that was killed while it swapped folders."""
+    after, before = beside(folder, "extended"), beside(folder, "before")
+    if not folder.exists():
+        for whole in (after, before):
+            if (whole / "manifest.json").exists():
+                whole.rename(folder)
+                break
+    if (folder / "manifest.json").exists():
+        shutil.rmtree(before, ignore_errors=True)
+        shutil.rmtree(folder / "segments", ignore_errors=True)
+
+
+def beside(folder: Path, what: str) -> Path:
+    """Return the sibling folder that `extend` uses for its halves."""
+    return folder.with_name(f".{folder.name}.{what}")

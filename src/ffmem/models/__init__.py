@@ -1,0 +1,1 @@
+"""A model, read as layers of key-value memories."""

@@ -1,0 +1,186 @@
+"""From the residual stream to the vocabulary.
+
+    logits(h) = cap(s · z(h)),    z(h) = U · P · N(h) + b
+    N(h) = γ ⊙ (h − mean(h)) / σ(h) + β          LayerNorm; RMSNorm subtracts no mean
+    folded(h) = s · U · P · (γ ⊙ (h − mean(h)))
+
+N is the final norm, P the map behind it that a few models have, U the output embedding. Vectors
+of the stream (r, o) are read by `logits`, the model's own way. Parts of it (v, m·v, y) have no
+norm of their own and are read `folded`, which is linear. The two obey one law, exactly:
+
+    folded(h) = s · σ(h) · (z(h) − c),    c = U · P · β + b
+
+The paper's adaptive softmax turns vectors into log-probabilities at once, which is not linear:
+there, U stands for the whole softmax, and without a final norm all three readings are the same.
+"""
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ffmem.errors import ModelError
+
+
+class Norm:
+    """What a norm does to vectors, found by probing it: γ, β, and whether it centres them.
+
+    Probing needs no name of a weight, and sees through weights that are stored as γ − 1.
+    """
+
+    def __init__(self, module: nn.Module | None, width: int) -> None:
+        self.module = module
+        self.gain: Float[Tensor, " hidden"] = torch.ones(width)
+        self.offset: Float[Tensor, " hidden"] = torch.zeros(width)
+        self.centred = False
+        self._exact = None if module is None else copy.deepcopy(module).float()
+        if self._exact is not None:
+            self._probe(self._exact, width)
+
+    def _probe(self, norm: nn.Module, width: int) -> None:
+        """Read γ and β off large vectors, for which the norm's epsilon vanishes."""
+        device = next((weight.device for weight in norm.parameters()), torch.device("cpu"))
+        vector = torch.full((1, width), 1000.0, device=device)
+        vector[:, 1::2] *= -1
+        with torch.no_grad():
+            plus, minus, moved = norm(vector), norm(-vector), norm(vector + 1000.0)
+        self.centred = bool((moved - plus).abs().max() <= 1e-3 * plus.abs().max())
+        part = self.centre(vector)
+        unit = part / part.pow(2).mean(dim=-1, keepdim=True).sqrt()
+        self.gain = ((plus - minus) / 2 / unit).squeeze(0)
+        self.offset = ((plus + minus) / 2).squeeze(0)
+
+    @property
+    def kind(self) -> str:
+        """What people call it."""
+        if self.module is None:
+            return "none"
+        return "LayerNorm" if self.centred else "RMSNorm"
+
+    def centre(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row hidden"]:
+        """Return vectors without their mean, under LayerNorm; unchanged otherwise."""
+        return vectors - vectors.mean(dim=-1, keepdim=True) if self.centred else vectors
+
+    def fold(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row hidden"]:
+        """Return what the norm does to parts of a vector, all but dividing by σ, in float32."""
+        return self.centre(vectors.float()) * self.gain.to(vectors.device)
+
+    def apply(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row hidden"]:
+        """Return the vectors as the model norms them."""
+        if self.module is None:
+            return vectors
+        weight = next(self.module.parameters(), None)
+        normed: Tensor = self.module(vectors if weight is None else vectors.to(weight.device))
+        return normed
+
+    def denominator(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, " row"]:
+        """Return σ of each vector: what the norm divides it by, its epsilon included."""
+        if self._exact is None:
+            return torch.ones(len(vectors), device=vectors.device)
+        vectors = vectors.to(self.gain.device, torch.float32)
+        length = self.fold(vectors).norm(dim=-1)
+        normed = (self._exact(vectors) - self.offset).norm(dim=-1)
+        return torch.where(normed > 0, length / normed, 1.0)  # any σ will do for a zero vector
+
+
+class Head:
+    """A model's way from the last layer's output to its logits."""
+
+    def __init__(
+        self,
+        output: nn.Module,
+        norm: Norm,
+        project_out: nn.Module | None = None,
+        scale: float = 1.0,
+        cap: float | None = None,
+    ) -> None:
+        self.output = output
+        self.norm = norm
+        self.project_out = project_out
+        self.scale = scale
+        self.cap = cap
+        self.adaptive = hasattr(output, "log_probabilities")
+        reaches = len(norm.gain) if project_out is None else _width(project_out, 0)
+        if not self.adaptive and reaches != _width(output, 1):
+            raise ModelError(
+                f"The residual stream reaches the output embedding with a width of {reaches},"
+                f" where it takes {_width(output, 1)}. This model has another way to its logits."
+            )
+
+    @property
+    def embedding(self) -> Float[Tensor, "vocab width"]:
+        """The output embedding U itself, not a copy; the adaptive softmax has none."""
+        if self.adaptive:
+            raise ModelError("An adaptive softmax has no single output embedding.")
+        return self.output.get_parameter("weight")
+
+    @property
+    def bias(self) -> Float[Tensor, " vocab"] | None:
+        """The bias b of the output embedding, if it has one."""
+        return getattr(self.output, "bias", None)
+
+    def logits(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+        """Return the logits of vectors of the residual stream, by the model's own way, in float32.
+
+        Norm and projections run in the dtype of the model.
+        """
+        if self.adaptive:
+            return self._project(self.norm.apply(stream.to(self._dtype)))
+        z = self.unscaled(stream).mul_(self.scale)
+        return z if self.cap is None else z.div_(self.cap).tanh_().mul_(self.cap)
+
+    def unscaled(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+        """Return z: the logits before scale and soft-cap, in float32."""
+        self._must_be_linear("z")
+        z = self._project(self.norm.apply(stream.to(self._dtype)))
+        return z if self.bias is None else z.add_(self.bias.float())
+
+    def folded(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+        """Return the reading of parts of the residual stream; no bias, no σ, no cap.
+
+        γ is applied in float32, the projection runs in the dtype of the model, and the result is
+        float32: in a bfloat16 model it is rounded to bfloat16 on the way.
+        """
+        folded = self._project(self.norm.fold(part))
+        return folded if self.scale == 1 or self.adaptive else folded.mul_(self.scale)
+
+    def raw(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+        """Return U · P · h: neither norm, scale, bias nor cap; dtypes as in `folded`."""
+        return self._project(part)
+
+    def denominator(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, " row"]:
+        """Return σ of each vector of the stream, 1 where there is no final norm."""
+        return self.norm.denominator(stream.to(self._dtype))
+
+    def constant(self) -> Float[Tensor, " vocab"]:
+        """Return c: what z holds that does not depend on the vector."""
+        self._must_be_linear("c")
+        c = self._project(self.norm.offset[None]).squeeze(0)
+        return c if self.bias is None else c.add_(self.bias.float())
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.output.parameters()).dtype
+
+    def _project(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+        """Return U · P · h in float32, the products in the dtype of the model."""
+        weight = next(self.output.parameters())
+        vectors = vectors.to(weight.dtype)
+        if self.project_out is not None:
+            vectors = self.project_out(vectors.to(next(self.project_out.parameters()).device))
+        vectors = vectors.to(weight.device)
+        if self.adaptive:
+            log_probabilities: Tensor = self.output.log_probabilities(vectors)  # type: ignore[operator]
+            return log_probabilities.float()
+        return functional.linear(vectors, weight).float()
+
+    def _must_be_linear(self, what: str) -> None:
+        if self.adaptive:
+            raise ModelError(f"{what} was asked of an adaptive softmax, which is not linear.")
+
+
+def _width(linear: nn.Module, side: int) -> int:
+    """Return how many numbers a linear map gives (side 0) or takes (side 1)."""
+    return int(linear.get_parameter("weight").shape[side])

