@@ -124,6 +124,9 @@ def index(
     detokenize: Detokenize = None,
     column: Column = "text",
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch.")] = 4096,
+    lease_tokens: Annotated[
+        int, typer.Option(help="Tokens of a lease: what a killed run repeats at most.")
+    ] = 65_536,
     threads: Annotated[
         int | None, typer.Option(help="Threads of the pass; recorded, for the same bytes again.")
     ] = None,
@@ -145,6 +148,7 @@ def index(
         compat=compat.value if compat else None,
         start=start,
         batch_tokens=batch_tokens,
+        lease_tokens=lease_tokens,
         threads=threads,
     )
     typer.echo(repr(made))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tests.tiny import TINY, tiny, tiny_tokenizer
 
 from ffmem.errors import ModelError
 from ffmem.indexing import sample
@@ -13,6 +12,7 @@ from ffmem.indexing.scan import Scan, reach
 from ffmem.indexing.statistics import UNIT
 from ffmem.indexing.triggers import VACANT
 from ffmem.models.memories import Memories
+from tests.tiny import TINY, tiny, tiny_tokenizer
 
 T, LEASE_TOKENS, BATCH_TOKENS, START = 4, 60, 48, 0
 MODES = {"best": ("best", False), "all": ("all", False), "ff-layers": ("best", True)}

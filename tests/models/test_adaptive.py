@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -38,9 +38,12 @@ def tiny(**other):
     return model
 
 
-@pytest.fixture(scope="module")
+MODEL = tiny()
+
+
+@pytest.fixture
 def model():
-    return tiny()
+    return MODEL
 
 
 def band_of(word):
@@ -63,10 +66,11 @@ def test_the_paper_s_model_has_as_many_parameters_as_reported():
     assert model.config.vocab_size == 267_744
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10**6), st.floats(0.01, 30))
 def test_probabilities_sum_to_one(seed, size):
     hidden = size * torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(seed))
-    log_probabilities = tiny().lm_head.log_probabilities(hidden)
+    log_probabilities = MODEL.lm_head.log_probabilities(hidden)
     assert log_probabilities.shape == (3, VOCABULARY)
     assert_close(log_probabilities.exp().sum(dim=1), torch.ones(3))
 
@@ -168,13 +172,13 @@ def test_the_trunk_is_the_one_of_the_definition(activation, scaled, final_norm):
     assert_close(model(TOKENS).logits, model.lm_head(hidden))
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 5), st.integers(0, VOCABULARY - 1))
 def test_what_stands_behind_a_prefix_does_not_change_it(length, padding):
-    model = tiny()
     padded = TOKENS.clone()
     padded[:, length:] = padding
-    alone = model(TOKENS[:, :length]).logits
-    assert_close(model(padded).logits[:, :length], alone, atol=1e-5, rtol=1e-5)
+    alone = MODEL(TOKENS[:, :length]).logits
+    assert_close(MODEL(padded).logits[:, :length], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_an_attention_mask_is_only_accepted_on_the_right(model):

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from tests.tiny import HIDDEN, TINY, VOCABULARY, tiny, tiny_tokenizer
 from transformers import AutoConfig
 
 from ffmem.errors import ModelError
 from ffmem.models.families import FAMILIES, FUSED, Family, Variant
 from ffmem.models.memories import Memories
+from tests.tiny import HIDDEN, TINY, VOCABULARY, tiny, tiny_tokenizer
 
 
 def test_every_family_has_a_tiny_model_and_every_tiny_model_a_family():

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny import TINY, tiny, tiny_tokenizer
 from torch import nn
 from torch.testing import assert_close
 
 from ffmem.errors import ModelError
 from ffmem.models.head import Head, Norm
 from ffmem.models.memories import Memories
+from tests.tiny import TINY, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 35, 8, 9]])
 LINEAR = [name for name in TINY if name != "ffmem_adaptive"]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny import LAYERS, TINY, tiny, tiny_tokenizer
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, MixtralConfig
 from transformers.activations import ACT2FN
@@ -15,6 +14,7 @@ from ffmem.errors import MixtureOfExperts, ModelError, SelfCheckFailed
 from ffmem.models.families import FAMILIES, FUSED
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories, fingerprint
+from tests.tiny import LAYERS, TINY, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 35, 8, 9]])
 GATED = [name for name, config in TINY.items() if FAMILIES[config.model_type].up is not None]

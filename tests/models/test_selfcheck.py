@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.tiny import TINY, tiny, tiny_tokenizer
 
 from ffmem.errors import ModelError, SelfCheckFailed
 from ffmem.models import families
 from ffmem.models.families import FAMILIES, FUSED
 from ffmem.models.memories import Memories
 from ffmem.models.selfcheck import BOUND, HALF_BOUND, check
+from tests.tiny import TINY, tiny, tiny_tokenizer
 
 
 def read(model):

@@ -3,7 +3,6 @@ from dataclasses import fields
 import pytest
 import torch
 import transformers
-from tests.tiny import TINY, tiny, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from ffmem.errors import ModelError, UnknownFamily
@@ -11,6 +10,7 @@ from ffmem.models import families
 from ffmem.models.families import FAMILIES
 from ffmem.models.memories import Memories
 from ffmem.models.structure import candidates
+from tests.tiny import TINY, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9]])
 SAME_ROW = ["llama", "gpt2", "gpt_neox", "gpt_neox sequential", "qwen3", "starcoder2", "phi3"]

@@ -1,0 +1,5 @@
+"""`python -m ffmem` is the `ffmem` command."""
+
+from ffmem.cli import main
+
+main()

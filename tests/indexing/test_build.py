@@ -1,0 +1,261 @@
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ffmem
+from ffmem.errors import CorpusError, FfmemError, StorageFull, StoreError
+from ffmem.indexing.segments import Segments
+from tests.indexing.folders import content, indexed, memories, write_corpus
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing of ours catches it."""
+
+
+def stop_after(monkeypatch, n, before=False):
+    """Let the n-th commit of a segment be the last thing that happens, or just not happen."""
+    commit = Segments.commit
+    counted = []
+
+    def counting(self, lease, found):
+        counted.append(lease)
+        if len(counted) == n and before:
+            raise Killed
+        commit(self, lease, found)
+        if len(counted) == n:
+            raise Killed
+
+    monkeypatch.setattr(Segments, "commit", counting)
+    return counted
+
+
+def killed(monkeypatch, n, folder, corpus, before=False, **options):
+    """Index, and be killed at the n-th commit of a segment."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, n, before)
+        with pytest.raises(Killed):
+            indexed(folder, corpus, **options)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_bytes(tmp_path, monkeypatch, n, before):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    indexed(tmp_path / "whole", corpus)
+    killed(monkeypatch, n, tmp_path / "killed", corpus, before)
+    assert not (tmp_path / "killed" / "manifest.json").exists()
+    with pytest.raises(StoreError, match="is not finished"):
+        ffmem.open(tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        committed = stop_after(patch, 10**6)
+        indexed(tmp_path / "killed", corpus)
+    assert committed[0] == n - before  # nothing that was committed is done again
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_killed_ten_times_at_random_moments_the_bytes_are_the_same(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt", n=1500)
+    model, folder = memories("qwen2"), tmp_path / "killed"
+    begin = time.monotonic()
+    indexed(tmp_path / "whole", corpus, model, lease_tokens=300)
+    whole_time = time.monotonic() - begin
+    moments = random.Random(0)
+    fork = multiprocessing.get_context("fork")
+    kills = 0
+    committed: dict[str, int] = {}
+    for _ in range(10):
+        process = fork.Process(
+            target=indexed, args=(folder, corpus, model), kwargs={"lease_tokens": 300}
+        )
+        process.start()
+        time.sleep(moments.uniform(0, whole_time / 4))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
+        segments = folder.glob("segments/lease-*.safetensors")
+        now = {path.name: path.stat().st_mtime_ns for path in segments}
+        if not (folder / "manifest.json").exists():
+            assert committed.items() <= now.items()  # a committed lease is not written again
+            committed = now
+    assert kills >= 5
+    indexed(folder, corpus, model, lease_tokens=300)
+    assert content(folder) == content(tmp_path / "whole")
+
+
+def test_leases_batches_and_thresholds_do_not_change_what_is_found(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    one = indexed(tmp_path / "one", corpus, lease_tokens=10**6)
+    many = indexed(tmp_path / "many", corpus, lease_tokens=20)
+    for cell in one:
+        for mine, theirs in zip(one[cell].triggers, many[cell].triggers, strict=True):
+            assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-4)
+
+
+def test_a_finished_index_is_left_alone(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    indexed(tmp_path / "index", corpus)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "index").rglob("*")}
+    indexed(tmp_path / "index", corpus)
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "index").rglob("*")}
+    with pytest.raises(StoreError, match=r"finished index with other settings: t: 3 → 4\. Choose"):
+        indexed(tmp_path / "index", corpus, t=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"t": 4}, "t: 3 → 4"),
+        ({"prefixes": "all"}, "prefixes: best → all"),
+        ({"batch_tokens": 41}, "batch_tokens: 40 → 41"),
+        ({"start": "none"}, "start: bos → none"),
+    ],
+)
+def test_an_unfinished_index_with_other_settings_is_refused(tmp_path, monkeypatch, change, named):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    killed(monkeypatch, 1, tmp_path / "index", corpus)
+    with pytest.raises(StoreError, match=f"with other settings: {named}. Give the same"):
+        indexed(tmp_path / "index", corpus, **change)
+
+
+def test_another_model_or_a_changed_corpus_is_refused_with_both_hashes(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    killed(monkeypatch, 1, tmp_path / "index", corpus)
+    one, two = memories().fingerprint(), memories(seed=1).fingerprint()
+    with pytest.raises(StoreError, match=rf"model\.hash: {one} → {two}"):
+        indexed(tmp_path / "index", corpus, memories(seed=1))
+    write_corpus(corpus, seed=1)
+    with pytest.raises(StoreError, match=r"digest: [0-9a-f]{64} → [0-9a-f]{64}\. Give the same"):
+        indexed(tmp_path / "index", corpus)
+
+
+def test_a_truncated_segment_is_named_and_only_its_lease_is_repeated(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    indexed(tmp_path / "whole", corpus)
+    killed(monkeypatch, 3, tmp_path / "index", corpus)
+    segment = tmp_path / "index" / "segments" / "lease-000001.safetensors"
+    for damage in (segment.read_bytes()[:-9], segment.read_bytes()[:-1] + b"\7"):
+        segment.write_bytes(damage)
+        with pytest.raises(StoreError, match=r"lease-000001.* is damaged .* only its lease is rep"):
+            indexed(tmp_path / "index", corpus)
+    segment.unlink()
+    indexed(tmp_path / "index", corpus)
+    assert content(tmp_path / "index") == content(tmp_path / "whole")
+
+
+def test_a_segment_of_another_run_is_refused(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    for name, t in (("one", 3), ("two", 4)):
+        killed(monkeypatch, 1, tmp_path / name, corpus, t=t)
+    segment = "segments/lease-000000.safetensors"
+    (tmp_path / "one" / segment).write_bytes((tmp_path / "two" / segment).read_bytes())
+    with pytest.raises(StoreError, match="belongs to another run"):
+        indexed(tmp_path / "one", corpus)
+
+
+def test_a_folder_of_other_things_is_refused(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "cat.jpg").write_text("meow")
+    with pytest.raises(StoreError, match="something that is not an index"):
+        indexed(folder, corpus)
+    assert (folder / "cat.jpg").exists()
+
+
+def test_two_processes_do_not_work_on_one_folder(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    commit = Segments.commit
+
+    def intrude(self, lease, found):
+        with pytest.raises(StoreError, match="Another process is working on"):
+            indexed(tmp_path / "index", corpus)
+        commit(self, lease, found)
+
+    monkeypatch.setattr(Segments, "commit", intrude)
+    indexed(tmp_path / "index", corpus)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 300 kB, where mounting is allowed."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", folder], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_an_error_and_what_was_committed_is_kept(tmp_path, small_disk):
+    corpus = write_corpus(tmp_path / "corpus.txt", n=400)
+    ballast = small_disk / "ballast"
+    model = memories()
+    settings = {"t": 20, "lease_tokens": 200}
+    indexed(tmp_path / "whole", corpus, model, **settings)
+    ballast.write_bytes(bytes(150_000))
+    with pytest.raises(StorageFull, match=r"No room left .* run the same command again"):
+        indexed(small_disk / "index", corpus, model, **settings)
+    kept = sorted((small_disk / "index" / "segments").glob("lease-*"))
+    assert kept
+    assert not list(small_disk.rglob("*.tmp"))
+    ballast.unlink()
+    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    indexed(small_disk / "index", corpus, model, **settings)
+    assert content(small_disk / "index") == content(tmp_path / "whole")
+
+
+def test_sentences_longer_than_the_context_are_cut_and_counted(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("w3 " * 100 + "\nw4 w5\n")
+    index = indexed(tmp_path / "index", corpus)
+    (source,) = index.manifest.corpus.sources
+    assert source.cut == 1
+    assert source.tokens == 63 + 2  # a context of 64, one place of it for the start token
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
+    pq.write_table(pa.table({"ids": [[3, 4], [5, 64]]}), tmp_path / "ids.parquet")
+    with pytest.raises(CorpusError, match=r"Sentence 1 .* token id 64, .* ids are 0 to 63"):
+        indexed(tmp_path / "index", tmp_path / "ids.parquet")
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(CorpusError):
+        indexed(tmp_path / "index", tmp_path / "empty.txt")
+
+
+@pytest.mark.parametrize(
+    "options", [{"t": 0}, {"prefixes": "some"}, {"compat": "x"}, {"threads": 0}, {"start": "none"}]
+)
+def test_wrong_options_are_refused_before_anything_is_written(tmp_path, options):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    if options == {"start": "none"}:
+        options = {"start": "none", "compat": "ff-layers"}
+    with pytest.raises(FfmemError):
+        indexed(tmp_path / "index", corpus, **options)
+    assert not (tmp_path / "index" / "manifest.json").exists()
+
+
+def test_the_manifest_says_how_the_index_was_made(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    manifest = indexed(tmp_path / "index", corpus, start="auto").manifest
+    assert manifest.model.family == "llama"
+    assert manifest.start.chosen_by == "lowest loss"
+    assert set(manifest.start.losses) == {"none", "<s>", "</s>"}
+    lowest = min(manifest.start.losses, key=manifest.start.losses.get)
+    assert manifest.start.token == (None if lowest == "none" else lowest)
+    assert set(manifest.versions) == {"ffmem", "torch", "transformers"}
+    assert manifest.corpus.sources[0].perplexity.tokens > 0
+    listed = {path for path in content(tmp_path / "index") if path != "manifest.json"}
+    assert set(manifest.files) == listed

@@ -1,0 +1,123 @@
+import contextlib
+import shutil
+
+import pytest
+
+import ffmem
+from ffmem.errors import StoreError
+from ffmem.indexing import merge
+from tests.indexing.folders import content, indexed, memories, write_corpus
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Two corpora and an index of each, made by one model."""
+    model = memories()
+    corpora = [write_corpus(tmp_path / f"{name}.txt", n=50, seed=ord(name)) for name in "ab"]
+    for corpus in corpora:
+        indexed(tmp_path / corpus.stem, corpus, model)
+    return model, corpora
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
+@pytest.mark.parametrize("options", [{}, {"prefixes": "all"}, {"compat": "ff-layers"}], ids=str)
+def test_extending_equals_merging_byte_for_byte(tmp_path, name, options):
+    model = memories(name)
+    a, b = (write_corpus(tmp_path / f"{x}.txt", n=50, seed=ord(x)) for x in "ab")
+    indexed(tmp_path / "a", a, model, **options)
+    indexed(tmp_path / "b", b, model, **options)
+    ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
+    assert content(tmp_path / "a") == content(tmp_path / "merged")
+    assert ffmem.verify(tmp_path / "merged") == []
+
+
+def test_the_merged_index_is_that_of_the_joined_corpus(tmp_path, parts):
+    model, (a, b) = parts
+    both = tmp_path / "both.txt"
+    both.write_text(a.read_text() + b.read_text())
+    whole = indexed(tmp_path / "whole", both, model)
+    merged = ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    for cell in whole:
+        mine, theirs = whole[cell], merged[cell]
+        for one, two in zip(mine.triggers, theirs.triggers, strict=True):
+            assert one.coefficient == pytest.approx(two.coefficient, rel=1e-4)
+        assert mine.stats.active_share == theirs.stats.active_share
+        assert mine.value == theirs.value
+    assert merged.sentences.row(50).text == b.read_text().splitlines()[0]
+
+
+def test_merging_is_the_same_under_any_tree(tmp_path, parts):
+    model, _ = parts
+    indexed(tmp_path / "c", write_corpus(tmp_path / "c.txt", n=30, seed=9), model)
+    a, b, c = (tmp_path / name for name in "abc")
+    ffmem.merge([a, b, c], tmp_path / "flat")
+    ffmem.merge([a, b], tmp_path / "ab")
+    ffmem.merge([tmp_path / "ab", c], tmp_path / "left")
+    ffmem.merge([b, c], tmp_path / "bc")
+    ffmem.merge([a, tmp_path / "bc"], tmp_path / "right")
+    assert content(tmp_path / "flat") == content(tmp_path / "left") == content(tmp_path / "right")
+
+
+def test_what_was_not_made_alike_is_refused_and_the_difference_named(tmp_path, parts):
+    model, (_, b) = parts
+    indexed(tmp_path / "other t", b, model, t=4)
+    indexed(tmp_path / "other start", b, model, start="eos")
+    indexed(tmp_path / "other model", b, memories(seed=1))
+    for name, difference in (
+        ("other t", "t is 3 in the first and 4"),
+        ("other start", "start token is 0 in the first and 1"),
+        ("other model", "model hash is "),
+    ):
+        with pytest.raises(StoreError, match=f"not made alike: {difference}"):
+            ffmem.merge([tmp_path / "a", tmp_path / name], tmp_path / "merged")
+    with pytest.raises(StoreError, match="was made with the model of hash"):
+        ffmem.extend(tmp_path / "a", str(b), model=memories(seed=1))
+
+
+def test_the_same_corpus_is_not_counted_twice(tmp_path, parts):
+    model, (a, _) = parts
+    before = content(tmp_path / "a")
+    with pytest.raises(StoreError, match=r"is in .* already: nothing was added"):
+        ffmem.extend(tmp_path / "a", ffmem.Corpus(str(a), unit="line"), model=model)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    with pytest.raises(StoreError, match="would be counted twice"):
+        ffmem.merge([tmp_path / "a", tmp_path / "copy"], tmp_path / "merged")
+    assert content(tmp_path / "a") == before
+
+
+def test_killed_while_folders_are_swapped_the_index_is_whole_again_on_opening(
+    tmp_path, parts, monkeypatch
+):
+    model, (_, b) = parts
+    ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    before, after = content(tmp_path / "a"), content(tmp_path / "merged")
+    original = merge.Path.rename
+
+    class Killed(BaseException):
+        pass
+
+    for nth, expected in ((1, before), (2, before), (3, after), (4, after)):
+        folder = tmp_path / f"run {nth}"
+        shutil.copytree(tmp_path / "a", folder)
+        counted = []
+
+        def rename(path, target, nth=nth, counted=counted):
+            counted.append(target)
+            if len(counted) == nth:
+                raise Killed
+            return original(path, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(merge.Path, "rename", rename)
+            with contextlib.suppress(Killed):
+                ffmem.extend(folder, ffmem.Corpus(str(b), unit="line"), model=model)
+        ffmem.open(folder)
+        assert content(folder) == expected
+
+
+def test_a_target_that_is_not_empty_is_refused(tmp_path, parts):
+    with pytest.raises(StoreError, match="is not empty"):
+        ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "b")
+    with pytest.raises(StoreError, match="at least two"):
+        ffmem.merge([tmp_path / "a"], tmp_path / "merged")
