@@ -9,11 +9,9 @@ from numpy import ndarray
 
 from ffmem.errors import StorageFull
 from ffmem.files import committing, sha256
-from ffmem.indexing.contents import layer_file
-from ffmem.indexing.sentences import StoredSentence, divided
+from ffmem.indexing.sentences import VACANT, StoredSentence, divided
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import read_columns
-from ffmem.indexing.triggers import VACANT
+from ffmem.indexing.tables import layer_file, read_columns
 
 VERSION = 1
 

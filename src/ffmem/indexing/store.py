@@ -14,12 +14,10 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Cell
-from ffmem.indexing.contents import layer_file
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value
-from ffmem.indexing.sentences import Sentences, StoredSentence, divided
-from ffmem.indexing.tables import open_table, read_row
-from ffmem.indexing.triggers import VACANT
+from ffmem.indexing.sentences import VACANT, Sentences, StoredSentence, divided
+from ffmem.indexing.tables import layer_file, read_row, read_strings
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
 
@@ -71,7 +69,7 @@ class Index:
     @cached_property
     def tokens(self) -> pa.ChunkedArray:
         """Every token as it is shown, by id."""
-        return open_table(self.folder / "vocabulary.parquet").read(["token"])["token"]
+        return read_strings(self.folder / "vocabulary.parquet", "token")
 
     def token(self, id: int) -> str:
         """Return a token as it is shown."""
@@ -84,7 +82,7 @@ class Index:
         row = self._row("triggers", cell)
         gated = self.manifest.model.gated
         signs = ["", "negative_"] if gated else [""]
-        wanted = [int(p) for sign in signs for p in row[f"{sign}prefix"][0] if p != VACANT]
+        wanted = [int(p) for sign in signs for p in row[f"{sign}prefix"] if p != VACANT]
         owners = self.sentences.at(wanted)
         lists = [self._triggers(row, sign, owners, gated) for sign in signs]
         return Memory(
@@ -96,12 +94,12 @@ class Index:
         )
 
     def _row(self, kind: str, cell: Cell) -> dict[str, ndarray]:
-        return read_row(open_table(self.folder / layer_file(kind, cell.layer)), cell.memory)
+        return read_row(self.folder / layer_file(kind, cell.layer), cell.memory)
 
     def _triggers(
         self, row: dict[str, ndarray], sign: str, owners: dict[int, StoredSentence], gated: bool
     ) -> list[Trigger]:
-        columns = (row[f"{sign}{name}"][0] for name in ("coefficient", "prefix", "gate"))
+        columns = (row[f"{sign}{name}"] for name in ("coefficient", "prefix", "gate"))
         found = []
         for rank, (coefficient, prefix, gate) in enumerate(zip(*columns, strict=True), start=1):
             if prefix == VACANT:
@@ -137,7 +135,7 @@ class Index:
 
         def end(side: str) -> list[TokenShare]:
             columns = (
-                row[f"{side}_{name}"][0].tolist() for name in ("ids", "probabilities", "logits")
+                row[f"{side}_{name}"].tolist() for name in ("ids", "probabilities", "logits")
             )
             return [
                 TokenShare(self.token(id), id, probability, logit)
@@ -148,14 +146,14 @@ class Index:
 
     def _behaviour(self, cell: Cell) -> Behaviour:
         row = self._row("stats", cell)
-        sampled = self._row("samples", cell)["coefficient"][0]
+        sampled = self._row("samples", cell)["coefficient"]
         quantiles = np.quantile(sampled, QUANTILES)
         named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
         return Behaviour(
-            active_share=int(row["active"][0]) / self.manifest.corpus.tokens,
-            max=float(row["max"][0]),
-            min=float(row["min"][0]),
-            mean=float(row["mean"][0]),
+            active_share=int(row["active"]) / self.manifest.corpus.tokens,
+            max=float(row["max"]),
+            min=float(row["min"]),
+            mean=float(row["mean"]),
             quantiles=named,
         )
 

@@ -1,5 +1,7 @@
 """Parquet files of the index: one row per memory, lists of fixed size, small row groups."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +30,43 @@ def write_table(path: Path, table: pa.Table) -> None:
         )
 
 
+def layer_file(kind: str, layer: int) -> str:
+    """Return the name of a layer's file within the folder."""
+    return f"{kind}/layer-{layer:03d}.parquet"
+
+
 def open_table(path: Path) -> pq.ParquetFile:
     """Open a file of the index for reading."""
-    try:
+    with _explaining(path):
         return pq.ParquetFile(path, memory_map=True)
+
+
+def read_row(path: Path, row: int) -> dict[str, ndarray]:
+    """Return one row, each list as an array, reading one row group."""
+    group, place = divmod(row, GROUP)
+    with _explaining(path):
+        table = open_table(path).read_row_group(group, use_threads=False)
+    return {name: _array(table[name])[place] for name in table.column_names}
+
+
+def read_columns(path: Path, names: list[str] | None = None) -> dict[str, ndarray]:
+    """Return whole columns: matrices for lists, vectors otherwise."""
+    with _explaining(path):
+        table = open_table(path).read(columns=names)
+    return {name: _array(table[name]) for name in table.column_names}
+
+
+def read_strings(path: Path, name: str) -> pa.ChunkedArray:
+    """Return a whole column of text, decoded only where it is looked at."""
+    with _explaining(path):
+        return open_table(path).read([name])[name]
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Turn what Arrow raises on an unreadable file into an error that names it."""
+    try:
+        yield
     except (OSError, pa.ArrowInvalid) as error:
         raise StoreError(
             f"Cannot read {path}: {error}. A file of the index is damaged or missing:"
@@ -39,24 +74,9 @@ def open_table(path: Path) -> pq.ParquetFile:
         ) from None
 
 
-def read_row(file: pq.ParquetFile, row: int) -> dict[str, ndarray]:
-    """Return one row, each list as an array, reading one row group."""
-    group, place = divmod(row, GROUP)
-    table = file.read_row_group(group).slice(place, 1)
-    return {name: _array(table.column(name)) for name in table.column_names}
-
-
-def read_columns(path: Path, names: list[str] | None = None) -> dict[str, ndarray]:
-    """Return whole columns: matrices for lists, vectors otherwise."""
-    table = open_table(path).read(columns=names)
-    return {name: _array(table.column(name)) for name in table.column_names}
-
-
 def _array(column: pa.ChunkedArray) -> ndarray:
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # a column of no chunks stays chunked
-        array = pa.concat_arrays(array.chunks) if array.chunks else pa.array([], array.type)
-    if pa.types.is_fixed_size_list(array.type):
-        size = array.type.list_size
-        return np.asarray(array.flatten().to_numpy(zero_copy_only=False)).reshape(-1, size)
-    return np.asarray(array.to_numpy(zero_copy_only=False))
+    if pa.types.is_fixed_size_list(column.type):
+        parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+        flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return flat.reshape(-1, column.type.list_size)
+    return np.asarray(column.to_numpy())

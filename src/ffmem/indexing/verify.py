@@ -8,11 +8,10 @@ from numpy import ndarray
 
 from ffmem.errors import StoreError
 from ffmem.files import sha256
-from ffmem.indexing.contents import layer_file
 from ffmem.indexing.sample import SIZE, hashed
+from ffmem.indexing.sentences import VACANT
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import read_columns
-from ffmem.indexing.triggers import VACANT
+from ffmem.indexing.tables import layer_file, read_columns
 
 
 def verify(index: Index) -> list[str]:

@@ -1,0 +1,174 @@
+"""How fast the index pass is, beside other ways over the same batches in the same process.
+
+Each variant runs over the same batches of one lease, interleaved batch by batch; of every batch
+the best of several rounds counts. The index pass is warmed with other leases first, so that its
+thresholds are those of a running index and not of an empty one.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import ffmem
+from ffmem.indexing import sample
+from ffmem.indexing.found import Found
+from ffmem.indexing.leases import Batch, Lease, batches, cut
+from ffmem.indexing.scan import Scan, _Reader, reach
+from ffmem.models.memories import Memories
+
+T, BATCH_TOKENS, START = 50, 4096, 0
+
+
+class Bench:
+    """A model, a corpus in leases, and the state of an index that has read some of them."""
+
+    def __init__(self, memories: Memories, sentences: list[list[int]], prefixes: str) -> None:
+        self.memories = memories
+        self.scan = Scan(memories, T, prefixes, reach(has_start=True, empty_prefix=False))
+        lengths = np.array([len(ids) for ids in sentences])
+        self.offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
+        self.sentences = sentences
+        self.leases = list(cut([lengths], 65_536))
+        self.sampled = sample.draw("0" * 64, [lengths], False)
+        self.found = Found.nothing(memories.n_layers, memories.n_memories, T, memories.gated)
+
+    def batches(self, lease: Lease) -> list[Batch]:
+        numbers = range(lease.first_sentence, lease.first_sentence + lease.n_sentences)
+        rows = [(int(self.offsets[n]), self.sentences[n]) for n in numbers]
+        return list(batches(rows, START, BATCH_TOKENS))
+
+    def warm(self, n_leases: int) -> None:
+        for lease in self.leases[:n_leases]:
+            floors = [triggers.weakest() for triggers in self.found.lists()]
+            *_, part = self.scan.lease(lease, self.batches(lease), floors, self.sampled)
+            assert isinstance(part, Found)
+            self.found = self.found.merge(part)
+
+    def reader(self, lease: Lease) -> _Reader:
+        floors = [triggers.weakest() for triggers in self.found.lists()]
+        return _Reader(self.scan, lease, floors, self.sampled)
+
+
+def trunk(memories: Memories) -> Callable[[Batch], None]:
+    """The forward pass without logits."""
+    return lambda batch: memories.forward(batch.tokens)
+
+
+def plain(memories: Memories) -> Callable[[Batch], None]:
+    """The forward pass as everybody calls it, with logits."""
+
+    def run(batch: Batch) -> None:
+        memories.model(batch.tokens, use_cache=False)
+
+    return run
+
+
+def indexing(bench: Bench, lease: Lease) -> Callable[[Batch], None]:
+    """The index pass, as `ffmem index` runs it."""
+    reader = bench.reader(lease)
+
+    def run(batch: Batch) -> None:
+        reader.batch = batch
+        with bench.memories.reading(reader.read):
+            bench.memories.forward(batch.tokens)
+
+    return run
+
+
+def straightforward(memories: Memories) -> Callable[[Batch], None]:
+    """Hooks and `torch.topk`: the running top t of every memory over every prefix."""
+    best = [torch.full((T, memories.n_memories), -torch.inf) for _ in range(memories.n_layers)]
+    places = [torch.zeros((T, memories.n_memories), dtype=torch.long) for _ in best]
+
+    def run(batch: Batch) -> None:
+        mask, prefixes = _prefixes(batch)
+
+        def read(layer: int, coefficients: Tensor, gate: Tensor | None) -> None:
+            seen = torch.cat([best[layer], coefficients[mask]])
+            named = torch.cat([places[layer], prefixes[:, None].expand(-1, seen.shape[1])])
+            best[layer], order = seen.topk(T, dim=0)
+            places[layer] = named.gather(0, order)
+
+        with memories.reading(read):
+            memories.forward(batch.tokens)
+
+    return run
+
+
+def transformer_lens(folder: str, memories: Memories) -> Callable[[Batch], None]:
+    """TransformerLens with cached activations, then `torch.topk`, as its tutorials do it."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    bridge = TransformerBridge.boot_transformers(folder)
+    best = [torch.full((T, memories.n_memories), -torch.inf) for _ in range(memories.n_layers)]
+    places = [torch.zeros((T, memories.n_memories), dtype=torch.long) for _ in best]
+
+    def run(batch: Batch) -> None:
+        mask, prefixes = _prefixes(batch)
+        _, cache = bridge.run_with_cache(
+            batch.tokens, names_filter=lambda name: name.endswith("mlp.hook_post")
+        )
+        for layer in range(memories.n_layers):
+            seen = torch.cat([best[layer], cache[f"blocks.{layer}.mlp.hook_post"][mask]])
+            named = torch.cat([places[layer], prefixes[:, None].expand(-1, seen.shape[1])])
+            best[layer], order = seen.topk(T, dim=0)
+            places[layer] = named.gather(0, order)
+
+    return run
+
+
+def _prefixes(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Which positions of a batch are prefixes, and their numbers."""
+    position = torch.arange(batch.tokens.shape[1])
+    lengths = torch.tensor(batch.lengths)[:, None]
+    mask = (position >= 1) & (position <= lengths)
+    numbers = torch.tensor(batch.offsets)[:, None] + position
+    return mask, numbers[mask]
+
+
+@torch.inference_mode()
+def race(
+    variants: dict[str, Callable[[Batch], None]], batched: list[Batch], rounds: int
+) -> dict[str, float]:
+    """Return the tokens per second of each variant: interleaved, best of `rounds` per batch."""
+    seconds = {name: np.full(len(batched), np.inf) for name in variants}
+    for _ in range(rounds):
+        for number, batch in enumerate(batched):
+            for name, run in variants.items():
+                begin = time.perf_counter()
+                run(batch)
+                taken = time.perf_counter() - begin
+                seconds[name][number] = min(seconds[name][number], taken)
+    tokens = sum(sum(batch.lengths) for batch in batched)
+    return {name: tokens / float(taken.sum()) for name, taken in seconds.items()}
+
+
+@torch.inference_mode()
+def peak_gemm(rounds: int = 20) -> float:
+    """Return the GFLOP/s of a large matrix product on this machine."""
+    a, b = torch.randn(4096, 2048), torch.randn(2048, 2048)
+    best = np.inf
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - begin)
+    return 2 * 4096 * 2048 * 2048 / best / 1e9
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def corpus_ids(memories: Memories, n_sentences: int) -> list[list[int]]:
+    corpus = ffmem.Corpus("wikitext-2:train", limit=n_sentences)
+    return [sentence.ids for sentence in corpus.sentences(memories.tokenizer)]

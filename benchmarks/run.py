@@ -1,0 +1,212 @@
+"""All benchmarks: `python benchmarks/run.py [NAME…]` writes `benchmarks/results/NAME.json`.
+
+Machines are noisy: only ratios within one process count, and the limit stands beside each figure.
+`benchmarks/table.py` puts the results into the README.
+"""
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+MODEL = "smollm2-135m"
+
+sys.path.insert(0, str(Path(__file__).parent))
+import passes  # noqa: E402
+
+import ffmem  # noqa: E402
+
+
+def passes_on_smollm2(rounds: int = 3) -> dict[str, Any]:
+    """Index pass, trunk, plain forward, straightforward hooks, TransformerLens: one process."""
+    memories = ffmem.load(MODEL)
+    sentences = passes.corpus_ids(memories, 9_000)
+    report: dict[str, Any] = {"peak_gemm_gflops": passes.peak_gemm()}
+    for prefixes in ("best", "all"):
+        bench = passes.Bench(memories, sentences, prefixes)
+        bench.warm(2)
+        lease = bench.leases[2]
+        batched = bench.batches(lease)[::3]
+        variants = {
+            "trunk": passes.trunk(memories),
+            "index": passes.indexing(bench, lease),
+        }
+        if prefixes == "best":
+            variants["plain"] = passes.plain(memories)
+            variants["hooks and topk"] = passes.straightforward(memories)
+            folder = _hugging_face_folder()
+            try:
+                variants["TransformerLens and topk"] = passes.transformer_lens(folder, memories)
+            except ImportError:
+                report["transformer_lens"] = "not installed: pip install 'ffmem[bench]'"
+        speeds = passes.race(variants, batched, rounds)
+        report[prefixes] = {
+            "warmed_tokens": sum(lease.n_tokens for lease in bench.leases[:2]),
+            "tokens": sum(sum(batch.lengths) for batch in batched),
+            "tokens_per_second": speeds,
+            "index_over": {name: speeds["index"] / speed for name, speed in speeds.items()},
+        }
+    parameters = sum(
+        p.numel() for name, p in memories.model.named_parameters() if "embed" not in name
+    )
+    flops = 2 * parameters * report["best"]["tokens_per_second"]["trunk"] / 1e9
+    report["trunk_gflops_in_linear_maps"] = flops
+    report["threads"] = torch.get_num_threads()
+    return report
+
+
+def passes_in_bfloat16(rounds: int = 3) -> dict[str, Any]:
+    """The same in bfloat16: index pass and trunk."""
+    memories = ffmem.load(MODEL, dtype="bfloat16")
+    sentences = passes.corpus_ids(memories, 9_000)
+    bench = passes.Bench(memories, sentences, "best")
+    bench.warm(2)
+    lease = bench.leases[2]
+    variants = {"trunk": passes.trunk(memories), "index": passes.indexing(bench, lease)}
+    speeds = passes.race(variants, bench.batches(lease)[::3], rounds)
+    return {"tokens_per_second": speeds, "index_over_trunk": speeds["index"] / speeds["trunk"]}
+
+
+def memory_of_a_pass() -> dict[str, Any]:
+    """Peak resident memory of a pass over a corpus, and over one ten times as large."""
+    script = (
+        "import sys, resource, random, ffmem, torch\n"
+        "sys.path.insert(0, '.')\n"
+        "from tests.tiny import tiny, tiny_tokenizer\n"
+        "n, folder = int(sys.argv[1]), sys.argv[2]\n"
+        "words = random.Random(0)\n"
+        "with open(folder + '.txt', 'w') as file:\n"
+        "    for _ in range(n):\n"
+        "        row = [f'w{words.randint(3, 60)}' for _ in range(words.randint(1, 40))]\n"
+        "        file.write(' '.join(row) + '\\n')\n"
+        "model = ffmem.load(tiny('llama'), tiny_tokenizer())\n"
+        "corpus = ffmem.Corpus(folder + '.txt', unit='line')\n"
+        "ffmem.index(model, corpus, folder, start='bos', lease_tokens=8192)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)\n"
+    )
+    peaks = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, n in (("1x", 10_000), ("10x", 100_000)):
+            done = subprocess.run(
+                [sys.executable, "-c", script, str(n), f"{folder}/{name}"],
+                check=True,
+                capture_output=True,
+                text=True,
+                cwd=Path(__file__).parent.parent,
+            )
+            peaks[name] = int(done.stdout)
+    return {"peak_mib": peaks, "ratio": peaks["10x"] / peaks["1x"]}
+
+
+def values_of_smollm2() -> dict[str, Any]:
+    """The streamed projection of all values: time, and memory over the model's."""
+    from ffmem.indexing.values import write_values
+
+    memories = ffmem.load(MODEL)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for layer in range(memories.n_layers):
+            write_values(Path(folder) / f"{layer}.parquet", memories, layer)
+    seconds = time.perf_counter() - begin
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    flops = 2 * memories.n_layers * memories.n_memories * memories.hidden * memories.vocabulary
+    return {
+        "seconds": seconds,
+        "gflops": flops / seconds / 1e9,
+        "peak_gemm_gflops": passes.peak_gemm(),
+        "mib_over_the_model": (after - before) // 1024,
+    }
+
+
+def look_ups(folder: str | None = None) -> dict[str, Any]:
+    """`show` of a cold index as a process; show and search within a process."""
+    where = folder or os.environ.get("FFMEM_BENCH_INDEX") or "demo"
+    index = ffmem.open(where)
+    random = np.random.default_rng(0)
+    cells = [
+        f"L{random.integers(index.n_layers)}N{random.integers(index.n_memories)}"
+        for _ in range(200)
+    ]
+    show = [sys.executable, "-m", "ffmem", "show", where, cells[0]]
+    cold = min(_timed(lambda: subprocess.run(show, check=True, capture_output=True)) for _ in range(7))
+    ffmem.search(index, "river")  # the derived file is there from here on
+    from ffmem.indexing.search import Search
+
+    search = Search(index)
+    words = _rare_words(index, random)
+    return {
+        "memories": len(index),
+        "sentences": index.manifest.corpus.sentences,
+        "show_process_seconds": cold,
+        "show_ms": _quantiles(lambda cell: index[cell], cells),
+        "search_values_ms": _quantiles(search.find, words),
+        "search_rare_word_in_triggers_ms": _quantiles(
+            lambda word: search.find(word, place="triggers"), words
+        ),
+        "search_the_in_triggers_ms": _timed(lambda: search.find("the", place="triggers")) * 1e3,
+    }
+
+
+def _rare_words(index: ffmem.Index, random: np.random.Generator) -> list[str]:
+    """Words that occur in few sentences of the corpus."""
+    counts: dict[str, int] = {}
+    for row in index.sentences.rows(0, index.sentences.n_sentences):
+        for word in set((row.text or "").split()):
+            if word.isalpha():
+                counts[word] = counts.get(word, 0) + 1
+    rare = sorted(word for word, n in counts.items() if n <= 5)
+    return [str(word) for word in random.choice(rare, 100, replace=False)]
+
+
+def _quantiles(run: Callable[[str], Any], arguments: list[str]) -> dict[str, float]:
+    taken = [_timed(lambda argument=argument: run(argument)) * 1e3 for argument in arguments]
+    return {"p50": float(np.quantile(taken, 0.5)), "p95": float(np.quantile(taken, 0.95))}
+
+
+def _timed(run: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _hugging_face_folder() -> str:
+    from ffmem.models.load import NAMED, converted
+    from ffmem.registry import fetch
+
+    return str(converted(fetch(NAMED[MODEL])))
+
+
+BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
+    "passes": passes_on_smollm2,
+    "bfloat16": passes_in_bfloat16,
+    "memory": memory_of_a_pass,
+    "values": values_of_smollm2,
+    "lookups": look_ups,
+}
+
+
+def main() -> None:
+    """Run the named benchmarks, or all."""
+    RESULTS.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or BENCHMARKS:
+        result = BENCHMARKS[name]()
+        machine = {"machine": platform.machine(), "cores": os.cpu_count()}
+        text = json.dumps({"benchmark": name, **machine, **result}, indent=2)
+        (RESULTS / f"{name}.json").write_text(text + "\n")
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
