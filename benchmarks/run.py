@@ -140,7 +140,9 @@ def look_ups(folder: str | None = None) -> dict[str, Any]:
         for _ in range(200)
     ]
     show = [sys.executable, "-m", "ffmem", "show", where, cells[0]]
-    cold = min(_timed(lambda: subprocess.run(show, check=True, capture_output=True)) for _ in range(7))
+    cold = min(
+        _timed(lambda: subprocess.run(show, check=True, capture_output=True)) for _ in range(7)
+    )
     ffmem.search(index, "river")  # the derived file is there from here on
     from ffmem.indexing.search import Search
 

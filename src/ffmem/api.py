@@ -4,6 +4,7 @@ Each takes the arguments of its command; heavy libraries are imported when one i
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,8 @@ def search(folder: str | Path | Index, query: str, **options: Any) -> "list[Hit]
     """
     from ffmem.indexing.search import Search
 
-    return Search(folder if isinstance(folder, Index) else Index(folder)).find(query, **options)
+    with closing(Search(folder if isinstance(folder, Index) else Index(folder))) as opened:
+        return opened.find(query, **options)
 
 
 def export(folder: str | Path, to: str, out: str | Path) -> None:

@@ -136,3 +136,19 @@ def test_a_model_that_sees_what_follows_is_refused():
 
     with pytest.raises(SelfCheckFailed, match="what follows a prefix does not change"):
         read(model)
+
+
+def test_a_final_norm_of_another_form_is_refused():
+    class Squared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(16))
+
+        def forward(self, hidden):
+            return self.weight * hidden * hidden.abs() / hidden.pow(2).mean(-1, keepdim=True)
+
+    model = tiny("llama")
+    model.model.norm = Squared()
+
+    with pytest.raises(SelfCheckFailed, match=r"folded\(h\) = .* in the output head it is off"):
+        read(model)

@@ -9,6 +9,7 @@ SQLite's full-text index; a hit counts only if it ends within the prefix.
 import re
 import secrets
 import sqlite3
+import unicodedata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ffmem.errors import FfmemError
 from ffmem.indexing.searchable import (
     TRIGGER_POSTING,
     VALUE_POSTING,
+    connect,
     is_current,
     make_searchable,
 )
@@ -45,10 +47,14 @@ class Search:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        path = index.folder / "search.sqlite"
-        if not is_current(path, index):
-            make_searchable(path, index)
-        self._base = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        self._path = index.folder / "search.sqlite"
+        if not is_current(self._path, index):
+            make_searchable(self._path, index)
+        self._base = connect(self._path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._base.close()
 
     def find(
         self,
@@ -65,39 +71,42 @@ class Search:
             raise FfmemError(
                 f"There is no layer {layer}: the model has layers 0 to {self.index.n_layers - 1}."
             )
-        pattern = _compiled(query) if regex else None
-        if place == "values":
-            return self._in_values(query, pattern, layer, limit)
-        if place == "triggers":
-            return self._in_triggers(query, pattern, layer, limit)
         if place == "patterns":
             raise FfmemError("This index has no patterns yet. Search in values or triggers.")
-        raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
+        if place not in {"values", "triggers"}:
+            raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
+        pattern = _compiled(query) if regex else None
+        look = self._in_values if place == "values" else self._in_triggers
+        try:
+            return look(query, pattern, layer, limit)
+        except sqlite3.DatabaseError:  # damaged somewhere: derived, so made again
+            self.close()
+            make_searchable(self._path, self.index)
+            self._base = connect(self._path)
+            return look(query, pattern, layer, limit)
 
     def _in_values(
         self, query: str, pattern: re.Pattern[str] | None, layer: int | None, limit: int
     ) -> list[Hit]:
         """Find values by the tokens at their ends: a whole token, with or without its space."""
-        parts, names = [], {}
-        for id, token, blob in self._tokens(query, pattern):
-            postings = np.frombuffer(blob, VALUE_POSTING)
-            parts.append((postings, np.full(len(postings), id)))
-            names[id] = token
-        ranked = self._ranked(parts, layer, limit)
+        found = list(self._tokens(query, pattern))
+        names = {id: token for id, token, _ in found}
+        postings = np.frombuffer(b"".join(blob for _, _, blob in found), VALUE_POSTING)
+        sizes = [len(blob) // VALUE_POSTING.itemsize for _, _, blob in found]
+        ids = np.repeat(np.asarray(list(names), np.int64), sizes)
         return [
-            self._hit(cell, count, posting, ("top", "bottom"), names[int(key)])
-            for cell, count, posting, key in ranked
+            Hit(str(cell), count, rank, "top" if side > 0 else "bottom", names[id])
+            for cell, count, rank, side, id in self._ranked(postings, ids, layer, limit)
         ]
 
     def _tokens(
         self, query: str, pattern: re.Pattern[str] | None
     ) -> Iterator[tuple[int, str, bytes]]:
         if pattern is None:
-            wanted = {query, query.strip(), f" {query.strip()}"}
+            wanted = {form.casefold() for form in (query, query.strip(), f" {query.strip()}")}
             marks = ",".join("?" * len(wanted))
             found = self._base.execute(
-                f"SELECT id, token, postings FROM tokens WHERE token COLLATE NOCASE IN ({marks})",
-                sorted(wanted),
+                f"SELECT id, token, postings FROM tokens WHERE folded IN ({marks})", sorted(wanted)
             )
             yield from found
             return
@@ -109,70 +118,85 @@ class Search:
         self, query: str, pattern: re.Pattern[str] | None, layer: int | None, limit: int
     ) -> list[Hit]:
         """Find memories by the text of their prefixes."""
-        parts, places = [], {}
-        for sentence, blob, begin, end in self._sentences(query, pattern):
-            postings = np.frombuffer(blob, TRIGGER_POSTING)
-            postings = postings[postings["end"] >= end]  # the match lies within the prefix
-            if len(postings):
-                parts.append((postings, np.full(len(postings), sentence)))
-                places[sentence] = (begin, end)
-        ranked = self._ranked(parts, layer, limit)
+        if pattern is None and not _has_word(query):
+            pattern = re.compile(re.escape(query))  # FTS5 sees words only
+        found = self._words(query) if pattern is None else self._matching(pattern)
+        if not found.sentences:
+            return []
+        postings = np.frombuffer(b"".join(found.blobs), TRIGGER_POSTING)
+        sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in found.blobs]
+        rows = np.repeat(np.arange(len(sizes)), sizes)
+        inside = postings["end"] >= np.repeat(found.ends, sizes)  # the match is in the prefix
+        ranked = self._ranked(postings[inside], rows[inside], layer, limit)
         return [
-            self._hit(
-                cell,
+            Hit(
+                str(cell),
                 count,
-                posting,
-                ("positive", "negative"),
-                self._snippet(int(key), *places[int(key)]),
+                rank,
+                "positive" if side > 0 else "negative",
+                self._snippet(found.sentences[row], found.begins[row], found.ends[row]),
             )
-            for cell, count, posting, key in ranked
+            for cell, count, rank, side, row in ranked
         ]
 
-    def _sentences(
-        self, query: str, pattern: re.Pattern[str] | None
-    ) -> Iterator[tuple[int, bytes, int, int]]:
-        """Return every sentence with a match: its postings, and where its first match stands."""
-        if pattern is not None:
-            rows = self._base.execute("SELECT sentence, text, postings FROM sentences")
-            for sentence, text, blob in rows:
-                if match := pattern.search(text):
-                    yield sentence, blob, match.start(), match.end()
-            return
-        phrase = '"' + query.replace('"', '""') + '"'  # a phrase: no operator of FTS5 gets through
+    def _words(self, query: str) -> "_Found":
+        """Return the sentences that hold the words of the query in a row, any case or accent."""
+        # A phrase: no operator of FTS5 gets through.
+        phrase = '"' + query.replace("\0", " ").replace('"', '""') + '"'
         rows = self._base.execute(
             "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.postings FROM words"
             " JOIN sentences ON sentences.sentence = words.rowid WHERE words MATCH ?",
             (_OPEN, _CLOSE, phrase),
         )
+        found = _Found([], [], [], [])
         for sentence, marked, blob in rows:
             begin = marked.index(_OPEN)
-            yield sentence, blob, begin, marked.index(_CLOSE) - len(_OPEN)
+            found.add(sentence, blob, begin, marked.index(_CLOSE) - len(_OPEN))
+        return found
+
+    def _matching(self, pattern: re.Pattern[str]) -> "_Found":
+        """Return the prefixes that match a regular expression, those that end alike together."""
+        # Without these signs, what matches in a prefix matches in its sentence too.
+        looks_at_the_end = re.search(r"[$\\(]", pattern.pattern) is not None
+        found = _Found([], [], [], [])
+        rows = self._base.execute("SELECT sentence, text, postings FROM sentences")
+        for sentence, text, blob in rows:
+            if not looks_at_the_end and pattern.search(text) is None:
+                continue
+            postings = np.frombuffer(blob, TRIGGER_POSTING)
+            for end in sorted(set(postings["end"].tolist())):
+                if match := pattern.search(text, 0, end):
+                    here = postings[postings["end"] == end].tobytes()
+                    found.add(sentence, here, match.start(), match.end())
+        return found
 
     def _ranked(
-        self, parts: list[tuple[ndarray, ndarray]], layer: int | None, limit: int
-    ) -> list[tuple[int, int, Any, int]]:
-        """Return (cell, count, best posting, its key) of the cells with most postings."""
-        if not parts:
-            return []
-        postings = np.concatenate([part[0] for part in parts])
-        keys = np.concatenate([part[1] for part in parts])
+        self, postings: ndarray, keys: ndarray, layer: int | None, limit: int
+    ) -> list[tuple[Cell, int, int, int, int]]:
+        """Return (cell, count, rank, side, key) of the cells with most postings, of their best."""
+        n_memories = self.index.n_memories
+        cells = postings["cell"].astype(np.int64)
+        # One integer per posting, smallest for the best: rank, then side, then key.
+        worse = (postings["side"] < 0).astype(np.int64)
+        packed = (postings["rank"].astype(np.int64) << 33) | (worse << 32) | keys
         if layer is not None:
-            inside = postings["cell"] // self.index.n_memories == layer
-            postings, keys = postings[inside], keys[inside]
-        order = np.lexsort((keys, -postings["side"], postings["rank"], postings["cell"]))
-        postings, keys = postings[order], keys[order]
-        cells, first, counts = np.unique(postings["cell"], return_index=True, return_counts=True)
-        best = np.lexsort((cells, postings["rank"][first], -counts))[:limit]
+            inside = cells // n_memories == layer
+            cells, packed = cells[inside], packed[inside]
+        best = np.full(len(self.index), np.iinfo(np.int64).max)
+        np.minimum.at(best, cells, packed)
+        counts = np.bincount(cells, minlength=len(self.index))
+        found = counts.nonzero()[0]
+        order = found[np.lexsort((found, best[found] >> 33, -counts[found]))][:limit]
         return [
-            (int(cells[i]), int(counts[i]), postings[first[i]], int(keys[first[i]])) for i in best
+            (
+                Cell(*divmod(cell, n_memories)),
+                int(counts[cell]),
+                int(best[cell] >> 33),
+                -1 if best[cell] >> 32 & 1 else 1,
+                int(best[cell] & 0xFFFFFFFF),
+            )
+            for cell in order.tolist()
         ]
-
-    def _hit(
-        self, cell: int, count: int, posting: Any, sides: tuple[str, str], snippet: str
-    ) -> Hit:
-        name = str(Cell(*divmod(cell, self.index.n_memories)))
-        side = sides[0] if posting["side"] > 0 else sides[1]
-        return Hit(name, count, int(posting["rank"]), side, snippet)
 
     def _snippet(self, sentence: int, begin: int, end: int, around: int = 40) -> str:
         found = self._base.execute("SELECT text FROM sentences WHERE sentence = ?", (sentence,))
@@ -181,6 +205,27 @@ class Search:
         left = "…" if begin > around else ""
         right = "…" if end + around < len(text) else ""
         return f"{left}{before}[{text[begin:end]}]{after}{right}"
+
+
+class _Found(NamedTuple):
+    """Entries in which a text was found: sentence, postings, and where the match stands."""
+
+    sentences: list[int]
+    blobs: list[bytes]
+    begins: list[int]
+    ends: list[int]
+
+    def add(self, *entry: Any) -> None:
+        """Add one entry."""
+        columns: tuple[list[Any], ...] = self
+        for column, value in zip(columns, entry, strict=True):
+            column.append(value)
+
+
+def _has_word(text: str) -> bool:
+    """Whether FTS5 sees a word in a text."""
+    kinds = {unicodedata.category(character) for character in text}
+    return any(kind[0] in "LN" or kind in {"Co", "Mn", "Mc"} for kind in kinds)
 
 
 def _compiled(query: str) -> re.Pattern[str]:

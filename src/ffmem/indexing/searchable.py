@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,47 +10,57 @@ from numpy import ndarray
 
 from ffmem.errors import StorageFull
 from ffmem.files import committing, sha256
-from ffmem.indexing.sentences import VACANT, StoredSentence, divided
+from ffmem.indexing.sentences import VACANT, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
-VERSION = 1
+VERSION = 2
 
 SCHEMA = """
 CREATE TABLE origin (version INTEGER, manifest TEXT);
-CREATE TABLE tokens (id INTEGER PRIMARY KEY, token TEXT COLLATE NOCASE, postings BLOB);
+CREATE TABLE tokens (id INTEGER PRIMARY KEY, token TEXT, folded TEXT, postings BLOB);
 CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, text TEXT, postings BLOB);
 CREATE VIRTUAL TABLE words USING fts5(text, content='sentences', content_rowid='sentence',
-                                      tokenize='unicode61 remove_diacritics 2');
+    tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co Mn Mc'");
 """
+# Marks (Mn, Mc) belong to words: without them Devanagari words would fall into consonants.
 
-VALUE_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i2"), ("side", "<i1")])
+VALUE_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1")])
 """A token at rank `rank` (from 1) of a value's top (side 1) or bottom (side −1)."""
 
-TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i2"), ("side", "<i1"), ("end", "<i4")])
+TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1"), ("end", "<i4")])
 """A trigger of rank `rank` in a positive (1) or negative (−1) list; where its prefix ends."""
 
 
 def is_current(path: Path, index: Index) -> bool:
-    """Whether the file was made from this very index."""
+    """Whether the file was made from this very index, and is not cut short."""
     if not path.exists():
         return False
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as base:
+        with closing(connect(path)) as base:
             origin = base.execute("SELECT version, manifest FROM origin").fetchone()
+            (pages,) = base.execute("PRAGMA page_count").fetchone()
+            (size,) = base.execute("PRAGMA page_size").fetchone()
     except sqlite3.DatabaseError:
         return False  # damaged or foreign: derived, so made again
-    return bool(origin == (VERSION, sha256(index.folder / "manifest.json")))
+    current = (VERSION, sha256(index.folder / "manifest.json"))
+    return bool(origin == current and path.stat().st_size == pages * size)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file for reading."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def make_searchable(path: Path, index: Index) -> None:
     """Write the inverted lists of an index."""
     with committing(path) as temporary:
+        temporary.touch()  # here a folder that may not be written to is told
         base = sqlite3.connect(temporary)
         try:
             base.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
-            base.executemany("INSERT INTO tokens VALUES (?, ?, ?)", _tokens(index))
-            base.execute("CREATE INDEX by_token ON tokens (token)")
+            base.executemany("INSERT INTO tokens VALUES (?, ?, ?, ?)", _tokens(index))
+            base.execute("CREATE INDEX by_token ON tokens (folded)")
             base.executemany("INSERT INTO sentences VALUES (?, ?, ?)", _sentences(index))
             base.execute("INSERT INTO words (words) VALUES ('rebuild')")
             base.execute(
@@ -59,13 +70,16 @@ def make_searchable(path: Path, index: Index) -> None:
             base.commit()
         except sqlite3.OperationalError as error:
             if "full" in str(error):
-                raise StorageFull(f"No room left on the disk while writing {path}.") from None
+                raise StorageFull(
+                    f"No room left on the disk while writing {path}. Free some space and search"
+                    " again: the index itself is untouched."
+                ) from None
             raise
         finally:
             base.close()
 
 
-def _tokens(index: Index) -> Iterator[tuple[int, str, bytes]]:
+def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
     """Return every token that stands at an end of a value, with all such places."""
     ids, postings = [], []
     for layer in range(index.n_layers):
@@ -80,7 +94,8 @@ def _tokens(index: Index) -> Iterator[tuple[int, str, bytes]]:
             ids.append(rows.reshape(-1))
             postings.append(part)
     for id, entries in _grouped(np.concatenate(ids), np.concatenate(postings)):
-        yield id, index.token(id), entries.tobytes()
+        token = index.token(id)
+        yield id, token, token.casefold(), entries.tobytes()
 
 
 def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
@@ -115,10 +130,15 @@ def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
 
 def _text(index: Index, sentence: StoredSentence) -> tuple[str, ndarray]:
     """Return a sentence's text, and how many characters the prefix of each length has."""
-    if sentence.text is not None and sentence.ends is not None:
-        return sentence.text, np.asarray([0, *sentence.ends])
-    before = [divided(sentence, length, index.token)[0] for length in range(len(sentence.ids) + 1)]
-    return before[-1], np.asarray([len(text) for text in before])
+    text, starts, ends = sentence.text, sentence.starts, sentence.ends
+    if text is None or starts is None or ends is None:
+        shown = [index.token(id) for id in sentence.ids]
+        return "".join(shown), np.cumsum([0, *map(len, shown)])
+    reached = [0, *ends]
+    for length in range(1, len(ends)):
+        if starts[length] < ends[length - 1]:  # inside a character, which is not in the prefix
+            reached[length] = min(reached[length - 1], starts[length - 1])
+    return text, np.asarray(reached)
 
 
 def _numbered(layer: int, rows: ndarray) -> tuple[ndarray, ndarray]:

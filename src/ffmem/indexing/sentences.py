@@ -136,10 +136,10 @@ class Sentences:
         if not ordered:
             return {}
         table = self._read(sorted(set(groups)))
-        offsets = table["offset"].to_numpy()
-        rows = np.searchsorted(offsets, ordered, side="right") - 1
-        owners = _stored(table.take(rows))
-        return dict(zip(ordered, owners, strict=True))
+        offsets = table["offset"].to_pylist()
+        # One row at a time: `take` would import all of pyarrow.compute, a tenth of a second.
+        rows = (table[bisect_right(offsets, prefix) - 1 :][:1] for prefix in ordered)
+        return {prefix: next(_stored(row)) for prefix, row in zip(ordered, rows, strict=True)}
 
     def rows(self, first: int, n: int) -> Iterator[StoredSentence]:
         """Return the n sentences from number `first` on, a row group in memory at a time."""

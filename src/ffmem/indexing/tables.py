@@ -75,8 +75,13 @@ def _explaining(path: Path) -> Iterator[None]:
 
 
 def _array(column: pa.ChunkedArray) -> ndarray:
-    if pa.types.is_fixed_size_list(column.type):
-        parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
-        flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return flat.reshape(-1, column.type.list_size)
-    return np.asarray(column.to_numpy())
+    """Return a column as a vector, or as a matrix if it is of fixed-size lists."""
+    # Arrow's own `flatten` would import all of pyarrow.compute, a tenth of a second, and
+    # `ChunkedArray.to_numpy` would look for pandas: `ffmem show` has no time for either.
+    size = column.type.list_size if pa.types.is_fixed_size_list(column.type) else None
+    chunks = column.chunks
+    if size is not None:
+        chunks = [chunk.values.slice(chunk.offset * size, len(chunk) * size) for chunk in chunks]
+    parts = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]
+    flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return flat if size is None else flat.reshape(-1, size)

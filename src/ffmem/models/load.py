@@ -4,16 +4,17 @@ MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`mod
 `dict.txt` beside it, or their folder), a named model, or a Hub id with an optional `@revision`.
 """
 
+import io
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ffmem.errors import ModelError
+from ffmem.errors import FfmemError, ModelError
 from ffmem.files import sha256, storage_errors
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.memories import Memories, fingerprint
@@ -35,7 +36,7 @@ NAMED = {"smollm2-135m": SMOLLM2}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", re.ASCII)
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?", re.ASCII)
 
 
 def load(
@@ -155,16 +156,22 @@ def converted(gguf: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
         try:
-            at: dict[str, Any] = {"gguf_file": gguf.name}
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **at)
-            _forget_quantisation(model)
-            model.save_pretrained(temporary)
-            AutoTokenizer.from_pretrained(gguf.parent, **at).save_pretrained(temporary)
+            # Its bar belongs on a terminal, and takes no heed of transformers' own switch.
+            with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+                _convert(gguf, temporary)
             if not folder.exists():  # another process may have been faster
                 temporary.replace(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    at: dict[str, Any] = {"gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **at)
+    _forget_quantisation(model)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, **at).save_pretrained(folder)
 
 
 def _forget_quantisation(model: PreTrainedModel) -> None:
@@ -187,7 +194,9 @@ def _explaining(source: str) -> Iterator[None]:
     """Turn what transformers raises on an unreadable model into an error that names the model."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except FfmemError:
+        raise
+    except Exception as error:  # a damaged or foreign file makes its readers raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"Cannot load the model {source}: {reason[:600]}") from error
 

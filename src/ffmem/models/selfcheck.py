@@ -26,7 +26,7 @@ BOUND = 1e-4
 
 HALF_BOUND = 2e-2
 """The largest error in bfloat16 and float16: numbers are rounded by up to 2⁻⁹ after each of the
-few steps that an equation takes (measured: 7e-3 on a model of 135 million weights), while a wrong
+few steps that an equation takes (measured on SmolLM2-135M: 6.4e-3), while a wrong
 reading is off by about as much as the numbers themselves."""
 
 

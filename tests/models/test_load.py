@@ -1,0 +1,220 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ffmem
+from ffmem.errors import ModelError
+from ffmem.models.load import NAMED, canonical, converted, find_device, load
+from tests.tiny import tiny, tiny_tokenizer
+
+ORACLE = Path(__file__).parent.parent / "oracle"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tiny llama with its tokenizer, as a Hugging Face folder."""
+    tiny("llama").save_pretrained(tmp_path / "model")
+    tiny_tokenizer().tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_folder_gives_the_memories_that_were_saved(folder):
+    loaded, original = load(folder), load(tiny("llama"), tiny_tokenizer())
+    assert loaded.fingerprint() == original.fingerprint()
+    assert loaded.source == str(folder.resolve())
+    assert loaded.tokenizer.encode(["w5 w6"])[0].ids == [5, 6]
+
+
+def test_the_hash_of_the_weights_does_not_depend_on_the_dtype_of_the_pass(folder):
+    assert load(folder, dtype="bfloat16").dtype == torch.bfloat16
+    assert load(folder, dtype="bfloat16").fingerprint() == load(folder).fingerprint()
+
+
+def test_a_changed_weight_changes_the_hash(folder):
+    before = load(folder).fingerprint()
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 2] += 1e-3
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert load(folder).fingerprint() != before
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"1 missing keys, such as .*layers\.1\.mlp\.up_proj"):
+        load(folder)
+
+
+def test_a_truncated_checkpoint_is_refused(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="Cannot load the model"):
+        load(folder)
+
+
+def test_weights_that_are_no_numbers_are_refused_with_their_layer(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"layer 1|layers\.1"):
+        load(folder)
+
+
+def test_a_pickle_is_never_read(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save(tiny("llama").state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="safetensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/place", "a/b/c", "model.pt", "x.gguf"])
+def test_what_is_not_there_is_refused_with_the_forms_that_exist(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"no such file or folder\. Give a Hugging Face folder"):
+        canonical(name)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"neither config\.json"):
+        load(tmp_path)
+
+
+def test_names_and_hub_ids_stay_as_they_are():
+    assert [canonical(name) for name in (*NAMED, "org/name@v1", "gpt2")] == [
+        *NAMED,
+        "org/name@v1",
+        "gpt2",
+    ]
+
+
+def test_a_device_that_is_not_there_is_refused():
+    assert find_device("cpu") == torch.device("cpu")
+    for device in ("nonsense", "cuda:99"):
+        with pytest.raises(ModelError, match=f"--device {device} was asked for"):
+            find_device(device)
+
+
+def test_a_model_in_memory_needs_its_tokenizer():
+    with pytest.raises(ModelError, match="needs its tokenizer"):
+        load(tiny("llama"))
+
+
+@pytest.mark.parametrize("path", [ORACLE, ORACLE / "model.pt"])
+def test_the_papers_model_loads_from_its_folder_or_its_file(path):
+    memories = load(path)
+    assert (memories.family, memories.n_layers, memories.n_memories) == ("ffmem_adaptive", 4, 128)
+
+
+def test_a_missing_dictionary_is_named(tmp_path):
+    shutil.copy(ORACLE / "model.pt", tmp_path)
+    with pytest.raises(ModelError, match=r"dict\.txt"):
+        load(tmp_path)
+
+
+def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
+    """The real path through the Hub's client, with a cache on disk in place of the network."""
+    repository = tmp_path / "hub" / "models--org--tiny"
+    commit = "1234567890abcdef1234567890abcdef12345678"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "v1").write_text(commit)
+    shutil.copytree(folder, repository / "snapshots" / commit)
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "ffmem", "describe", "--json"]
+    found = subprocess.run(
+        [*command, "org/tiny@v1"], env=environment, capture_output=True, text=True, check=True
+    )
+    facts = json.loads(found.stdout)
+    assert (facts["source"], facts["revision"], facts["layers"]) == ("org/tiny@v1", "v1", 2)
+    lost = subprocess.run(
+        [*command, "org/tiny@v2"], env=environment, capture_output=True, text=True
+    )
+    assert lost.returncode == 1
+    assert lost.stderr.startswith("Error: Cannot load the model org/tiny@v2")
+    assert len(lost.stderr.splitlines()) == 1
+
+
+def write_gguf(path, model, words):
+    """Write a tiny llama as a GGUF file, the way llama.cpp's converter lays it out."""
+    config, weights = model.config, {k: v.numpy() for k, v in model.state_dict().items()}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    writer.add_token_types([3] * 2 + [1] * (len(words) - 2))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+    }
+    parts = {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    for layer in range(config.num_hidden_layers):
+        names |= {f"model.layers.{layer}.{k}": f"blk.{layer}.{v}" for k, v in parts.items()}
+    for name, ours in names.items():
+        weight = weights[f"{name}.weight"]
+        if ours.endswith(("attn_q", "attn_k")):  # llama.cpp interleaves the rotary halves
+            heads = config.num_attention_heads
+            halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
+            weight = halves.swapaxes(1, 2).reshape(weight.shape)
+        writer.add_tensor(f"{ours}.weight", np.ascontiguousarray(weight))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_converted_once_and_gives_the_same_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    model = tiny("llama")
+    words = ["<s>", "</s>", "a", "b", "ab", *(f"w{i}" for i in range(5, 64))]
+    write_gguf(tmp_path / "tiny.gguf", model, words)
+    memories = load(tmp_path / "tiny.gguf")
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    expected = load(model, tiny_tokenizer()).logits(tokens)
+    torch.testing.assert_close(memories.logits(tokens), expected)
+    assert memories.source == str((tmp_path / "tiny.gguf").resolve())
+    assert memories.tokenizer.encode(["ab"])[0].ids == [4]
+    made = converted(tmp_path / "tiny.gguf")
+    before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
+    ffmem.load(tmp_path / "tiny.gguf")
+    assert before == {path: path.stat().st_mtime_ns for path in made.iterdir()}
+
+
+def test_a_truncated_gguf_file_is_refused_and_nothing_is_cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "t.gguf", tiny("llama"), ["<s>", "</s>", *map(str, range(62))])
+    path = tmp_path / "t.gguf"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ModelError, match="Cannot load the model"):
+        load(path)
+    assert not list((tmp_path / "cache" / "gguf").iterdir())
