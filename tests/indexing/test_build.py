@@ -193,7 +193,7 @@ def small_disk(tmp_path):
     if mounted.returncode:
         pytest.skip("needs the right to mount a small tmpfs")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_full_disk_is_an_error_and_what_was_committed_is_kept(tmp_path, small_disk):

@@ -11,6 +11,7 @@ import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,13 @@ class Build:
     def _settings(self) -> Settings:
         """Return the run's settings; refuse to go on with another's."""
         path = self.working / "settings.json"
-        settings = Settings.of(self.memories, self.corpus, self.options)
+        settings = Settings.asked(self.memories, self.corpus, self.options)
         if not path.exists():
-            write_text(path, settings.model_dump_json(indent=2))
+            write_text(path, settings.to_json())
             return settings
         before = read_record(Settings, path)
         if self.options.threads is None:
-            settings = settings.model_copy(update={"threads": before.threads})
+            settings = replace(settings, threads=before.threads)
         if differences := settings.differences(before):
             raise StoreError(
                 f"{self.folder} holds an unfinished index with other settings:"
@@ -117,7 +118,7 @@ class Build:
                 " start token. Name one with --start."
             )
         self._tell(plan)
-        write_text(path, plan.model_dump_json(indent=2))
+        write_text(path, plan.to_json())
         return plan
 
     def _tell(self, plan: Plan) -> None:
@@ -201,7 +202,7 @@ class Build:
             format=FORMAT,
             model=settings.model,
             tokenizer=settings.tokenizer,
-            corpus=CorpusRecord.of([source]),
+            corpus=CorpusRecord.joined([source]),
             t=settings.t,
             prefixes=settings.prefixes,
             compat=settings.compat,

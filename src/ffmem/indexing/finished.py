@@ -1,5 +1,7 @@
 """Whether a finished index is the one that a command asks for; no model is loaded for it."""
 
+from dataclasses import asdict
+
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
 from ffmem.indexing.settings import Options
@@ -9,7 +11,7 @@ from ffmem.indexing.store import Index
 def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dtype: str) -> None:
     """Refuse a command that asks for another index than the finished one, and name why."""
     manifest = index.manifest
-    first = manifest.corpus.sources[0].model_dump()
+    first = asdict(manifest.corpus.sources[0])
     asked = {
         "model": (model, manifest.model.source),
         "t": (options.t, manifest.t),

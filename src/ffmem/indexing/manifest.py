@@ -7,24 +7,19 @@ gives the same bytes.
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from ffmem.errors import StoreError
 from ffmem.files import write_text
+from ffmem.records import NotARecord, Record
 
 FORMAT = 1
 """Version of the index folder's layout."""
 
 
-class Record(BaseModel):
-    """Something read from a file that another program may have written: checked, frozen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
+@dataclass(frozen=True, kw_only=True)
 class ModelRecord(Record):
     """Which model the memories belong to."""
 
@@ -41,6 +36,7 @@ class ModelRecord(Record):
     context: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
 class StartRecord(Record):
     """The token in front of every sentence, and how it was chosen."""
 
@@ -52,6 +48,7 @@ class StartRecord(Record):
     """Mean loss per token with each candidate in front, where they were compared."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class PerplexityRecord(Record):
     """How well the model predicts a sample of what was read: t₁ … tₙ₋₁ of some sentences."""
 
@@ -60,6 +57,7 @@ class PerplexityRecord(Record):
     tokens: int
 
 
+@dataclass(frozen=True, kw_only=True)
 class SourceRecord(Record):
     """One CORPUS argument: what was read, how, and by which versions on how many threads."""
 
@@ -85,6 +83,7 @@ class SourceRecord(Record):
     device: str
 
 
+@dataclass(frozen=True, kw_only=True)
 class CorpusRecord(Record):
     """All sources together."""
 
@@ -94,7 +93,7 @@ class CorpusRecord(Record):
     sources: list[SourceRecord]
 
     @classmethod
-    def of(cls, sources: list[SourceRecord]) -> "CorpusRecord":
+    def joined(cls, sources: list[SourceRecord]) -> "CorpusRecord":
         """Return the record of sources in their order."""
         joined = "\n".join(source.hash for source in sources)
         return cls(
@@ -105,6 +104,7 @@ class CorpusRecord(Record):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
     """Everything that an index states about itself."""
 
@@ -126,7 +126,7 @@ class Manifest(Record):
 
     def write(self, folder: Path) -> None:
         """Commit the manifest: from here on the index is whole."""
-        write_text(folder / "manifest.json", self.model_dump_json(indent=2) + "\n")
+        write_text(folder / "manifest.json", self.to_json())
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -147,13 +147,10 @@ class Manifest(Record):
                 f" {found!r} found. Use the version that wrote it, or make the index again."
             )
         try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
+            return cls.of(content)
+        except NotARecord as error:
             raise StoreError(
-                f"{path} is not a manifest that ffmem wrote: {place}: {first['msg']}."
-                " Make the index again."
+                f"{path} is not a manifest that ffmem wrote: {error}. Make the index again."
             ) from None
 
 

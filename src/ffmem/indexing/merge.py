@@ -8,6 +8,7 @@ samples merge by their laws; values and vocabulary are the model's and stay as t
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ffmem.errors import StoreError
@@ -15,7 +16,7 @@ from ffmem.files import storage_errors, sync
 from ffmem.indexing.contents import read_contents, write_contents
 from ffmem.indexing.found import Found
 from ffmem.indexing.hashes import hashes
-from ffmem.indexing.manifest import CorpusRecord, Manifest
+from ffmem.indexing.manifest import CorpusRecord
 from ffmem.indexing.sentences import join_sentences
 from ffmem.indexing.store import Index, beside, recover
 
@@ -96,8 +97,8 @@ def _write(indexes: list[Index], folder: Path) -> None:
     shutil.copytree(first.folder / "values", folder / "values")
     shutil.copy(first.folder / "vocabulary.parquet", folder / "vocabulary.parquet")
     sources = [source for index in indexes for source in index.manifest.corpus.sources]
-    changed = {"corpus": CorpusRecord.of(sources), "files": hashes(folder)}
-    Manifest.model_validate(first.manifest.model_copy(update=changed).model_dump()).write(folder)
+    corpus = CorpusRecord.joined(sources)
+    replace(first.manifest, corpus=corpus, files=hashes(folder)).write(folder)
 
 
 def contents(index: Index) -> Found:

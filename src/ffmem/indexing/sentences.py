@@ -75,8 +75,7 @@ def write_sentences(
         for text, ids, starts, ends in rows:
             offset = n_tokens + n_sentences
             group.append(StoredSentence(n_sentences, 0, offset, text, ids, starts, ends))
-            content = np.asarray([len(ids), *ids], np.int64).tobytes()
-            digest.update(content if text is None else text.encode() + b"\0" + content)
+            digest.update(content(text, ids))
             n_sentences += 1
             n_tokens += len(ids)
             if len(group) == GROUP:
@@ -85,6 +84,12 @@ def write_sentences(
         if group:
             writer.write_table(_table(group))
     return Totals(digest.hexdigest(), n_sentences, n_tokens)
+
+
+def content(text: str | None, ids: list[int]) -> bytes:
+    """Return what the hash of a source takes in of one sentence."""
+    tokens = np.asarray([len(ids), *ids], np.int64).tobytes()
+    return tokens if text is None else text.encode() + b"\0" + tokens
 
 
 def join_sentences(path: Path, parts: Iterable["Sentences"]) -> None:
@@ -170,8 +175,9 @@ class Sentences:
         try:
             yield
         except (OSError, pa.ArrowInvalid) as error:
+            reason = " ".join(str(error).split())
             raise StoreError(
-                f"Cannot read the sentences of the index, {self.path}: {error}."
+                f"Cannot read the sentences of the index, {self.path}: {reason}."
                 " The file is damaged or missing: make the index again."
             ) from None
 

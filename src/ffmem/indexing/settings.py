@@ -1,19 +1,19 @@
 """The settings of a run: what was asked for, and everything that decides the bytes of an index."""
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.corpus.sources import digest
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.leases import LEASE_TOKENS
-from ffmem.indexing.manifest import ModelRecord, PerplexityRecord, Record, StartRecord
+from ffmem.indexing.manifest import ModelRecord, PerplexityRecord, StartRecord
 from ffmem.models.memories import Memories
+from ffmem.records import AnyRecord, Record
 
 COMPAT = "ff-layers"
 
@@ -44,6 +44,7 @@ class Options:
             raise FfmemError(f"--compat {COMPAT} keeps the best prefix of a sentence, not all.")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Settings(Record):
     """Everything that decides the bytes of an index, before the corpus is read."""
 
@@ -63,7 +64,7 @@ class Settings(Record):
     versions: dict[str, str]
 
     @classmethod
-    def of(cls, memories: Memories, corpus: Corpus, options: Options) -> "Settings":
+    def asked(cls, memories: Memories, corpus: Corpus, options: Options) -> "Settings":
         """Return the settings of a new run."""
         return cls(
             model=ModelRecord(
@@ -81,7 +82,7 @@ class Settings(Record):
             ),
             tokenizer=memories.tokenizer.fingerprint,
             corpus=corpus.describe(),
-            digest=digest(corpus.source),
+            digest=corpus.digest(),
             t=options.t,
             prefixes=options.prefixes,
             compat=options.compat,
@@ -97,10 +98,9 @@ class Settings(Record):
     def differences(self, other: "Settings") -> list[str]:
         """Return how another run's settings differ, field by field."""
         found = []
-        for name in type(self).model_fields:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if isinstance(mine, Record):
-                mine, theirs = mine.model_dump(), theirs.model_dump()
+        ours, others = asdict(self), asdict(other)
+        for name, mine in ours.items():
+            theirs = others[name]
             if isinstance(mine, dict):
                 names = {key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
                 found += [f"{name}.{k}: {theirs.get(k)} → {mine.get(k)}" for k in sorted(names)]
@@ -111,9 +111,10 @@ class Settings(Record):
     @property
     def fingerprint(self) -> str:
         """Return a name for runs with these settings."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Plan(Record):
     """What is known once the corpus lies in the folder."""
 
@@ -127,13 +128,10 @@ class Plan(Record):
     perplexity: PerplexityRecord | None
 
 
-AnyRecord = TypeVar("AnyRecord", bound=Record)
-
-
 def read_record(kind: type[AnyRecord], path: Path) -> AnyRecord:
     """Return what a run committed to a file."""
     try:
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+        return kind.of(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise StoreError(
             f"{path} is damaged or was written by another version of ffmem ({error})."

@@ -7,11 +7,10 @@ import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.indexing.manifest import Manifest
@@ -93,11 +92,11 @@ class Index:
             self._behaviour(cell),
         )
 
-    def _row(self, kind: str, cell: Cell) -> dict[str, ndarray]:
+    def _row(self, kind: str, cell: Cell) -> dict[str, Any]:
         return read_row(self.folder / layer_file(kind, cell.layer), cell.memory)
 
     def _triggers(
-        self, row: dict[str, ndarray], sign: str, owners: dict[int, StoredSentence], gated: bool
+        self, row: dict[str, Any], sign: str, owners: dict[int, StoredSentence], gated: bool
     ) -> list[Trigger]:
         columns = (row[f"{sign}{name}"] for name in ("coefficient", "prefix", "gate"))
         found = []

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +42,7 @@ def open_table(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, memory_map=True)
 
 
-def read_row(path: Path, row: int) -> dict[str, ndarray]:
+def read_row(path: Path, row: int) -> dict[str, Any]:
     """Return one row, each list as an array, reading one row group."""
     group, place = divmod(row, GROUP)
     with _explaining(path):
@@ -68,8 +69,9 @@ def _explaining(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
+        reason = " ".join(str(error).split())
         raise StoreError(
-            f"Cannot read {path}: {error}. A file of the index is damaged or missing:"
+            f"Cannot read {path}: {reason}. A file of the index is damaged or missing:"
             " `ffmem verify` tells which; make the index again."
         ) from None
 

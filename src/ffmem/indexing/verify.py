@@ -1,17 +1,30 @@
 """Whether an index is what it says: every hash, and every invariant that the pass promises."""
 
+import hashlib
 from collections.abc import Iterator
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from ffmem.errors import StoreError
 from ffmem.files import sha256
-from ffmem.indexing.sample import SIZE, hashed
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.hashes import hashes
+from ffmem.indexing.sample import SIZE, draw
+from ffmem.indexing.sentences import VACANT, content
+from ffmem.indexing.statistics import UNIT
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
+
+
+class Corpus(NamedTuple):
+    """Where the prefixes of an index stand."""
+
+    offsets: ndarray
+    lengths: ndarray
+    sources: ndarray
+    shortest: int
+    """Length of a sentence's first prefix: 0 where the empty one counts."""
 
 
 def verify(index: Index) -> list[str]:
@@ -20,107 +33,150 @@ def verify(index: Index) -> list[str]:
     if wrong:
         return wrong  # what is damaged need not make sense
     try:
-        offsets, lengths, wrong = _sentences(index)
-        wrong += _sample(index, offsets)
-        for layer in range(index.n_layers):
-            wrong += [
-                f"layer {layer}: {sentence}" for sentence in _layer(index, layer, offsets, lengths)
-            ]
+        return [*_everything(index)]
     except StoreError as error:
-        wrong.append(str(error))
-    return wrong
+        return [str(error)]
+    except (KeyError, ValueError, IndexError) as error:
+        return [f"a file does not have the columns or rows of an index ({error!r})."]
 
 
 def _files(index: Index) -> Iterator[str]:
-    folder: Path = index.folder
-    for name, expected in index.manifest.files.items():
-        path = folder / name
-        if not path.exists():
+    named = index.manifest.files
+    for name, expected in named.items():
+        path = index.folder / name
+        if not path.is_file():
             yield f"{name} is missing."
         elif sha256(path) != expected:
             yield f"{name} was changed or damaged: its hash is not the manifest's."
+    needed = {"sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"}
+    for kind in ("triggers", "stats", "samples", "values"):
+        needed |= {layer_file(kind, layer) for layer in range(index.n_layers)}
+    for name in sorted(needed - named.keys()):
+        yield f"{name} is not in the manifest."
+    if needed <= named.keys() and all((index.folder / name).is_file() for name in needed):
+        for name in sorted(hashes(index.folder).keys() - named.keys()):
+            yield f"{name} is in the folder, but not in the manifest."
+
+
+def _everything(index: Index) -> Iterator[str]:
+    corpus = _corpus(index)
+    yield from _sentences(index, corpus)
+    yield from _sample(index, corpus)
+    if len(index.tokens) != index.manifest.model.vocabulary:
+        yield f"vocabulary.parquet has {len(index.tokens)} tokens."
     for layer in range(index.n_layers):
-        for kind in ("triggers", "stats", "samples", "values"):
-            if layer_file(kind, layer) not in index.manifest.files:
-                yield f"{layer_file(kind, layer)} is not in the manifest."
+        for sentence in (*_triggers(index, layer, corpus), *_values(index, layer)):
+            yield f"layer {layer}: {sentence}"
 
 
-def _sentences(index: Index) -> tuple[ndarray, ndarray, list[str]]:
-    corpus = index.manifest.corpus
+def _corpus(index: Index) -> Corpus:
     lengths = np.concatenate(list(index.sentences.lengths()))
     offsets = np.concatenate([[0], np.cumsum(lengths + 1)])[:-1]
-    stored = read_columns(index.folder / "sentences.parquet", ["sentence", "offset"])
-    wrong = []
-    if len(lengths) != corpus.sentences or int(lengths.sum()) != corpus.tokens:
-        wrong.append(
-            f"sentences.parquet has {len(lengths)} sentences and {int(lengths.sum())} tokens; the"
-            f" manifest names {corpus.sentences} and {corpus.tokens}."
+    sources = read_columns(index.sentences.path, ["source"])["source"]
+    return Corpus(offsets, lengths, sources, 0 if index.manifest.compat else 1)
+
+
+def _sentences(index: Index, corpus: Corpus) -> Iterator[str]:
+    named = index.manifest.corpus
+    n_sentences, n_tokens = len(corpus.lengths), int(corpus.lengths.sum())
+    if (n_sentences, n_tokens) != (named.sentences, named.tokens):
+        yield (
+            f"sentences.parquet has {n_sentences} sentences and {n_tokens} tokens; the manifest"
+            f" names {named.sentences} and {named.tokens}."
         )
-    if (stored["offset"] != offsets).any() or (stored["sentence"] != np.arange(len(lengths))).any():
-        wrong.append("sentences.parquet: numbers and offsets do not follow from the lengths.")
-    return offsets, lengths, wrong
+    stored = read_columns(index.sentences.path, ["sentence", "offset"])
+    in_order = (stored["offset"] == corpus.offsets) & (stored["sentence"] == np.arange(n_sentences))
+    if not in_order.all() or (np.diff(corpus.sources) < 0).any():
+        yield "sentences.parquet: numbers and offsets do not follow from the lengths."
+    digests = [hashlib.sha256() for _ in named.sources]
+    for row in index.sentences.rows(0, n_sentences):
+        digests[row.source].update(content(row.text, row.ids))
+    for source, digest in zip(named.sources, digests, strict=True):
+        if digest.hexdigest() != source.hash:
+            yield f"the sentences of {source.source} are not those that the manifest names."
 
 
-def _sample(index: Index, offsets: ndarray) -> Iterator[str]:
+def _sample(index: Index, corpus: Corpus) -> Iterator[str]:
     drawn = read_columns(index.folder / "samples/prefixes.parquet")
-    if len(drawn["prefix"]) != min(SIZE, index.manifest.corpus.tokens):
-        yield f"the sample has {len(drawn['prefix'])} prefixes."
-    base = 0
-    for source in index.manifest.corpus.sources:
-        past = base + source.tokens + source.sentences
-        mine = (drawn["prefix"] >= base) & (drawn["prefix"] < past)
-        if (hashed(source.hash, drawn["prefix"][mine] - base) != drawn["hash"][mine]).any():
-            yield f"the sample's hashes are not those of {source.source}."
-        base = past
+    hashed, prefixes, base = [], [], 0
+    for number, source in enumerate(index.manifest.corpus.sources):
+        mine = corpus.lengths[corpus.sources == number]
+        some, places = draw(source.hash, [mine], corpus.shortest == 0)
+        hashed.append(some)
+        prefixes.append(places + base)
+        base += int(mine.sum()) + len(mine)
+    every, where = np.concatenate(hashed), np.concatenate(prefixes)
+    kept = np.sort(np.lexsort((where, every))[:SIZE])
+    same = np.array_equal(drawn["prefix"], where[kept])
+    if not same or not np.array_equal(drawn["hash"], every[kept]):
+        yield "the sample is not of the prefixes with the smallest hashes."
 
 
-def _layer(index: Index, layer: int, offsets: ndarray, lengths: ndarray) -> Iterator[str]:
+def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
     manifest = index.manifest
     triggers = read_columns(index.folder / layer_file("triggers", layer))
     stats = read_columns(index.folder / layer_file("stats", layer))
-    values = read_columns(index.folder / layer_file("values", layer))
-    for sign, name, extreme in ((1, "", "max"), (-1, "negative_", "min")):
-        if f"{name}prefix" not in triggers:
-            continue
-        prefixes = triggers[f"{name}prefix"]
-        strengths = triggers[f"{name}coefficient"] * sign
-        yield from _list(prefixes, strengths, offsets, lengths, manifest.prefixes, name)
-        some = prefixes[:, 0] != VACANT
-        if (strengths[some, 0] != stats[extreme][some] * sign).any():
+    sample = read_columns(index.folder / layer_file("samples", layer))["coefficient"]
+    numbers = np.arange(index.n_memories)
+    if not all(np.array_equal(columns["memory"], numbers) for columns in (triggers, stats)):
+        yield "the memories are not those of the model."
+    names = [(1, "", "max"), (-1, "negative_", "min")][: 2 if manifest.model.gated else 1]
+    for sign, name, extreme in names:
+        prefixes, strengths = triggers[f"{name}prefix"], triggers[f"{name}coefficient"] * sign
+        if prefixes.shape != (index.n_memories, manifest.t):
+            yield f"there are not {manifest.t} {name}triggers of every memory."
+        gates = triggers[f"{name}gate"]
+        if not np.array_equal(gates != 0, (prefixes != VACANT) & manifest.model.gated):
+            yield f"a {name}trigger has a gate where there is none, or none where there is one."
+        yield from _list(prefixes, strengths, corpus, manifest.prefixes, name)
+        some, furthest = prefixes[:, 0] != VACANT, stats[extreme] * sign
+        if (strengths[some, 0] != furthest[some]).any():
             yield f"a first {name}trigger is not the {extreme} of its memory."
-        if (~some & (stats[extreme] * sign > 0)).any():
+        if (~some & (furthest > 0)).any():
             yield f"a memory has no {name}trigger although its {extreme} is beyond 0."
-    if (stats["active"] > manifest.corpus.tokens).any() or (stats["active"] < 0).any():
+    n_prefixes = manifest.corpus.tokens
+    if ((stats["active"] < 0) | (stats["active"] > n_prefixes)).any():
         yield "a memory is active on more prefixes than there are."
-    for side in ("top", "bottom"):
-        ids, logits = values[f"{side}_ids"], values[f"{side}_logits"]
-        if not ((ids >= 0) & (ids < manifest.model.vocabulary)).all():
-            yield f"a {side} token is not in the vocabulary."
-        if (np.diff(logits if side == "top" else -logits, axis=1) > 0).any():
-            yield f"{side} tokens are not in the order of their logits."
+    if (stats["mean"] != stats["sum"] * (UNIT / n_prefixes)).any():
+        yield "a mean is not the sum over the number of prefixes."
+    if ((sample < stats["min"][:, None]) | (sample > stats["max"][:, None])).any():
+        yield "a coefficient of the sample lies beyond its memory's min or max."
 
 
 def _list(
-    prefixes: ndarray,
-    strengths: ndarray,
-    offsets: ndarray,
-    lengths: ndarray,
-    which: str,
-    name: str,
+    prefixes: ndarray, strengths: ndarray, corpus: Corpus, which: str, name: str
 ) -> Iterator[str]:
     filled = prefixes != VACANT
     if (~filled[:, :-1] & filled[:, 1:]).any():
         yield f"a {name}trigger stands behind a vacant slot."
     if not (strengths[filled] > 0).all() or strengths[~filled].any():
         yield f"a {name}coefficient has the wrong sign."
-    tied = (np.diff(strengths, axis=1) == 0) & filled[:, 1:]
-    if (np.diff(strengths, axis=1) > 0).any() or (np.diff(prefixes, axis=1)[tied] <= 0).any():
+    steps = np.diff(strengths, axis=1)
+    tied = (steps == 0) & filled[:, 1:]
+    if (steps > 0).any() or (np.diff(prefixes, axis=1)[tied] <= 0).any():
         yield f"{name}triggers are not in order."
-    owners = np.searchsorted(offsets, prefixes, side="right") - 1
-    places = prefixes - offsets[owners]
-    if (filled & ((places < 0) | (places > lengths[owners]))).any():
+    owners = np.searchsorted(corpus.offsets, prefixes, side="right") - 1
+    places = prefixes - corpus.offsets[owners]
+    longest = corpus.lengths[owners] + corpus.shortest - 1
+    if (filled & ((owners < 0) | (places < corpus.shortest) | (places > longest))).any():
         yield f"a {name}trigger is not a prefix of the corpus."
     if which == "best":
         ordered = np.sort(np.where(filled, owners, -1 - np.arange(owners.shape[1])), axis=1)
         if (np.diff(ordered, axis=1) == 0).any():
             yield f"two {name}triggers of a memory are prefixes of one sentence."
+
+
+def _values(index: Index, layer: int) -> Iterator[str]:
+    values = read_columns(index.folder / layer_file("values", layer))
+    if not np.array_equal(values["memory"], np.arange(index.n_memories)):
+        yield "the values are not those of the model's memories."
+    for side, sign in (("top", 1), ("bottom", -1)):
+        ids, logits = values[f"{side}_ids"], values[f"{side}_logits"] * sign
+        probabilities = values[f"{side}_probabilities"]
+        if not ((ids >= 0) & (ids < index.manifest.model.vocabulary)).all():
+            yield f"a {side} token is not in the vocabulary."
+        steps = np.diff(logits, axis=1)
+        if (steps > 0).any() or (np.diff(ids, axis=1)[steps == 0] <= 0).any():
+            yield f"{side} tokens are not in the order of their logits."
+        if not ((probabilities >= 0) & (probabilities <= 1)).all():
+            yield f"the probability of a {side} token is none."
