@@ -161,6 +161,33 @@ def look_ups(folder: str | None = None) -> dict[str, Any]:
     }
 
 
+def agreement_with_transformer_lens() -> dict[str, Any]:
+    """Coefficients by ffmem and by TransformerLens, on tiny random models of two families."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from tests.tiny import tiny, tiny_tokenizer
+
+    tokens = torch.tensor([[0, 3, 14, 15, 9, 26], [0, 5, 35, 8, 9, 7]])
+    report = {}
+    for name in ("gpt2", "llama"):
+        with tempfile.TemporaryDirectory() as folder:
+            tiny(name).save_pretrained(folder)
+            tiny_tokenizer().tokenizer.save_pretrained(folder)
+            memories = ffmem.load(folder)
+            _, cache = TransformerBridge.boot_transformers(folder).run_with_cache(tokens)
+        ours = [layer.coefficients for layer in memories.trace(tokens)]
+        differences = [
+            float((cache[f"blocks.{layer}.mlp.hook_post"] - m).abs().max())
+            for layer, m in enumerate(ours)
+        ]
+        report[name] = {
+            "largest_difference": max(differences),
+            "largest_coefficient": max(float(m.abs().max()) for m in ours),
+        }
+    return report
+
+
 def _rare_words(index: ffmem.Index, random: np.random.Generator) -> list[str]:
     """Words that occur in few sentences of the corpus."""
     counts: dict[str, int] = {}
@@ -196,6 +223,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "memory": memory_of_a_pass,
     "values": values_of_smollm2,
     "lookups": look_ups,
+    "agreement": agreement_with_transformer_lens,
 }
 
 

@@ -9,7 +9,7 @@ from ffmem.progress import Progress
 
 MODEL, CORPUS = "smollm2-135m", "wikitext-2:train"
 
-WORDS = ("river", " 1990", " she")
+WORDS = ("percent", "Sunday", "ship")
 """Tokens whose values the demonstration looks for."""
 
 

@@ -31,13 +31,18 @@ def export(index: Index, to: str, out: Path) -> None:
     # Only a CSV writes its own line ends; neither may translate those within a text.
     with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         if to == "jsonl":
-            for cell in index:
-                file.write(json.dumps(index.memory(cell).to_dict(), ensure_ascii=False) + "\n")
+            for memory in _memories(index):
+                file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
             return
         rows = csv.DictWriter(file, COLUMNS)
         rows.writeheader()
-        for cell in index:
-            rows.writerows(_rows(index.memory(cell)))
+        for memory in _memories(index):
+            rows.writerows(_rows(memory))
+
+
+def _memories(index: Index) -> Iterator[Memory]:
+    for layer in range(index.n_layers):
+        yield from index.memories(layer)
 
 
 def _rows(memory: Memory) -> Iterator[dict[str, object]]:

@@ -142,9 +142,10 @@ class Sentences:
             return {}
         table = self._read(sorted(set(groups)))
         offsets = table["offset"].to_pylist()
+        rows = [bisect_right(offsets, prefix) - 1 for prefix in ordered]
         # One row at a time: `take` would import all of pyarrow.compute, a tenth of a second.
-        rows = (table[bisect_right(offsets, prefix) - 1 :][:1] for prefix in ordered)
-        return {prefix: next(_stored(row)) for prefix, row in zip(ordered, rows, strict=True)}
+        stored = {row: next(_stored(table[row : row + 1])) for row in set(rows)}
+        return {prefix: stored[row] for prefix, row in zip(ordered, rows, strict=True)}
 
     def rows(self, first: int, n: int) -> Iterator[StoredSentence]:
         """Return the n sentences from number `first` on, a row group in memory at a time."""

@@ -4,19 +4,20 @@ index = ffmem.open("DIR");  index["L5N1234"].triggers[0].prefix
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value
 from ffmem.indexing.sentences import VACANT, Sentences, StoredSentence, divided
-from ffmem.indexing.tables import layer_file, read_row, read_strings
+from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
 
@@ -78,45 +79,62 @@ class Index:
     def memory(self, cell: Cell) -> Memory:
         """Return a memory with its triggers, value and behaviour."""
         cell.within(self.n_layers, self.n_memories)
-        row = self._row("triggers", cell)
-        gated = self.manifest.model.gated
-        signs = ["", "negative_"] if gated else [""]
-        wanted = [int(p) for sign in signs for p in row[f"{sign}prefix"] if p != VACANT]
-        owners = self.sentences.at(wanted)
-        lists = [self._triggers(row, sign, owners, gated) for sign in signs]
-        return Memory(
-            cell,
-            lists[0],
-            lists[1] if gated else [],
-            self._value(cell),
-            self._behaviour(cell),
-        )
+        group, place = divmod(cell.memory, GROUP)
+        return next(self._memories(cell.layer, group, [place]))
 
-    def _row(self, kind: str, cell: Cell) -> dict[str, Any]:
-        return read_row(self.folder / layer_file(kind, cell.layer), cell.memory)
+    def memories(self, layer: int) -> Iterator[Memory]:
+        """Return all memories of a layer in order, many at a time."""
+        for group in range(-(-self.n_memories // GROUP)):
+            n = min(GROUP, self.n_memories - group * GROUP)
+            yield from self._memories(layer, group, range(n))
+
+    def _memories(self, layer: int, group: int, places: Sequence[int]) -> Iterator[Memory]:
+        """Return the memories at some places of a row group."""
+        kinds = {
+            kind: read_group(self.folder / layer_file(kind, layer), group)
+            for kind in ("triggers", "stats", "samples", "values")
+        }
+        signs = ["", "negative_"] if self.manifest.model.gated else [""]
+        wanted = [kinds["triggers"][f"{sign}prefix"][places].reshape(-1) for sign in signs]
+        prefixes = np.concatenate(wanted)
+        owners = self.sentences.at(prefixes[prefixes != VACANT].tolist())
+        for place in places:
+            rows = {
+                kind: {name: column[place] for name, column in columns.items()}
+                for kind, columns in kinds.items()
+            }
+            lists = [self._triggers(rows["triggers"], sign, owners) for sign in signs]
+            yield Memory(
+                Cell(layer, group * GROUP + place),
+                lists[0],
+                lists[1] if len(lists) > 1 else [],
+                self._value(rows["values"]),
+                self._behaviour(rows["stats"], rows["samples"]["coefficient"]),
+            )
 
     def _triggers(
-        self, row: dict[str, Any], sign: str, owners: dict[int, StoredSentence], gated: bool
+        self, row: dict[str, Any], sign: str, owners: dict[int, StoredSentence]
     ) -> list[Trigger]:
-        columns = (row[f"{sign}{name}"] for name in ("coefficient", "prefix", "gate"))
+        gated = self.manifest.model.gated
+        columns = (row[f"{sign}{name}"].tolist() for name in ("coefficient", "prefix", "gate"))
         found = []
         for rank, (coefficient, prefix, gate) in enumerate(zip(*columns, strict=True), start=1):
             if prefix == VACANT:
                 break
-            sentence = owners[int(prefix)]
-            length = int(prefix) - sentence.offset
+            sentence = owners[prefix]
+            length = prefix - sentence.offset
             place = self.place(sentence, length)
             found.append(
                 Trigger(
                     rank=rank,
-                    coefficient=float(coefficient),
+                    coefficient=coefficient,
                     sentence=sentence.sentence,
                     length=length,
                     prefix=place.prefix,
                     last_token=place.last_token,
                     next_token=place.next_token,
                     rest=place.rest,
-                    gate=int(gate) if gated else None,
+                    gate=gate if gated else None,
                 )
             )
         return found
@@ -129,9 +147,7 @@ class Index:
         before, after = divided(sentence, length, self.token)
         return Place(before, after, last, following)
 
-    def _value(self, cell: Cell) -> Value:
-        row = self._row("values", cell)
-
+    def _value(self, row: dict[str, Any]) -> Value:
         def end(side: str) -> list[TokenShare]:
             columns = (
                 row[f"{side}_{name}"].tolist() for name in ("ids", "probabilities", "logits")
@@ -143,9 +159,8 @@ class Index:
 
         return Value(self.manifest.projection, end("top"), end("bottom"))
 
-    def _behaviour(self, cell: Cell) -> Behaviour:
-        row = self._row("stats", cell)
-        sampled = np.sort(self._row("samples", cell)["coefficient"])
+    def _behaviour(self, row: dict[str, Any], sample: ndarray) -> Behaviour:
+        sampled = np.sort(sample)
         # What `np.quantile` gives; that one would load numpy.ma on its way.
         places = np.multiply(QUANTILES, len(sampled) - 1)
         quantiles = np.interp(places, np.arange(len(sampled)), sampled)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +41,11 @@ def open_table(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, memory_map=True)
 
 
-def read_row(path: Path, row: int) -> dict[str, Any]:
-    """Return one row, each list as an array, reading one row group."""
-    group, place = divmod(row, GROUP)
+def read_group(path: Path, group: int) -> dict[str, ndarray]:
+    """Return the rows of one row group, as `read_columns` does."""
     with _explaining(path):
         table = open_table(path).read_row_group(group, use_threads=False)
-    return {name: _array(table[name])[place] for name in table.column_names}
+    return {name: _array(table[name]) for name in table.column_names}
 
 
 def read_columns(path: Path, names: list[str] | None = None) -> dict[str, ndarray]:

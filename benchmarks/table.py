@@ -1,0 +1,93 @@
+"""Puts the benchmarks' results into the README's table: `python benchmarks/table.py`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- benchmarks/table.py writes from here -->\n", "<!-- to here -->"
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+    return found
+
+
+def rows() -> list[tuple[str, str, str]]:
+    """Return (what, figure, target or limit) of every benchmark."""
+    passes, half, values, lookups = map(result, ("passes", "bfloat16", "values", "lookups"))
+    best, every = passes["best"], passes["all"]
+    speed = best["tokens_per_second"]
+    over, peak = best["index_over"], passes["peak_gemm_gflops"]
+    found = [
+        (
+            "index pass, `--prefixes best`",
+            f"{speed['index']:,.0f} tokens/s",
+            "SmolLM2-135M, float32",
+        ),
+        ("… over the trunk's forward pass", f"{over['trunk']:.3f}×", "target 0.95"),
+        (
+            "… `--prefixes all` over the trunk's",
+            f"{every['index_over']['trunk']:.3f}×",
+            "target 0.90",
+        ),
+        ("… over the plain forward pass with logits", f"{over['plain']:.2f}×", "target 1.15"),
+        ("… over hooks and `torch.topk`", f"{over['hooks and topk']:.2f}×", ""),
+    ]
+    if "TransformerLens and topk" in over:
+        found.append(
+            (
+                "… over TransformerLens 4, cached activations and `torch.topk`",
+                f"{over['TransformerLens and topk']:.2f}×",
+                "",
+            )
+        )
+    linear = passes["trunk_gflops_in_linear_maps"]
+    found += [
+        ("trunk's linear maps", f"{linear:,.0f} GFLOP/s", f"peak GEMM {peak:,.0f} in the same run"),
+        ("bfloat16: index pass over trunk", f"{half['index_over_trunk']:.3f}×", ""),
+        (
+            "peak memory of a pass, 10× the corpus over 1×",
+            f"{result('memory')['ratio']:.3f}×",
+            "target within 1.05",
+        ),
+        (
+            "values of all memories",
+            f"{values['seconds']:,.0f} s, {values['mib_over_the_model']:,} MiB over the model",
+            f"{values['gflops']:,.0f} of {values['peak_gemm_gflops']:,.0f} GFLOP/s; target < 2 GB",
+        ),
+        (
+            "`ffmem show`, whole process",
+            f"{lookups['show_process_seconds']:.2f} s",
+            "target 0.3 s",
+        ),
+        ("show within a process, p95", f"{lookups['show_ms']['p95']:.0f} ms", "target 30 ms"),
+        (
+            "search of a rare word in triggers, p95",
+            f"{lookups['search_rare_word_in_triggers_ms']['p95']:.1f} ms",
+            "target 50 ms",
+        ),
+        (
+            "search of a token in values, p95",
+            f"{lookups['search_values_ms']['p95']:.1f} ms",
+            "target 50 ms",
+        ),
+    ]
+    return found
+
+
+def table() -> str:
+    lines = ["| what | measured | beside it |", "|---|---|---|"]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows()]) + "\n"
+
+
+def main() -> None:
+    """Write the table into the README."""
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    before, rest = text.split(BEGIN)
+    readme.write_text(before + BEGIN + table() + END + rest.split(END, 1)[1])
+
+
+if __name__ == "__main__":
+    main()

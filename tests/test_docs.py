@@ -1,0 +1,83 @@
+"""What the documents say is true."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+import ffmem
+from ffmem.cli import cli
+from ffmem.models.families import FAMILIES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_tree_names_every_source_file_and_no_other():
+    tree = README.split("## Files")[1].split("```")[1]
+    named, folders = set(), {}
+    for line in filter(str.strip, tree.splitlines()):
+        indent = len(line) - len(line.lstrip())
+        name = line.split()[0]
+        folders = {depth: part for depth, part in folders.items() if depth < indent}
+        folder = "".join(folders[depth] for depth in sorted(folders))
+        if name.endswith("/"):
+            folders[indent] = name
+        else:
+            named.add(folder + name)
+        assert len(line.split(maxsplit=1)) == 2, f"{name} has no description"
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert {name for name in named if name.startswith("src/")} == there
+    assert all((ROOT / name).exists() for name in named)
+
+
+@pytest.mark.parametrize("command", cli.commands.values(), ids=lambda command: command.name)
+def test_every_command_is_in_the_readme_and_every_option_has_help(command):
+    assert f"`ffmem {command.name}" in README
+    assert command.help
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    assert all(option.help for option in options)
+
+
+def test_the_readme_names_every_family():
+    for name in FAMILIES:
+        assert name in README or name == "ffmem_adaptive"
+
+
+def test_links_and_paths_in_the_documents_lead_somewhere():
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        text = document.read_text()
+        for link in re.findall(r"\]\((?!http)([^)#]+)", text):
+            assert (document.parent / link).exists(), link
+        for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text):
+            assert (ROOT / path).exists(), path
+        for module in re.findall(r"`((?:models|corpus|indexing)/\w+\.py)`", text):
+            assert (ROOT / "src" / "ffmem" / module).exists(), module
+
+
+def test_the_python_of_the_readme_uses_public_names():
+    code = README.split("```python")[1].split("```")[0]
+    assert set(re.findall(r"ffmem\.(\w+)", code)) <= set(ffmem.__all__)
+    compile(code, "README.md", "exec")
+
+
+def test_every_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().split()
+    }
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    for dependency in wanted:
+        assert re.split(r"[<>=!~ ]", dependency)[0] in pinned
+
+
+def test_the_words_of_the_terminology_are_in_the_code():
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    rows = (ROOT / "docs" / "terminology.md").read_text().split("|---|---|---|---|")[1]
+    for row in rows.strip().splitlines():
+        in_code = row.split("|")[3]
+        for word in re.findall(r"`([A-Za-z_.]+)`", in_code):
+            assert word.split(".")[-1] in source, word

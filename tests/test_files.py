@@ -1,0 +1,43 @@
+import errno
+
+import pytest
+
+from ffmem.errors import StorageFull, StoreError
+from ffmem.files import committing, sha256, storage_errors, write_text
+
+
+def fail_while_writing(path, error):
+    with committing(path) as temporary:
+        temporary.write_text("half a fi")
+        raise error
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "folder" / "file"
+    write_text(path, "one")
+    with pytest.raises(RuntimeError, match="killed"):
+        fail_while_writing(path, RuntimeError("killed"))
+    assert path.read_text() == "one"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_says_what_to_do(tmp_path, number):
+    with pytest.raises(StorageFull, match=r"No room .*file\. What was committed before is kept"):
+        fail_while_writing(tmp_path / "file", OSError(number, "no room"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"Cannot write .*file: Read-only"):
+        fail_while_writing(tmp_path / "file", OSError(errno.EROFS, "Read-only file system"))
+
+
+def test_other_errors_of_the_system_are_bugs_and_stay_as_they_are(tmp_path):
+    with pytest.raises(IsADirectoryError), storage_errors(tmp_path):
+        tmp_path.read_bytes()
+
+
+def test_the_hash_is_that_of_the_bytes(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert sha256(tmp_path / "a").startswith("ba7816bf8f01cfea414140de5dae2223")
