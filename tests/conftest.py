@@ -1,0 +1,87 @@
+"""What many tests share: tiny models indexed over a text of hard characters."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+
+import ffmem
+from tests.texts import LINES
+from tests.tiny import TINY
+
+VOCABULARY = 320
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A byte-level BPE so small that it splits emoji, Hebrew and Devanagari inside characters."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 10,  # the model has more rows than the tokenizer has tokens
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator([line for line in LINES if line.isascii()], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
+
+
+def text_model(name):
+    """Return a tiny random model with a vocabulary for text."""
+    set_seed(0)
+    config = TINY[name].__class__.from_dict(TINY[name].to_dict() | {"vocab_size": VOCABULARY})
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.3 * parameter.data.new_empty(parameter.shape).normal_()
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "lines.txt"
+    path.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return path
+
+
+def indexed(name, tokenizer, corpus, folder, **options):
+    memories = ffmem.load(text_model(name), tokenizer)
+    return ffmem.index(memories, corpus, folder, **({"t": 6, "threads": 1} | options))
+
+
+@pytest.fixture(scope="session")
+def tiny_index(tokenizer, corpus_file, tmp_path_factory):
+    """An index of a gated model (llama). Tests copy its folder before they change anything."""
+    corpus = ffmem.Corpus(str(corpus_file), unit="line")
+    return indexed("llama", tokenizer, corpus, tmp_path_factory.mktemp("gated") / "index")
+
+
+@pytest.fixture(scope="session")
+def ungated_index(tokenizer, corpus_file, tmp_path_factory):
+    """An index of an ungated model (gpt2), with the authors' prefixes 0 … n − 1, and room left."""
+    corpus = ffmem.Corpus(str(corpus_file), unit="line")
+    folder = tmp_path_factory.mktemp("ungated") / "index"
+    return indexed("gpt2", tokenizer, corpus, folder, t=30, compat="ff-layers", start="eos")
+
+
+@pytest.fixture(params=["tiny_index", "ungated_index"])
+def index(request):
+    """Both kinds of index, one after the other."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def index_of(tokenizer):
+    """Index a tiny model over any corpus: `index_of(name, corpus, folder, **options)`."""
+    return lambda name, corpus, folder, **options: indexed(
+        name, tokenizer, corpus, folder, **options
+    )
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer, tmp_path_factory):
+    """A tiny llama as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("model") / "tiny-llama"
+    text_model("llama").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,82 @@
+import csv
+import json
+import shutil
+
+import pytest
+
+import ffmem
+from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.export import COLUMNS
+
+
+@pytest.fixture(scope="module")
+def awkward(index_of, tmp_path_factory):
+    """An index over windows of text with line ends, quotes and commas in them."""
+    folder = tmp_path_factory.mktemp("export")
+    text = 'He said "no",\nand, left;\r\nthen "yes"\n' * 3
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for _ in "ab"))
+    corpus = ffmem.Corpus(str(folder / "texts.jsonl"), unit="window:20")
+    return index_of("llama", corpus, folder / "index", start="none")
+
+
+@pytest.fixture(params=["tiny_index", "ungated_index", "awkward"])
+def any_index(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_a_line_of_jsonl_is_what_show_prints(any_index, tmp_path):
+    ffmem.export(any_index.folder, "jsonl", tmp_path / "out.jsonl")
+    content = (tmp_path / "out.jsonl").read_bytes().decode()
+    lines = content.removesuffix("\n").split("\n")
+    assert len(lines) == len(any_index)
+    assert [json.loads(line) for line in lines] == [any_index[c].to_dict() for c in any_index]
+
+
+def test_csv_reads_back_one_row_per_trigger(any_index, tmp_path):
+    ffmem.export(any_index.folder, "csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == COLUMNS
+    expected = []
+    for cell in any_index:
+        memory = any_index[cell]
+        lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))
+        shown = [(name, trigger) for name, triggers in lists for trigger in triggers]
+        first = memory.value.top[0].token
+        expected += [(str(cell), name, trigger, first) for name, trigger in shown]
+        if not shown:
+            expected.append((str(cell), "", None, first))
+    assert len(rows) == len(expected)
+    for row, (cell, name, trigger, first) in zip(rows, expected, strict=True):
+        found = dict(zip(header, row, strict=True))
+        assert (found["cell"], found["list"]) == (cell, name)
+        if trigger is not None:
+            assert found["prefix"] == trigger.prefix
+            assert float(found["coefficient"]) == trigger.coefficient
+            assert found["next_token"] == (trigger.next_token or "")
+            assert found["gate"] == ("" if trigger.gate is None else str(trigger.gate))
+        assert found["value_top"].startswith(json.dumps(first, ensure_ascii=False))
+
+
+def test_line_ends_and_quotes_are_within_these_texts(awkward):
+    texts = [row.text for row in awkward.sentences.rows(0, awkward.sentences.n_sentences)]
+    assert any("\n" in text and '"' in text for text in texts)
+
+
+@pytest.mark.parametrize("to", ["xml", "", "neuronpedia"])
+def test_an_unknown_format_is_refused(tiny_index, tmp_path, to):
+    with pytest.raises(FfmemError, match="jsonl or csv"):
+        ffmem.export(tiny_index.folder, to, tmp_path / "out")
+
+
+def test_a_folder_is_no_file_to_write_to(tiny_index, tmp_path):
+    with pytest.raises(FfmemError, match="is a folder"):
+        ffmem.export(tiny_index.folder, "csv", tmp_path)
+
+
+def test_an_export_that_fails_leaves_nothing_behind(tiny_index, tmp_path):
+    shutil.copytree(tiny_index.folder, tmp_path / "index")
+    (tmp_path / "index/values/layer-001.parquet").write_bytes(b"nonsense")
+    with pytest.raises(StoreError):
+        ffmem.export(tmp_path / "index", "jsonl", tmp_path / "out.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]

@@ -1,0 +1,69 @@
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ffmem.errors import StoreError
+from ffmem.indexing.tables import (
+    GROUP,
+    fixed,
+    layer_file,
+    read_columns,
+    read_group,
+    read_strings,
+    write_table,
+)
+
+MATRIX = np.arange((GROUP + 9) * 3, dtype=np.int64).reshape(-1, 3)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "table.parquet"
+    vector = np.linspace(-1, 1, len(MATRIX), dtype=np.float32)
+    words = pa.array([f"w{n}" for n in range(len(MATRIX))])
+    write_table(path, pa.table({"rows": fixed(MATRIX), "vector": vector, "word": words}))
+    return path
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_row_group_is_read_as_it_was_written(path, group):
+    inside = slice(group * GROUP, (group + 1) * GROUP)
+    found = read_group(path, group)
+    np.testing.assert_array_equal(found["rows"], MATRIX[inside])
+    assert found["rows"].dtype == np.int64
+    assert found["vector"].dtype == np.float32
+    assert found["word"].tolist() == [f"w{row}" for row in range(len(MATRIX))[inside]]
+
+
+def test_columns_are_read_as_they_were_written(path):
+    columns = read_columns(path, ["rows", "vector"])
+    assert list(columns) == ["rows", "vector"]
+    np.testing.assert_array_equal(columns["rows"], MATRIX)
+    assert columns["vector"].shape == (len(MATRIX),)
+    assert read_strings(path, "word")[GROUP + 3].as_py() == f"w{GROUP + 3}"
+
+
+def test_the_same_table_gives_the_same_bytes(path, tmp_path):
+    again = pa.table({"rows": fixed(np.asfortranarray(MATRIX))})
+    for name in ("one", "two"):
+        write_table(tmp_path / name, again)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("read", [lambda path: read_group(path, 0), read_columns])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "inside"])
+def test_a_damaged_file_is_an_error_that_names_it(path, damage, read):
+    whole = path.read_bytes()
+    path.unlink()
+    if damage == "truncated":
+        path.write_bytes(whole[:-20])
+    if damage == "inside":
+        path.write_bytes(whole[:4] + bytes(200) + whole[204:])
+    with pytest.raises(StoreError, match=rf"Cannot read {re.escape(str(path))}.*ffmem verify"):
+        read(path)
+
+
+def test_a_layers_file_is_named_by_three_digits():
+    assert layer_file("values", 7) == "values/layer-007.parquet"

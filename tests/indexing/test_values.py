@@ -1,0 +1,103 @@
+"""The ends of every value, against a plain sort of all its logits."""
+
+import numpy as np
+import pytest
+import torch
+
+from ffmem.indexing import values
+from ffmem.indexing.tables import read_columns
+from ffmem.indexing.values import ENDS, write_values
+from ffmem.models.memories import Memories
+from ffmem.models.tokenizer import WordTokenizer
+from tests.tiny import tiny, tiny_tokenizer
+
+
+def with_ties(name):
+    """A model with twelve tokens of equal rows in the output embedding, so that many tie."""
+    model = tiny(name)
+    with torch.no_grad():
+        rows = model.get_output_embeddings().weight
+        rows[40:52] = rows[7]
+    return Memories(model, tiny_tokenizer())
+
+
+def ends(path, memories, layer=1):
+    write_values(path, memories, layer)
+    return read_columns(path)
+
+
+def plain_ends(logits, unlisted, sign, n):
+    """Ids by (logit outward, id), written as the definition says."""
+    listed = [id for id in range(len(logits)) if id not in unlisted]
+    return sorted(listed, key=lambda id: (-sign * logits[id], id))[:n]
+
+
+def check(columns, memories, layer=1):
+    logits = memories.head.folded(memories.readable_values(layer)).float()
+    probabilities = logits.double().softmax(1).numpy()
+    logits = logits.numpy()
+    unlisted = memories.tokenizer.unlisted
+    n = min(ENDS, logits.shape[1] - len(unlisted))
+    for side, sign in (("top", 1), ("bottom", -1)):
+        ids = columns[f"{side}_ids"]
+        assert ids.shape == (memories.n_memories, n)
+        for memory in range(memories.n_memories):
+            expected = plain_ends(logits[memory].tolist(), unlisted, sign, n)
+            assert ids[memory].tolist() == expected
+            np.testing.assert_array_equal(
+                columns[f"{side}_logits"][memory], logits[memory, expected]
+            )
+            np.testing.assert_allclose(
+                columns[f"{side}_probabilities"][memory], probabilities[memory, expected], rtol=1e-4
+            )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "opt post-norm", "cohere"])
+def test_both_ends_equal_a_plain_sort_of_all_logits_ties_to_the_lower_id(name, tmp_path):
+    memories = with_ties(name)
+    check(ends(tmp_path / "values.parquet", memories), memories)
+
+
+@pytest.mark.parametrize("n", [1, 5, 9])
+def test_ties_at_the_cut_go_to_the_lower_id(n, tmp_path, monkeypatch):
+    monkeypatch.setattr(values, "ENDS", n)
+    monkeypatch.setitem(globals(), "ENDS", n)
+    memories = with_ties("llama")
+    with torch.no_grad():  # every token but ten has the same logit
+        rows = memories.model.get_output_embeddings().weight
+        rows[10:] = rows[10]
+    check(ends(tmp_path / "values.parquet", memories), memories)
+
+
+@pytest.mark.parametrize("budget", [1, 4 * 64 * 5, 4 * 64 * 23])
+def test_how_many_values_are_projected_at_a_time_changes_nothing(budget, tmp_path, monkeypatch):
+    memories = with_ties("llama")
+    at_once = ends(tmp_path / "once.parquet", memories)
+    monkeypatch.setattr(values, "_BYTES", budget)
+    in_parts = ends(tmp_path / "parts.parquet", memories)
+    for name, column in at_once.items():
+        if name.endswith("ids") or name == "memory":
+            np.testing.assert_array_equal(in_parts[name], column)
+        else:
+            np.testing.assert_allclose(in_parts[name], column, rtol=1e-5, atol=1e-6)
+
+
+def test_unlisted_tokens_stand_at_no_end_but_keep_their_probability(tmp_path):
+    words = [f"w{n}" for n in range(54)] + [f"madeupword{n:04d}" for n in range(6)]
+    memories = Memories(tiny("ffmem_adaptive"), WordTokenizer(words))
+    unlisted = memories.tokenizer.unlisted
+    assert unlisted == {0, 1, *range(58, 64)}
+    columns = ends(tmp_path / "values.parquet", memories)
+    check(columns, memories)
+    for side in ("top", "bottom"):
+        assert not np.isin(columns[f"{side}_ids"], list(unlisted)).any()
+    with_all = memories.head.folded(memories.readable_values(1)).exp().sum(1)
+    np.testing.assert_allclose(with_all, 1, rtol=1e-4)  # of all tokens, unlisted ones too
+
+
+def test_more_unlisted_tokens_than_leave_fifty_shorten_the_lists(tmp_path):
+    words = [f"w{n}" for n in range(20)] + [f"madeupword{n:04d}" for n in range(40)]
+    memories = Memories(tiny("ffmem_adaptive"), WordTokenizer(words))
+    columns = ends(tmp_path / "values.parquet", memories)
+    assert columns["top_ids"].shape[1] == 64 - 42
+    check(columns, memories)

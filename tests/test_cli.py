@@ -1,0 +1,251 @@
+"""The command line: help, exit codes, what goes to which stream, and how little it loads."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import ffmem
+from ffmem import cli
+
+COMMANDS = cli.cli.commands
+
+
+def run(*arguments, **options):
+    """Run the command in this process, as `main` does; return (exit code, stdout, stderr)."""
+    done = CliRunner().invoke(cli.cli, [str(argument) for argument in arguments], **options)
+    if isinstance(done.exception, ffmem.FfmemError):
+        return 1, done.stdout, f"{done.stderr}Error: {done.exception}\n"
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def ffmem_process(*arguments, code="from ffmem.cli import main; main()", **options):
+    """Run the command in a process of its own."""
+    environment = os.environ | {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        encoding="latin-1" if "PYTHONIOENCODING" in options.get("env", {}) else "utf-8",
+        env=environment | options.pop("env", {}),
+        check=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_has_help(name):
+    command = COMMANDS[name]
+    assert command.help
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.name}"
+    for flag in ("-h", "--help"):
+        code, out, err = run(name, flag)
+        assert (code, err) == (0, "")
+        assert command.help.split("\n")[0][:30] in out
+
+
+def test_the_commands_of_the_contract_are_there():
+    assert {
+        *("describe", "index", "extend", "merge", "show", "search", "export", "demo", "verify")
+    } <= set(COMMANDS)
+    options = {flag for parameter in COMMANDS["index"].params for flag in parameter.opts}
+    assert {
+        *("--out", "-t", "--unit", "--prefixes", "--compat", "--dtype", "--start", "--detokenize"),
+        *("--batch-tokens", "--threads", "--limit", "--device"),
+    } <= options
+
+
+def test_without_a_command_the_help_is_shown():
+    code, out, err = run()
+    assert "key-value memories" in out + err
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show"],
+        ["show", "somewhere", "L0N0", "--no-such-option"],
+        ["no-such-command"],
+        ["index", "model", "corpus"],
+        ["index", "model", "corpus", "--out", "x", "-t", "many"],
+        ["index", "model", "corpus", "--out", "x", "--prefixes", "some"],
+        ["index", "model", "corpus", "--out", "x", "--compat", "theirs"],
+        ["index", "model", "corpus", "--out", "x", "--dtype", "int8"],
+        ["search", "somewhere", "word", "--in", "keys"],
+        ["search", "somewhere", "word", "--limit", "0"],
+        ["export", "somewhere", "out", "--to", "xml"],
+    ],
+)
+def test_wrong_usage_ends_with_code_2(arguments):
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert "Usage:" in err
+
+
+def test_show_prints_what_the_contract_says_and_nothing_else(tiny_index):
+    code, out, err = run("show", tiny_index.folder, "1.5", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == tiny_index["L1N5"].to_dict()
+    code, out, err = run("show", tiny_index.folder, "L1D5")
+    assert (code, err) == (0, "")
+    assert out == f"{tiny_index['L1N5']}\n"
+
+
+def test_search_prints_its_hits(tiny_index):
+    hits = ffmem.search(tiny_index, "river", place="triggers", limit=3)
+    folder = tiny_index.folder
+    code, out, _ = run("search", folder, "river", "--in", "triggers", "--limit", 3, "--json")
+    assert (code, json.loads(out)) == (0, [hit._asdict() for hit in hits])
+    code, out, _ = run("search", folder, "river", "--in", "triggers", "--limit", "3")
+    assert [line.split()[0] for line in out.splitlines()] == [hit.cell for hit in hits]
+    code, out, _ = run("search", folder, "^ ", "--regex", "--layer", "1", "--json")
+    assert {hit["cell"][:2] for hit in json.loads(out)} == {"L1"}
+
+
+def test_nothing_found_is_an_answer_and_no_error(tiny_index):
+    assert run("search", tiny_index.folder, "zebra", "--json") == (0, "[]\n", "")
+    code, out, _ = run("search", tiny_index.folder, "zebra")
+    assert (code, out) == (0, "No memory has 'zebra' in its values.\n")
+
+
+@pytest.mark.parametrize("arguments", [["show", "L0N0", "--json"], ["search", "the"]])
+def test_show_and_search_load_no_heavy_library(tiny_index, arguments):
+    code = (
+        "import sys\nfrom ffmem.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        "slow = {'torch', 'transformers', 'tokenizers', 'datasets', 'sentencex', 'jaxtyping',"
+        " 'pyarrow.compute', 'pandas'}\n"
+        "print(sorted(slow & sys.modules.keys()), file=sys.stderr)"
+    )
+    command, *rest = arguments
+    done = ffmem_process(command, tiny_index.folder, *rest, code=code)
+    assert done.returncode == 0
+    assert done.stdout
+    assert done.stderr == "[]\n"
+
+
+def test_an_error_is_one_line_and_code_1(tiny_index):
+    done = ffmem_process("show", tiny_index.folder, "L9N0")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"Error: There is no memory L9N0: .*\n", done.stderr)
+
+
+def test_a_reader_that_has_gone_is_no_crash(tiny_index):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ffmem", "show", str(tiny_index.folder), "L0N0", "--json"]
+    with open(writing, "wb") as nobody:  # noqa: PTH123 (a descriptor has no path)
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, check=False)
+    assert done.stderr == b""
+
+
+def test_a_terminal_with_few_characters_gets_escapes_and_no_crash(tiny_index):
+    done = ffmem_process("show", tiny_index.folder, "L0N0", env={"PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2192" in done.stdout
+
+
+def errors():
+    yield ["show", "nowhere", "L0N0"], "no index at nowhere: no such folder"
+    yield ["show", "INDEX", "river"], "'river' is not the name of a memory"
+    yield ["show", "INDEX", "L0N24"], "no memory L0N24"
+    yield ["search", "INDEX", " "], "Nothing was searched for"
+    yield ["search", "INDEX", "(", "--regex"], "not a regular expression"
+    yield ["search", "INDEX", "x", "--in", "patterns"], "no patterns yet"
+    yield ["search", "INDEX", "x", "--layer", "5"], "no layer 5"
+    yield ["verify", "nowhere"], "no such folder"
+    yield ["export", "INDEX", ".", "--to", "csv"], "is a folder"
+    yield ["merge", "INDEX", "--out", "m"], "at least two"
+    yield ["describe", "no/such/model.gguf"], "no model"
+    yield ["describe", "."], "is not a model"
+    yield ["index", "MODEL", "missing.txt", "--out", "i"], "missing.txt"
+    yield ["index", "MODEL", "empty.txt", "--out", "i"], "no sentence in"
+    yield ["index", "MODEL", "empty.txt", "--out", "i", "-t", "0"], "t must be at least 1"
+    yield ["index", "MODEL", "empty.txt", "--out", "i", "--unit", "page"], "page"
+    yield ["index", "MODEL", "full.txt", "--out", "i", "--start", "zebra"], "'zebra' is not one"
+    yield ["index", "MODEL", "full.txt", "--out", "i", "--device", "abacus"], "abacus"
+    yield ["index", "fairseq", "full.txt", "--out", "i"], "dict.txt"
+    yield ["index", "MODEL", "full.txt", "--out", "INDEX"], "finished index with other settings"
+    yield ["index", "MODEL", "full.txt", "--out", "."], "something that is not an index"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [*errors()])
+def test_an_error_says_what_is_wrong(
+    arguments, message, tiny_index, model_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n\n \n")
+    (tmp_path / "full.txt").write_text("The river.\n")
+    (tmp_path / "fairseq").mkdir()
+    (tmp_path / "fairseq/model.pt").write_bytes(b"")
+    places = {"INDEX": tiny_index.folder, "MODEL": model_folder}
+    code, out, err = run(*(places.get(argument, argument) for argument in arguments))
+    assert (code, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert message in last
+
+
+def test_an_index_is_made_shown_extended_merged_exported_and_verified(
+    model_folder, corpus_file, tmp_path
+):
+    made = tmp_path / "made"
+    common = ("--unit", "line", "-t", "4", "--threads", "1")
+    code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
+    assert code == 0
+    assert out == f"{ffmem.open(made)!r}\n"
+    assert "Corpus: 24 sentences" in err
+    code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
+    assert (code, "finished: nothing to do" in err) == (0, True)
+    assert run("verify", made)[:2] == (0, "Sound: 11 files, 48 memories.\n")
+    (tmp_path / "more.txt").write_text("A further river.\n")
+    more = ("index", model_folder, tmp_path / "more.txt", "--out", tmp_path / "other", *common)
+    start = ffmem.open(made).manifest.start
+    assert run(*more, "--start", start.token or "none")[0] == 0
+    assert run("merge", made, tmp_path / "other", "--out", tmp_path / "merged")[0] == 0
+    assert run("extend", made, tmp_path / "more.txt", "--unit", "line")[0] == 0
+    for name in ("made", "merged"):
+        code, out, _ = run("verify", tmp_path / name)
+        assert (code, out) == (0, "Sound: 11 files, 48 memories.\n")
+    code, out, err = run("export", made, tmp_path / "out.jsonl", "--to", "jsonl")
+    assert (code, out, err) == (0, "", "")
+    first = (tmp_path / "out.jsonl").read_text().split("\n")[0]
+    assert json.loads(run("show", made, "L0N0", "--json")[1]) == json.loads(first)
+
+
+def test_verify_names_what_is_damaged(tiny_index, tmp_path):
+    folder = shutil.copytree(tiny_index.folder, tmp_path / "index")
+    for name in ("values/layer-000.parquet", "stats/layer-001.parquet"):
+        (folder / name).unlink()
+    code, out, err = run("verify", folder)
+    assert (code, out) == (1, "")
+    assert "stats/layer-001.parquet is missing" in err
+    assert "values/layer-000.parquet is missing" in err
+
+
+def test_describe_prints_facts(model_folder):
+    code, out, err = run("describe", model_folder, "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert (facts["family"], facts["layers"], facts["memories"]) == ("llama", 2, 24)
+    code, out, _ = run("describe", model_folder)
+    assert re.search(r"^family +llama$", out, re.MULTILINE)
+
+
+def test_a_corpus_comes_from_standard_input(model_folder, tmp_path):
+    command = ("index", model_folder, "-", "--out", tmp_path / "index", "--unit", "line", "-t", "3")
+    done = ffmem_process(*command, input="The river 😀\nin the city\n")
+    assert done.returncode == 0, done.stderr
+    assert "2 sentences" in done.stdout
+    assert "\r" not in done.stderr  # no bar where there is no terminal

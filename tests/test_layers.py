@@ -1,0 +1,64 @@
+"""Imports point down: a module imports only what stands above it in this list."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
+
+ORDER = [
+    *("errors", "cells", "files", "progress", "records", "registry"),
+    "models.tokenizer",
+    *("corpus.sources", "corpus.sentences", "corpus.wikitext", "corpus.corpus"),
+    *("models.adaptive", "models.fairseq", "models.families", "models.structure", "models.head"),
+    *("models.memories", "models.selfcheck", "models.describe", "models.load"),
+    *("indexing.tables", "indexing.sentences", "indexing.memory", "indexing.manifest"),
+    *("indexing.store", "indexing.triggers", "indexing.statistics", "indexing.sample"),
+    *("indexing.found", "indexing.contents", "indexing.hashes", "indexing.leases"),
+    *("indexing.values", "indexing.settings", "indexing.finished", "indexing.segments"),
+    *("indexing.start", "indexing.running", "indexing.scan", "indexing.build", "indexing.merge"),
+    *("indexing.extend", "indexing.searchable", "indexing.search", "indexing.export"),
+    *("indexing.verify", "api", "demo", "cli", "__main__", "__init__"),
+]
+
+UPWARDS = {("models.memories", "models.selfcheck")}
+"""Memories check themselves when they are made: the one circle, within a function."""
+
+
+def room(path):
+    """Return the dotted name of a module below ffmem."""
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+
+
+def imported(path):
+    """Return the modules of ffmem that a file imports, at its top, in functions, or for types."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ffmem":
+            below = (node.module or "").removeprefix("ffmem").removeprefix(".")
+            for alias in node.names:
+                inner = f"{below}.{alias.name}".removeprefix(".")
+                yield inner if inner in ORDER else below
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.split(".")[0] == "ffmem" for alias in node.names), path
+
+
+FILES = [path for path in SOURCE.rglob("*.py") if path.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("path", [*FILES, SOURCE / "__init__.py"], ids=room)
+def test_a_module_imports_only_modules_below_it(path):
+    for below in imported(path):
+        if (room(path), below) in UPWARDS:
+            continue
+        assert ORDER.index(below) < ORDER.index(room(path)), f"{room(path)} imports {below}"
+
+
+def test_every_module_has_its_place():
+    assert sorted(map(room, FILES)) == sorted(ORDER[:-1])
+    assert len(set(ORDER)) == len(ORDER)
+
+
+def test_no_file_is_longer_than_400_lines():
+    for path in FILES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
