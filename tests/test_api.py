@@ -1,8 +1,10 @@
 """The public names: sorted, importable, documented."""
 
 import inspect
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +42,13 @@ def test_importing_and_opening_loads_no_heavy_library(tiny_index):
         "heavy = {'torch', 'transformers', 'tokenizers', 'datasets', 'sentencex', 'gguf'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(ffmem.__file__).parent.parent)},
+    )
     assert done.stdout == "[]\n"
 
 

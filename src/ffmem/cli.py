@@ -193,15 +193,16 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
 @json_option
 def search(folder: Path, query: str, as_json: bool, place: str, **options: Any) -> None:
     """Find memories by the tokens of their values or the text of their triggers."""
-    from ffmem.indexing.memory import visible
+    from ffmem.indexing.memory import visible, visible_token
 
+    readable = visible_token if place == "values" else visible
     hits = api.search(folder, query, place=place, **options)
     if as_json:
         _print_json([hit._asdict() for hit in hits])
         return
     for hit in hits:
         best = f"{hit.side} {hit.rank}"
-        click.echo(f"{hit.cell:12} {hit.matches:4d}×  best: {best:12} {visible(hit.snippet)}")
+        click.echo(f"{hit.cell:12} {hit.matches:4d}×  best: {best:12} {readable(hit.snippet)}")
     if not hits:
         click.echo(f"No memory has {query!r} in its {place}.")
 

@@ -2,11 +2,17 @@ import csv
 import json
 import shutil
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import ffmem
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.export import COLUMNS
+from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
+
+TRIGGERS = layer_file("triggers", 1)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,21 @@ def test_csv_reads_back_one_row_per_trigger(any_index, tmp_path):
             assert found["next_token"] == (trigger.next_token or "")
             assert found["gate"] == ("" if trigger.gate is None else str(trigger.gate))
         assert found["value_top"].startswith(json.dumps(first, ensure_ascii=False))
+
+
+def test_a_memory_without_triggers_has_a_row_of_its_own(tiny_index, tmp_path):
+    folder = shutil.copytree(tiny_index.folder, tmp_path / "index")
+    columns = {name: np.array(c) for name, c in read_columns(folder / TRIGGERS).items()}
+    for sign in ("", "negative_"):
+        columns[f"{sign}prefix"][3] = VACANT
+    arrays = {name: fixed(c) if c.ndim == 2 else pa.array(c) for name, c in columns.items()}
+    write_table(folder / TRIGGERS, pa.table(arrays))
+    ffmem.export(folder, "csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["cell"] == "L1N3"]
+    assert len(rows) == 1
+    assert (rows[0]["list"], rows[0]["prefix"], rows[0]["rank"]) == ("", "", "")
+    assert rows[0]["value_top"]
 
 
 def test_line_ends_and_quotes_are_within_these_texts(awkward):

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from ffmem.errors import StoreError
+from ffmem.indexing import tables
 from ffmem.indexing.tables import (
     GROUP,
     fixed,
@@ -43,6 +44,11 @@ def test_columns_are_read_as_they_were_written(path):
     np.testing.assert_array_equal(columns["rows"], MATRIX)
     assert columns["vector"].shape == (len(MATRIX),)
     assert read_strings(path, "word")[GROUP + 3].as_py() == f"w{GROUP + 3}"
+
+
+def test_a_part_of_a_column_is_that_part():
+    part = pa.chunked_array([fixed(MATRIX)[2:5], fixed(MATRIX)[7:9]])
+    np.testing.assert_array_equal(tables._array(part), MATRIX[[2, 3, 4, 7, 8]])
 
 
 def test_the_same_table_gives_the_same_bytes(path, tmp_path):

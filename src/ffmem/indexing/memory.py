@@ -114,23 +114,26 @@ def visible_token(token: str | None) -> str:
 
 
 def _lines(memory: Memory, n: int = 10) -> list[str]:
-    """Return a memory as lines of plain text, the first n of every list."""
-    stats = memory.stats
+    """Return a memory as lines of plain text, the first n of every list.
+
+    In a gated model a coefficient of either sign triggers, and the value is read for that sign.
+    """
+    stats, value = memory.stats, memory.value
+    gated = any(trigger.gate is not None for trigger in memory.triggers + memory.negative_triggers)
     lines = [
         f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}",
-        f"active on {stats.active_share:.1%} of prefixes · max {stats.max:.3f} · min"
-        f" {stats.min:.3f} · mean {stats.mean:.4f}",
-        f"promotes    {_listed(memory.value.top[:n])}",
-        f"suppresses  {_listed(memory.value.bottom[:n])}",
+        f"{'gate open' if gated else 'active'} on {stats.active_share:.1%} of prefixes"
+        f" · max {stats.max:.3f} · min {stats.min:.3f} · mean {stats.mean:.4f}",
     ]
-    lists = (("triggers", memory.triggers), ("negative triggers", memory.negative_triggers))
-    for name, triggers in lists:
-        if triggers:
-            lines += ["", f"{name} (first {min(n, len(triggers))} of {len(triggers)})"]
-            lines += [_line(trigger) for trigger in triggers[:n]]
-    if not memory.triggers and not memory.negative_triggers:
-        lines += ["", "No prefix of the corpus triggers this memory."]
-    return lines
+    if gated:
+        lines += ["", f"m > 0 promotes  {_listed(value.top[:n])}"]
+        lines += map(_line, memory.triggers[:n])
+        lines += ["", f"m < 0 promotes  {_listed(value.bottom[:n])}"]
+        lines += map(_line, memory.negative_triggers[:n])
+        return lines
+    lines += [f"promotes    {_listed(value.top[:n])}", f"suppresses  {_listed(value.bottom[:n])}"]
+    none = ["No prefix of the corpus triggers this memory."]
+    return [*lines, "", *(map(_line, memory.triggers[:n]) if memory.triggers else none)]
 
 
 def _line(trigger: Trigger, width: int = 72) -> str:
