@@ -50,15 +50,20 @@ def index(
     if (folder / "manifest.json").exists():
         from ffmem.indexing.finished import refuse_other
 
-        name = str(model) if isinstance(model, str | Path) else model.source
         finished = Index(folder)
-        refuse_other(finished, name, source, asked, dtype)
+        if isinstance(model, str | Path):
+            refuse_other(finished, str(model), source, asked, dtype)
+        else:
+            dtype = str(model.dtype).removeprefix("torch.")
+            refuse_other(finished, model.source, source, asked, dtype)
         say.say(f"The index in {folder} is finished: nothing to do.")
         return finished
     from ffmem.indexing.build import Build
 
-    memories = load(model, dtype=dtype, device=device) if isinstance(model, str | Path) else model
-    Build(memories, source, folder, asked, say).run()
+    if isinstance(model, str | Path):
+        say.say(f"Loading {model}.")
+        model = load(model, dtype=dtype, device=device)
+    Build(model, source, folder, asked, say).run()
     return Index(folder)
 
 

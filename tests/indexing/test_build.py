@@ -108,6 +108,21 @@ def test_a_finished_index_is_left_alone(tmp_path):
         indexed(tmp_path / "index", corpus, t=4)
 
 
+def test_a_finished_index_is_known_by_a_relative_path_and_in_another_dtype(
+    tmp_path, monkeypatch, model_folder
+):
+    corpus = write_corpus(tmp_path / "corpus.txt", n=20)
+    monkeypatch.chdir(model_folder.parent)
+    options = {"dtype": "bfloat16", "t": 3}
+    first = ffmem.index(model_folder.name, str(corpus), tmp_path / "index", **options)
+    again = ffmem.index(model_folder.name, str(corpus), tmp_path / "index", **options)
+    assert again.manifest == first.manifest
+    loaded = ffmem.load(model_folder, dtype="bfloat16")
+    assert ffmem.index(loaded, str(corpus), tmp_path / "index", t=3).manifest == first.manifest
+    with pytest.raises(StoreError, match="dtype: bfloat16 → float32"):
+        ffmem.index(model_folder.name, str(corpus), tmp_path / "index", t=3)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

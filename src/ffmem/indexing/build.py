@@ -24,7 +24,7 @@ from ffmem.corpus.corpus import Corpus, Reading
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.files import write_text
 from ffmem.indexing import sample
-from ffmem.indexing.contents import layer_file, write_contents
+from ffmem.indexing.contents import write_contents
 from ffmem.indexing.found import Found
 from ffmem.indexing.hashes import hashes
 from ffmem.indexing.leases import Batch, Lease, batches, cut
@@ -34,7 +34,7 @@ from ffmem.indexing.segments import Segments
 from ffmem.indexing.sentences import Sentences, write_sentences
 from ffmem.indexing.settings import COMPAT, Options, Plan, Settings, read_record
 from ffmem.indexing.start import choose
-from ffmem.indexing.tables import write_table
+from ffmem.indexing.tables import layer_file, write_table
 from ffmem.indexing.values import PROJECTION, write_values
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -62,10 +62,10 @@ class Build:
         """Do everything that is not done yet."""
         with _alone(self.folder):
             self.settings = self._settings()
-            torch.set_num_threads(self.settings.threads)
-            self.plan = self._plan()
-            found = self._read_leases()
-            self._finish(found)
+            with _threads(self.settings.threads):
+                self.plan = self._plan()
+                found = self._read_leases()
+                self._finish(found)
             shutil.rmtree(self.working)
 
     def _settings(self) -> Settings:
@@ -92,6 +92,7 @@ class Build:
         path = self.working / "plan.json"
         if path.exists():
             return read_record(Plan, path)
+        self.progress.say(f"Reading {self.corpus.source}.")
         reading = self.corpus.sentences(self.memories.tokenizer)
         rows = _Cut(reading, self.memories)
         totals = write_sentences(self.folder / "sentences.parquet", rows)
@@ -253,6 +254,17 @@ def _definition(memories: Memories) -> str:
     if memories.gated:
         return "m = f(g·x)·(u·x), the input of the value map; active: g·x > 0"
     return "m = f(k·x + b), the input of the value map; active: m > 0"
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    """Run with a number of threads, and leave the process as it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

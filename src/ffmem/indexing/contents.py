@@ -17,13 +17,8 @@ from numpy import ndarray
 from ffmem.indexing.found import Found
 from ffmem.indexing.sample import Sample
 from ffmem.indexing.statistics import Statistics
-from ffmem.indexing.tables import fixed, read_columns, write_table
+from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from ffmem.indexing.triggers import Triggers
-
-
-def layer_file(kind: str, layer: int) -> str:
-    """Return the name of a layer's file within the folder."""
-    return f"{kind}/layer-{layer:03d}.parquet"
 
 
 def write_contents(folder: Path, found: Found) -> None:

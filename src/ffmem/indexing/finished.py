@@ -1,6 +1,7 @@
 """Whether a finished index is the one that a command asks for; no model is loaded for it."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
@@ -13,7 +14,7 @@ def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dty
     manifest = index.manifest
     first = asdict(manifest.corpus.sources[0])
     asked = {
-        "model": (model, manifest.model.source),
+        "model": (_absolute(model), manifest.model.source),
         "t": (options.t, manifest.t),
         "prefixes": (options.prefixes, manifest.prefixes),
         "compat": (options.compat, manifest.compat),
@@ -27,3 +28,9 @@ def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dty
             f"{index.folder} holds a finished index with other settings: {'; '.join(differences)}."
             " Choose another folder."
         )
+
+
+def _absolute(model: str) -> str:
+    """Return a MODEL argument as a manifest names it, without the loader, which needs torch."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model

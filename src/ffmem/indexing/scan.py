@@ -67,10 +67,11 @@ class Scan:
         prefixes of the sample that may lie in this lease.
         """
         reader = _Reader(self, lease, floors, sampled)
-        with self.memories.reading(reader.read), torch.inference_mode():
+        with self.memories.reading(reader.read):
             for batch in batches:
                 reader.batch = batch
-                self.memories.forward(batch.tokens)
+                with torch.inference_mode():  # not around the `yield`: it would leak to the caller
+                    self.memories.forward(batch.tokens)
                 yield sum(batch.lengths)
         yield reader.found()
 

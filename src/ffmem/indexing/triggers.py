@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int64
 from numpy import ndarray
 
-VACANT = -1
-"""The prefix of a slot that nothing has filled; its coefficient and gate are 0."""
+from ffmem.indexing.sentences import VACANT
 
 
 class Triggers(NamedTuple):
