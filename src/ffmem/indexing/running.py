@@ -16,7 +16,8 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.indexing.triggers import VACANT, Triggers
+from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.triggers import Triggers
 
 _PLACES = (1 << 31) - 1
 

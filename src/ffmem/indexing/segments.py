@@ -16,8 +16,9 @@ from ffmem.errors import StoreError
 from ffmem.files import committing
 from ffmem.indexing.found import Found
 from ffmem.indexing.sample import Sample
+from ffmem.indexing.sentences import VACANT
 from ffmem.indexing.statistics import Statistics
-from ffmem.indexing.triggers import VACANT, Triggers
+from ffmem.indexing.triggers import Triggers
 
 
 class Segments:
