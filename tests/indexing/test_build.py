@@ -242,6 +242,17 @@ def test_sentences_longer_than_the_context_are_cut_and_counted(tmp_path):
     assert source.tokens == 63 + 2  # a context of 64, one place of it for the start token
 
 
+def test_windows_wider_than_the_context_are_refused(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    for size, is_right in ((63, True), (64, False)):
+        source = ffmem.Corpus(str(corpus), unit=f"window:{size}")
+        if is_right:
+            ffmem.index(memories(), source, tmp_path / "index", start="bos")
+            continue
+        with pytest.raises(CorpusError, match=r"64 tokens at most.* Use window:63 or less"):
+            ffmem.index(memories(), source, tmp_path / "wide", start="bos")
+
+
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
     pq.write_table(pa.table({"ids": [[3, 4], [5, 64]]}), tmp_path / "ids.parquet")
     with pytest.raises(CorpusError, match=r"Sentence 1 .* token id 64, .* ids are 0 to 63"):

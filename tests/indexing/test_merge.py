@@ -5,7 +5,7 @@ import pytest
 
 import ffmem
 from ffmem.errors import StoreError
-from ffmem.indexing import merge
+from ffmem.indexing import extend, merge
 from tests.indexing.folders import content, indexed, memories, write_corpus
 
 
@@ -114,6 +114,27 @@ def test_killed_while_folders_are_swapped_the_index_is_whole_again_on_opening(
                 ffmem.extend(folder, ffmem.Corpus(str(b), unit="line"), model=model)
         ffmem.open(folder)
         assert content(folder) == expected
+
+
+def test_what_an_interrupted_extension_has_read_is_not_taken_for_another_corpus(
+    tmp_path, parts, monkeypatch
+):
+    model, (_, b) = parts
+    c = write_corpus(tmp_path / "c.txt", n=30, seed=9)
+    before = content(tmp_path / "a")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extend, "swap", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
+    with pytest.raises(StoreError, match=r"has read but not added yet\. Extend with .*b\.txt"):
+        ffmem.extend(tmp_path / "a", ffmem.Corpus(str(c), unit="line"), model=model)
+    assert content(tmp_path / "a") == before
+    extended = ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
+    assert [source.source for source in extended.manifest.corpus.sources][1:] == [str(b)]
 
 
 def test_a_target_that_is_not_empty_is_refused(tmp_path, parts):

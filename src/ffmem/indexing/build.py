@@ -21,6 +21,7 @@ import torch
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus, Reading
+from ffmem.corpus.sentences import window_size
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.files import write_text
 from ffmem.indexing import sample
@@ -92,6 +93,7 @@ class Build:
         path = self.working / "plan.json"
         if path.exists():
             return read_record(Plan, path)
+        self._refuse_wide_windows()
         self.progress.say(f"Reading {self.corpus.source}.")
         reading = self.corpus.sentences(self.memories.tokenizer)
         rows = _Cut(reading, self.memories)
@@ -121,6 +123,14 @@ class Build:
         self._tell(plan)
         write_text(path, plan.to_json())
         return plan
+
+    def _refuse_wide_windows(self) -> None:
+        size, context = window_size(self.corpus.unit), self.memories.context
+        if size is not None and context is not None and size >= context:
+            raise CorpusError(
+                f"--unit {self.corpus.unit} was asked for, but the model reads {context} tokens at"
+                f" most, a start token included. Use window:{context - 1} or less."
+            )
 
     def _tell(self, plan: Plan) -> None:
         say = self.progress.say

@@ -5,6 +5,7 @@ folders are swapped. Killed at any moment, the index is whole, as it was or as i
 """
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
@@ -37,11 +38,25 @@ def extend(index: Index, memories: Memories, corpus: Corpus, progress: Progress)
         threads=last.threads,
     )
     folder = beside(index.folder, "extending")
-    if not (folder / "manifest.json").exists():
+    if (folder / "manifest.json").exists():
+        _refuse_another(Index(folder), corpus)
+    else:
         Build(memories, corpus, folder, options, progress).run()
     extended = _swap_once(index, folder)
     shutil.rmtree(folder)
     return extended
+
+
+def _refuse_another(read: Index, corpus: Corpus) -> None:
+    """Refuse to go on with what an earlier call read, if that was another corpus."""
+    (source,) = read.manifest.corpus.sources
+    fields = asdict(source)
+    asked = {**corpus.describe(), "digest": corpus.digest()}
+    if any(fields[name] != value for name, value in asked.items()):
+        raise StoreError(
+            f"{read.folder} holds {source.source}, which an interrupted `ffmem extend` has read but"
+            f" not added yet. Extend with {source.source} first, or delete that folder."
+        )
 
 
 def _swap_once(index: Index, folder: Path) -> Index:
