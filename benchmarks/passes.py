@@ -6,8 +6,7 @@ thresholds are those of a running index and not of an empty one.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -157,16 +156,6 @@ def peak_gemm(rounds: int = 20) -> float:
         a @ b
         best = min(best, time.perf_counter() - begin)
     return 2 * 4096 * 2048 * 2048 / best / 1e9
-
-
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def corpus_ids(memories: Memories, n_sentences: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ import pytest
 
 import ffmem
 from ffmem.errors import ModelError, StoreError
+from tests.conftest import text_model
 
 
 def test_public_names_are_sorted_and_importable():
@@ -58,9 +59,11 @@ def test_a_model_in_memory_needs_its_tokenizer(model_folder):
         ffmem.load(memories.model)
 
 
-def test_a_finished_index_is_opened_again_and_another_one_refused(tiny_index, corpus_file, capfd):
+def test_a_finished_index_is_opened_again_and_another_one_refused(
+    tiny_index, tokenizer, corpus_file, capfd
+):
     corpus = ffmem.Corpus(str(corpus_file), unit="line")
-    memories = type("Loaded", (), {"source": "in memory"})()
+    memories = ffmem.load(text_model("llama"), tokenizer)
     again = ffmem.index(memories, corpus, tiny_index.folder, t=6)
     assert again["L0N0"] == tiny_index["L0N0"]
     for other in ({"t": 7}, {"t": 6, "prefixes": "all"}, {"t": 6, "start": "none"}):
