@@ -28,54 +28,59 @@ import passes  # noqa: E402
 import ffmem  # noqa: E402
 
 
-def passes_on_smollm2(rounds: int = 3) -> dict[str, Any]:
+def passes_best(rounds: int = 3) -> dict[str, Any]:
     """Index pass, trunk, plain forward, straightforward hooks, TransformerLens: one process."""
     memories = ffmem.load(MODEL)
-    sentences = passes.corpus_ids(memories, 5_000)
-    report: dict[str, Any] = {"peak_gemm_gflops": passes.peak_gemm()}
-    for prefixes in ("best", "all"):
-        bench = passes.Bench(memories, sentences, prefixes)
-        bench.warm(1)
-        lease = bench.leases[1]
-        batched = bench.batches(lease)[1::4]
-        variants = {
-            "trunk": passes.trunk(memories),
-            "index": passes.indexing(bench, lease),
+
+    def others() -> dict[str, Callable[[Any], None]]:
+        found = {
+            "plain": passes.plain(memories),
+            "hooks and topk": passes.straightforward(memories),
         }
-        if prefixes == "best":
-            variants["plain"] = passes.plain(memories)
-            variants["hooks and topk"] = passes.straightforward(memories)
-            folder = _hugging_face_folder()
-            try:
-                variants["TransformerLens and topk"] = passes.transformer_lens(folder, memories)
-            except ImportError:
-                report["transformer_lens"] = "not installed: pip install 'ffmem[bench]'"
-        speeds = passes.race(variants, batched, rounds)
-        report[prefixes] = {
-            "warmed_tokens": sum(lease.n_tokens for lease in bench.leases[:1]),
-            "tokens": sum(sum(batch.lengths) for batch in batched),
-            "tokens_per_second": speeds,
-            "index_over": {name: speeds["index"] / speed for name, speed in speeds.items()},
-        }
+        try:
+            lens = passes.transformer_lens(_hugging_face_folder(), memories)
+        except ImportError:
+            return found  # pip install 'ffmem[bench]'
+        return found | {"TransformerLens and topk": lens}
+
+    report = _raced(memories, "best", others(), rounds)
     parameters = sum(
-        p.numel() for name, p in memories.model.named_parameters() if "embed" not in name
+        weight.numel() for name, weight in memories.model.named_parameters() if "embed" not in name
     )
-    flops = 2 * parameters * report["best"]["tokens_per_second"]["trunk"] / 1e9
-    report["trunk_gflops_in_linear_maps"] = flops
-    report["threads"] = torch.get_num_threads()
+    report["peak_gemm_gflops"] = passes.peak_gemm()
+    trunk = report["tokens_per_second"]["trunk"]
+    report["trunk_gflops_in_linear_maps"] = 2 * parameters * trunk / 1e9
     return report
 
 
-def passes_in_bfloat16(rounds: int = 3) -> dict[str, Any]:
-    """The same in bfloat16: index pass and trunk."""
-    memories = ffmem.load(MODEL, dtype="bfloat16")
-    sentences = passes.corpus_ids(memories, 5_000)
-    bench = passes.Bench(memories, sentences, "best")
+def passes_all(rounds: int = 3) -> dict[str, Any]:
+    """Index pass with every prefix, and trunk."""
+    return _raced(ffmem.load(MODEL), "all", {}, rounds)
+
+
+def passes_bfloat16(rounds: int = 3) -> dict[str, Any]:
+    """Index pass and trunk in bfloat16."""
+    return _raced(ffmem.load(MODEL, dtype="bfloat16"), "best", {}, rounds)
+
+
+def _raced(
+    memories: ffmem.Memories, prefixes: str, others: dict[str, Callable[[Any], None]], rounds: int
+) -> dict[str, Any]:
+    """Return the speeds of index pass, trunk and others on a few batches of a warm index."""
+    bench = passes.Bench(memories, passes.corpus_ids(memories, 5_000), prefixes)
     bench.warm(1)
     lease = bench.leases[1]
-    variants = {"trunk": passes.trunk(memories), "index": passes.indexing(bench, lease)}
-    speeds = passes.race(variants, bench.batches(lease)[1::4], rounds)
-    return {"tokens_per_second": speeds, "index_over_trunk": speeds["index"] / speeds["trunk"]}
+    batched = bench.batches(lease)[3::7]
+    variants = {"trunk": passes.trunk(memories), "index": passes.indexing(bench, lease), **others}
+    speeds = passes.race(variants, batched, rounds)
+    return {
+        "warmed_tokens": bench.leases[0].n_tokens,
+        "tokens": sum(sum(batch.lengths) for batch in batched),
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "tokens_per_second": speeds,
+        "index_over": {name: speeds["index"] / speed for name, speed in speeds.items()},
+    }
 
 
 def memory_of_a_pass() -> dict[str, Any]:
@@ -211,15 +216,17 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _hugging_face_folder() -> str:
-    from ffmem.models.load import NAMED, converted
+    from ffmem.models.argument import NAMED
+    from ffmem.models.load import converted
     from ffmem.registry import fetch
 
     return str(converted(fetch(NAMED[MODEL])))
 
 
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
-    "passes": passes_on_smollm2,
-    "bfloat16": passes_in_bfloat16,
+    "best": passes_best,
+    "all": passes_all,
+    "bfloat16": passes_bfloat16,
     "memory": memory_of_a_pass,
     "values": values_of_smollm2,
     "lookups": look_ups,

@@ -34,3 +34,10 @@ def test_a_memory_that_the_model_lacks_is_refused_with_its_size():
     for cell in (Cell(2, 0), Cell(0, 24)):
         with pytest.raises(UnknownCell, match=rf"no memory {cell}.* 0 to 1 with memories 0 to 23"):
             cell.within(2, 24)
+
+
+def test_a_pair_of_numbers_is_a_cell_and_nothing_else_is():
+    assert Cell.of((5, 1234)) == Cell.of("L5N1234") == Cell.of(Cell(5, 1234))
+    for wrong in (5, None, (1, 2, 3), (1, -2), (1.0, 2)):
+        with pytest.raises(UnknownCell, match="is not a memory"):
+            Cell.of(wrong)

@@ -33,9 +33,12 @@ def test_a_folder_that_may_not_be_written_to_is_named(tmp_path):
         fail_while_writing(tmp_path / "file", OSError(errno.EROFS, "Read-only file system"))
 
 
-def test_other_errors_of_the_system_are_bugs_and_stay_as_they_are(tmp_path):
-    with pytest.raises(IsADirectoryError), storage_errors(tmp_path):
-        tmp_path.read_bytes()
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match=r"Cannot write .*inside: .*\. Choose a place"):
+        write_text(tmp_path / "file" / "inside", "y")
+    with pytest.raises(StoreError, match="Is a directory"), storage_errors(tmp_path):
+        tmp_path.write_bytes(b"")
 
 
 def test_the_hash_is_that_of_the_bytes(tmp_path):

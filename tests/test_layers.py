@@ -9,14 +9,15 @@ SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 
 ORDER = [
     *("errors", "cells", "files", "progress", "records", "registry"),
-    "models.tokenizer",
+    *("models.argument", "models.tokenizer"),
     *("corpus.sources", "corpus.sentences", "corpus.wikitext", "corpus.corpus"),
     *("models.adaptive", "models.fairseq", "models.families", "models.structure", "models.head"),
     *("models.memories", "models.selfcheck", "models.describe", "models.load"),
     *("indexing.tables", "indexing.sentences", "indexing.memory", "indexing.manifest"),
     *("indexing.store", "indexing.triggers", "indexing.statistics", "indexing.sample"),
     *("indexing.found", "indexing.contents", "indexing.hashes", "indexing.leases"),
-    *("indexing.values", "indexing.settings", "indexing.finished", "indexing.segments"),
+    *("indexing.values", "indexing.options", "indexing.settings", "indexing.finished"),
+    "indexing.segments",
     *("indexing.start", "indexing.running", "indexing.scan", "indexing.build", "indexing.merge"),
     *("indexing.extend", "indexing.searchable", "indexing.search", "indexing.export"),
     *("indexing.verify", "api", "demo", "cli", "__main__", "__init__"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.indexing.store import Index
-from ffmem.progress import Progress
+from ffmem.progress import Progress, Step
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
@@ -21,6 +21,10 @@ def load(
     model: Any, tokenizer: Any = None, *, dtype: str = "float32", device: str = "auto"
 ) -> "Memories":
     """Return the memories of a model: by MODEL argument, or `load(model, tokenizer)` in memory."""
+    if isinstance(model, str | Path):
+        from ffmem.models.argument import canonical
+
+        canonical(str(model))  # a wrong path is told before anything heavy is loaded
     from ffmem.models.load import load as load_model
 
     return load_model(model, tokenizer, dtype=dtype, device=device)
@@ -41,14 +45,14 @@ def index(
     `options` are those of the command: t, prefixes, compat, start, batch_tokens, threads.
     """
     from ffmem.corpus.corpus import Corpus
-    from ffmem.indexing.settings import Options
+    from ffmem.indexing.options import Options
 
     folder = Path(out)
     asked = Options(**options)
     source = Corpus(corpus) if isinstance(corpus, str) else corpus
     say = progress or Progress(quiet=True)
     if (folder / "manifest.json").exists():
-        from ffmem.indexing.finished import refuse_other
+        from ffmem.indexing.finished import refuse_other, refuse_other_weights
 
         finished = Index(folder)
         if isinstance(model, str | Path):
@@ -56,10 +60,16 @@ def index(
         else:
             dtype = str(model.dtype).removeprefix("torch.")
             refuse_other(finished, model.source, source, asked, dtype)
-        say.say(f"The index in {folder} is finished: nothing to do.")
+            refuse_other_weights(finished, model.fingerprint())
+        unread = " Standard input was not read." if source.source == "-" else ""
+        say.say(
+            f"The index in {folder} is finished: nothing to do."
+            f" The model's weights were not compared; their hash is in the manifest.{unread}"
+        )
         return finished
     from ffmem.indexing.build import Build
 
+    source.refuse_missing()
     if isinstance(model, str | Path):
         say.say(f"Loading {model}.")
         model = load(model, dtype=dtype, device=device)
@@ -110,11 +120,14 @@ def search(folder: str | Path | Index, query: str, **options: Any) -> "list[Hit]
         return opened.find(query, **options)
 
 
-def export(folder: str | Path, to: str, out: str | Path) -> None:
-    """Write an index as `jsonl` or `csv`."""
+def export(
+    folder: str | Path | Index, to: str, out: str | Path, step: Step = lambda n: None
+) -> None:
+    """Write an index as `jsonl` or `csv`; `step` is told of every memory."""
     from ffmem.indexing.export import export as export_index
 
-    export_index(Index(folder), to, Path(out))
+    index = folder if isinstance(folder, Index) else Index(folder)
+    export_index(index, to, Path(out), step)
 
 
 def verify(folder: str | Path) -> list[str]:

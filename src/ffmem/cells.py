@@ -29,6 +29,18 @@ class Cell(NamedTuple):
         layer, memory = (int(number) for number in match.groups() if number is not None)
         return cls(layer, memory)
 
+    @classmethod
+    def of(cls, cell: object) -> "Cell":
+        """Return the cell that a name or a pair (layer, memory) means."""
+        if isinstance(cell, str):
+            return cls.parse(cell)
+        match cell:
+            case (int(layer), int(memory)) if layer >= 0 and memory >= 0:
+                return cls(layer, memory)
+        raise UnknownCell(
+            f"{cell!r} is not a memory. Write its name, like 'L5N1234', or (layer, memory)."
+        )
+
     def within(self, n_layers: int, n_memories: int) -> "Cell":
         """Return the cell itself, if a model of this size has it."""
         if self.layer >= n_layers or self.memory >= n_memories:

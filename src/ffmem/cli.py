@@ -4,6 +4,7 @@ Heavy libraries are imported inside the functions called, so that `show` and `se
 once. An `FfmemError` is an answer: one line, exit code 1. Anything else is a bug, with traceback.
 """
 
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -67,8 +68,14 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
 def corpus_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add how a corpus is read."""
     for option in (
-        click.option("--limit", type=int, help="Read this many sentences at most."),
-        click.option("--detokenize", help="wikitext: undo WikiText's tokenisation first."),
+        click.option(
+            "--limit", type=click.IntRange(min=1), help="Read this many sentences at most."
+        ),
+        click.option(
+            "--detokenize",
+            type=click.Choice(["wikitext"]),
+            help="Undo WikiText's tokenisation first.",
+        ),
         click.option("--column", default="text", show_default=True, help="Field of the text."),
         click.option(
             "--unit", default="sentence", show_default=True, help="sentence, line or window:N."
@@ -101,7 +108,13 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
 @click.argument("model")
 @click.argument("corpus")
 @out_option
-@click.option("-t", default=50, show_default=True, help="Triggers to keep per memory.")
+@click.option(
+    "-t",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Triggers to keep per memory.",
+)
 @corpus_options
 @click.option(
     "--prefixes",
@@ -119,14 +132,25 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
     show_default=True,
     help="Token in front of a sentence: auto, none, bos, eos, or the token.",
 )
-@click.option("--batch-tokens", default=4096, show_default=True, help="Tokens of a batch.")
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Tokens of a batch.",
+)
 @click.option(
     "--lease-tokens",
+    type=click.IntRange(min=1),
     default=65_536,
     show_default=True,
     help="Tokens of a lease: what a killed run repeats at most.",
 )
-@click.option("--threads", type=int, help="Threads of the pass; recorded, for the same bytes.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads of the pass; recorded, for the same bytes.",
+)
 @model_options
 def index(model: str, corpus: str, out: Path, dtype: str, device: str, **options: Any) -> None:
     """Find what triggers every memory of MODEL in CORPUS, and what its value promotes.
@@ -213,7 +237,10 @@ def search(folder: Path, query: str, as_json: bool, place: str, **options: Any) 
 @click.option("--to", type=click.Choice(["jsonl", "csv"]), required=True, help="Format.")
 def export(folder: Path, out: Path, to: str) -> None:
     """Write every memory of an index to the file OUT, for other programs."""
-    api.export(folder, to, out)
+    made = api.open(folder)
+    with Progress().bar("Writing", len(made), "memories") as step:
+        api.export(made, to, out, step)
+    click.echo(f"Wrote {len(made):,} memories to {out}.", err=True)
 
 
 @cli.command()
@@ -283,3 +310,7 @@ def main() -> None:
     except FfmemError as error:
         message = " ".join(str(error).split())
         raise SystemExit(f"Error: {message}") from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise SystemExit("Error: The output cannot be written: no room left there.") from None

@@ -8,7 +8,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ffmem.errors import StorageFull, StoreError
@@ -28,13 +28,14 @@ def committing(path: Path) -> Iterator[Path]:
             temporary.replace(path)
             sync(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to tell
+            temporary.unlink()
         raise
 
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into an error that says what to do."""
+    """Turn a full disk, or a place that cannot be written to, into an error that says so."""
     try:
         yield
     except OSError as error:
@@ -43,11 +44,9 @@ def storage_errors(path: Path) -> Iterator[None]:
                 f"No room left on the disk while writing {path}. What was committed before is"
                 " kept: free some space and run the same command again."
             ) from None
-        if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-            raise StoreError(
-                f"Cannot write {path}: {error.strerror}. Choose a folder that you may write to."
-            ) from None
-        raise
+        raise StoreError(
+            f"Cannot write {path}: {error.strerror or error}. Choose a place that you may write to."
+        ) from None
 
 
 def sync(path: Path) -> None:

@@ -1,16 +1,11 @@
 """What long work shows while it runs: a bar with rate and time left, on a terminal only."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-
-class Step(Protocol):
-    """Takes how much was done since the last call."""
-
-    def __call__(self, n: int) -> None:
-        """Count n more as done."""
+Step = Callable[[int], None]
+"""Takes how much was done since the last call."""
 
 
 class Progress:

@@ -112,6 +112,45 @@ def test_a_finished_index_is_left_alone(tmp_path):
         indexed(tmp_path / "index", corpus, t=4)
 
 
+def test_a_finished_index_of_other_content_is_not_taken_for_this_one(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    indexed(tmp_path / "index", corpus)
+    with pytest.raises(StoreError, match=r"made with the model of hash [0-9a-f]{64}, not"):
+        indexed(tmp_path / "index", corpus, memories(seed=1))
+    ffmem.extend(
+        tmp_path / "index",
+        ffmem.Corpus(str(write_corpus(tmp_path / "more.txt", seed=5)), unit="line"),
+        model=memories(),
+    )
+    with pytest.raises(StoreError, match=r"it holds further corpora: .*more\.txt"):
+        indexed(tmp_path / "index", corpus)
+    indexed(tmp_path / "other", corpus)
+    write_corpus(corpus, seed=1)
+    with pytest.raises(StoreError, match="the corpus' files have changed"):
+        indexed(tmp_path / "other", corpus)
+
+
+def test_a_run_that_fails_before_it_has_read_anything_leaves_nothing_behind(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(CorpusError):
+        indexed(tmp_path / "new", tmp_path / "empty.txt")
+    assert not (tmp_path / "new").exists()
+    corpus = write_corpus(tmp_path / "corpus.txt", n=20)
+    indexed(tmp_path / "index", corpus)
+    with pytest.raises(CorpusError):
+        ffmem.extend(tmp_path / "index", str(tmp_path / "empty.txt"), model=memories())
+    more = ffmem.Corpus(str(write_corpus(tmp_path / "more.txt", n=20, seed=5)), unit="line")
+    assert ffmem.extend(tmp_path / "index", more, model=memories()).manifest.corpus.sentences == 40
+
+
+def test_an_index_is_not_written_over_a_file(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt", n=20)
+    with pytest.raises(StoreError, match="is a file"):
+        indexed(corpus, corpus)
+    with pytest.raises(StoreError, match="Cannot write"):
+        indexed(corpus / "inside", corpus)
+
+
 def test_a_finished_index_is_known_by_a_relative_path_and_in_another_dtype(
     tmp_path, monkeypatch, model_folder
 ):
@@ -150,7 +189,7 @@ def test_another_model_or_a_changed_corpus_is_refused_with_both_hashes(tmp_path,
     with pytest.raises(StoreError, match=rf"model\.hash: {one} → {two}"):
         indexed(tmp_path / "index", corpus, memories(seed=1))
     write_corpus(corpus, seed=1)
-    with pytest.raises(StoreError, match=r"digest: [0-9a-f]{64} → [0-9a-f]{64}\. Give the same"):
+    with pytest.raises(StoreError, match=r"changed, digest: [0-9a-f]{64} → [0-9a-f]{64}\. Give"):
         indexed(tmp_path / "index", corpus)
 
 

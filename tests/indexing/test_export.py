@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 import shutil
 
 import numpy as np
@@ -101,3 +102,23 @@ def test_an_export_that_fails_leaves_nothing_behind(tiny_index, tmp_path):
     with pytest.raises(StoreError):
         ffmem.export(tmp_path / "index", "jsonl", tmp_path / "out.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_a_link_is_followed_and_what_is_no_file_is_left_alone(tiny_index, tmp_path):
+    (tmp_path / "target.csv").write_text("")
+    (tmp_path / "link.csv").symlink_to("target.csv")
+    ffmem.export(tiny_index, "csv", tmp_path / "link.csv")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "target.csv").read_text().startswith("cell,")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FfmemError, match="is no ordinary file"):
+        ffmem.export(tiny_index, "csv", tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(FfmemError, match="There is no folder"):
+        ffmem.export(tiny_index, "csv", tmp_path / "nowhere" / "out.csv")
+
+
+def test_every_memory_is_told_of(tiny_index, tmp_path):
+    steps = []
+    ffmem.export(tiny_index, "jsonl", tmp_path / "out", steps.append)
+    assert sum(steps) == len(tiny_index)

@@ -9,6 +9,7 @@ from ffmem.indexing.memory import (
     TokenShare,
     Trigger,
     Value,
+    unshown,
     visible,
     visible_token,
 )
@@ -23,7 +24,9 @@ def memory(text="the river", n=12, gate=None):
     ]
     tokens = [TokenShare(f"{text}{id}", id, 0.5, 1.0) for id in range(15)]
     stats = Behaviour(0.25, 1.0, -0.5, 0.1, {"0.5": 0.0})
-    return Memory(Cell(5, 3), triggers, [], Value("folded", tokens, tokens), stats)
+    return Memory(
+        Cell(5, 3), triggers, [], Value("folded", tokens, tokens), stats, gate is not None
+    )
 
 
 class Tags(HTMLParser):
@@ -63,6 +66,24 @@ def test_a_terminal_shows_ten_triggers_a_line_each_without_control_characters():
 
 def test_a_memory_that_nothing_triggers_says_so():
     assert "No prefix of the corpus triggers this memory." in str(memory(n=0))
+
+
+def test_a_list_that_is_cut_says_so():
+    assert "The first 10 of 12 triggers; --json gives all." in str(memory())
+    assert "--json" not in str(memory(n=10))
+
+
+def test_a_gated_memory_is_read_for_the_sign_of_its_coefficient():
+    shown = str(memory(gate=1))
+    assert "gate open on 25.0% of prefixes" in shown
+    assert "m > 0 promotes" in shown
+    assert "suppresses" not in shown
+    assert "m &gt; 0 promotes" in memory(gate=1)._repr_html_()
+
+
+def test_what_is_copied_from_the_screen_is_the_token_again():
+    for token in (" in", "\n\t", "a b"):
+        assert unshown(visible_token(token)) == token
 
 
 def test_a_long_prefix_is_cut_on_the_left():

@@ -138,7 +138,7 @@ def test_what_an_interrupted_extension_has_read_is_not_taken_for_another_corpus(
 
 
 def test_a_target_that_is_not_empty_is_refused(tmp_path, parts):
-    with pytest.raises(StoreError, match="is not empty"):
+    with pytest.raises(StoreError, match="is not an empty folder"):
         ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "b")
     with pytest.raises(StoreError, match="at least two"):
         ffmem.merge([tmp_path / "a"], tmp_path / "merged")

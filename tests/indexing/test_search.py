@@ -10,6 +10,8 @@ import pytest
 
 import ffmem
 from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing import search
+from ffmem.indexing.memory import visible_token
 from ffmem.indexing.search import Search
 from tests.texts import LINES
 
@@ -232,3 +234,19 @@ def test_a_damaged_index_is_named_when_its_search_file_is_made(folder):
     with pytest.raises(StoreError, match=r"triggers/layer-001\.parquet"):
         Search(ffmem.open(folder))
     assert not list(folder.glob(".*"))
+
+
+def test_a_regular_expression_that_never_ends_is_stopped(tiny_index, monkeypatch):
+    monkeypatch.setattr(search, "SECONDS", 0.3)
+    with pytest.raises(FfmemError, match=r"takes too long: no answer after 0\.3 seconds\. Make"):
+        search._Pattern(r"(\w+\s?)+\$$").search("a" * 200)
+    monkeypatch.setattr(search, "SECONDS", 0.0)
+    with pytest.raises(FfmemError, match="takes too long"):
+        ffmem.search(tiny_index, "the", place="triggers", regex=True)
+
+
+def test_a_token_is_found_as_it_is_shown(tiny_index):
+    token = next(t.token for t in tiny_index["L0N0"].value.top if t.token[0] == " " < t.token)
+    shown = ffmem.search(tiny_index, visible_token(token), limit=1000)
+    assert shown == ffmem.search(tiny_index, token, limit=1000)
+    assert "L0N0" in {hit.cell for hit in shown}

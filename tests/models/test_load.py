@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import ffmem
 from ffmem.errors import ModelError
-from ffmem.models.load import NAMED, canonical, converted, find_device, load
+from ffmem.models.argument import NAMED, canonical
+from ffmem.models.load import converted, find_device, load
 from tests.tiny import tiny, tiny_tokenizer
 
 ORACLE = Path(__file__).parent.parent / "oracle"
@@ -82,6 +83,24 @@ def test_what_is_not_there_is_refused_with_the_forms_that_exist(name, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"no such file or folder\. Give a Hugging Face folder"):
         canonical(name)
+
+
+def test_a_name_that_is_nearly_right_is_mended():
+    for name in ("smollm2", "SmolLM2-135M"):
+        with pytest.raises(ModelError, match=r"Did you mean smollm2-135m\?"):
+            canonical(name)
+
+
+def test_a_file_of_another_kind_is_refused(folder):
+    with pytest.raises(ModelError, match=r"not of a kind that holds a model\. Give a Hugging"):
+        canonical(str(folder / "config.json"))
+
+
+def test_a_model_without_a_tokenizer_is_refused(folder):
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(ModelError, match="has no tokenizer that transformers can load"):
+        load(folder)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

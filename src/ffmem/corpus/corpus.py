@@ -32,6 +32,11 @@ class Corpus:
     """How many sentences to read at most."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise CorpusError(
+                f"A corpus is named by a text, such as a path; {self.source!r} was given."
+                " Write sentences of your own to a file, and index that with unit='line'."
+            )
         sentences.window_size(self.unit)
         if self.limit is not None and self.limit < 1:
             raise CorpusError(f"Cannot read {self.limit} sentences. Give a limit of at least 1.")
@@ -46,6 +51,10 @@ class Corpus:
     def sentences(self, tokenizer: Tokenizer) -> "Reading":
         """Return the stream of the corpus' sentences in tokens."""
         return Reading(self, tokenizer)
+
+    def refuse_missing(self) -> None:
+        """Refuse a corpus that is not there, before anything else is done."""
+        sources.refuse_missing(self.source)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the files behind the corpus, None where there are none."""

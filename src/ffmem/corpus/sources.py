@@ -76,6 +76,14 @@ def lines(source: str, column: str) -> Iterator[Line]:
                 yield from _of_file(path, column, documents)
 
 
+def refuse_missing(source: str) -> None:
+    """Refuse a source that is not there, before anything else is done."""
+    if source.startswith(_HUB):
+        HubName.parse(source)
+    elif source != "-" and not is_wikitext(source):
+        _files(source)
+
+
 def digest(source: str) -> str | None:
     """Return the SHA-256 of the files behind a source, None where there are none."""
     if source == "-" or source.startswith(_HUB):

@@ -23,17 +23,18 @@ from numpy import ndarray
 from ffmem.corpus.corpus import Corpus, Reading
 from ffmem.corpus.sentences import window_size
 from ffmem.errors import CorpusError, FfmemError, StoreError
-from ffmem.files import write_text
+from ffmem.files import storage_errors, write_text
 from ffmem.indexing import sample
 from ffmem.indexing.contents import write_contents
 from ffmem.indexing.found import Found
 from ffmem.indexing.hashes import hashes
 from ffmem.indexing.leases import Batch, Lease, batches, cut
 from ffmem.indexing.manifest import FORMAT, CorpusRecord, Manifest, SourceRecord
+from ffmem.indexing.options import COMPAT, Options
 from ffmem.indexing.scan import Scan, reach
 from ffmem.indexing.segments import Segments
 from ffmem.indexing.sentences import Sentences, write_sentences
-from ffmem.indexing.settings import COMPAT, Options, Plan, Settings, read_record
+from ffmem.indexing.settings import Plan, Settings, read_record
 from ffmem.indexing.start import choose
 from ffmem.indexing.tables import layer_file, write_table
 from ffmem.indexing.values import PROJECTION, write_values
@@ -58,9 +59,29 @@ class Build:
         self.working = folder / "segments"
         self.options = options
         self.progress = progress
+        self._is_new = False
 
     def run(self) -> None:
         """Do everything that is not done yet."""
+        existed = self.folder.exists()
+        try:
+            self._run()
+        except FfmemError:
+            if self._is_new and not (self.working / "plan.json").exists():
+                self._clear()  # nothing was computed yet: leave the folder as it was
+                if not existed:
+                    self.folder.rmdir()
+            raise
+        except KeyboardInterrupt:
+            self.progress.say("Stopped. The same command goes on from the last committed lease.")
+            raise
+
+    def _clear(self) -> None:
+        """Remove what a run has written that did not get beyond reading the corpus."""
+        shutil.rmtree(self.working)
+        (self.folder / "sentences.parquet").unlink(missing_ok=True)
+
+    def _run(self) -> None:
         with _alone(self.folder):
             self.settings = self._settings()
             with _threads(self.settings.threads):
@@ -74,6 +95,7 @@ class Build:
         path = self.working / "settings.json"
         settings = Settings.asked(self.memories, self.corpus, self.options)
         if not path.exists():
+            self._is_new = True
             write_text(path, settings.to_json())
             return settings
         before = read_record(Settings, path)
@@ -83,7 +105,7 @@ class Build:
             raise StoreError(
                 f"{self.folder} holds an unfinished index with other settings:"
                 f" {'; '.join(differences)}."
-                " Give the same settings to go on with it, or choose another folder."
+                " Give the same settings to go on with it, choose another folder, or delete it."
             )
         self.progress.say(f"Going on with the unfinished index in {self.folder}.")
         return before
@@ -110,6 +132,7 @@ class Build:
             sentences=totals.n_sentences,
             tokens=totals.n_tokens,
             cut=rows.n_cut,
+            cut_tokens=rows.n_lost,
             headings_dropped=reading.n_headings,
             without_tokens=reading.n_without_tokens,
             start=chosen.start,
@@ -135,8 +158,15 @@ class Build:
     def _tell(self, plan: Plan) -> None:
         say = self.progress.say
         say(f"Corpus: {plan.sentences:,} sentences, {plan.tokens:,} tokens.")
+        if plan.headings_dropped:
+            say(f"Left out: {plan.headings_dropped:,} headings.")
+        if plan.without_tokens:
+            say(f"Left out: {plan.without_tokens:,} sentences that gave no token.")
         if plan.cut:
-            say(f"{plan.cut:,} sentences are longer than the model's context and were cut there.")
+            say(
+                f"Cut at the model's context: {plan.cut:,} sentences, by {plan.cut_tokens:,} tokens"
+                " in all."
+            )
         token = "none" if plan.start.token is None else plan.start.token
         losses = ", ".join(f"{name} {loss:.3f}" for name, loss in plan.start.losses.items())
         say(f"Start token: {token} ({plan.start.chosen_by}; loss per token: {losses}).")
@@ -201,6 +231,7 @@ class Build:
             sentences=plan.sentences,
             tokens=plan.tokens,
             cut=plan.cut,
+            cut_tokens=plan.cut_tokens,
             headings_dropped=plan.headings_dropped,
             without_tokens=plan.without_tokens,
             perplexity=plan.perplexity,
@@ -230,7 +261,7 @@ class _Cut:
     """The sentences of a corpus, cut where the model's context ends, and counted."""
 
     def __init__(self, reading: Reading, memories: Memories) -> None:
-        self.n_cut = 0
+        self.n_cut = self.n_lost = 0
         self._reading = reading
         self._memories = memories
 
@@ -242,12 +273,14 @@ class _Cut:
         most = None if memories.context is None else memories.context - 1
         for number, (text, ids, starts, ends) in enumerate(self._reading):
             if text is None and not 0 <= min(ids) <= max(ids) < memories.vocabulary:
+                wrong = min(ids) if min(ids) < 0 else max(ids)
                 raise CorpusError(
-                    f"Sentence {number} of the corpus has token id {max(ids)}, but the model's ids"
+                    f"Sentence {number} of the corpus has token id {wrong}, but the model's ids"
                     f" are 0 to {memories.vocabulary - 1}. Was it made with another tokenizer?"
                 )
             if most is not None and len(ids) > most:
                 self.n_cut += 1
+                self.n_lost += len(ids) - most
                 ids = ids[:most]
                 starts, ends = starts and starts[:most], ends and ends[:most]
             yield text, ids, starts, ends
@@ -280,13 +313,17 @@ def _threads(n: int) -> Iterator[None]:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Refuse to work in a folder that holds something else or that another process works in."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file. Choose a new or an empty folder for the index.")
     foreign = folder.exists() and not (folder / "segments").exists() and any(folder.iterdir())
     if foreign:
         raise StoreError(
             f"{folder} holds something that is not an index. Choose a new or an empty folder."
         )
-    (folder / "segments").mkdir(parents=True, exist_ok=True)
-    with (folder / "segments" / "lock").open("w") as lock:
+    with storage_errors(folder):
+        (folder / "segments").mkdir(parents=True, exist_ok=True)
+        lock = (folder / "segments" / "lock").open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,6 +13,7 @@ from ffmem.errors import FfmemError
 from ffmem.files import committing
 from ffmem.indexing.memory import Memory
 from ffmem.indexing.store import Index
+from ffmem.progress import Step
 
 FORMATS = ("jsonl", "csv")
 
@@ -22,27 +23,35 @@ COLUMNS = [
 ]
 
 
-def export(index: Index, to: str, out: Path) -> None:
+def export(index: Index, to: str, out: Path, step: Step) -> None:
     """Write every memory of an index to a file."""
     if to not in FORMATS:
         raise FfmemError(f"--to takes {' or '.join(FORMATS)}; {to!r} was given.")
-    if out.is_dir():
-        raise FfmemError(f"{out} is a folder: name a file to write to.")
+    target = out.resolve()  # a link is followed, not replaced
+    if target.exists() and not target.is_file():
+        what = "a folder" if target.is_dir() else "no ordinary file"
+        raise FfmemError(f"{out} is {what}: name a file to write to.")
+    if not target.parent.is_dir():
+        raise FfmemError(
+            f"There is no folder {target.parent}: make it first, or name another file."
+        )
     # Only a CSV writes its own line ends; neither may translate those within a text.
-    with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with committing(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         if to == "jsonl":
-            for memory in _memories(index):
+            for memory in _memories(index, step):
                 file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
             return
         rows = csv.DictWriter(file, COLUMNS)
         rows.writeheader()
-        for memory in _memories(index):
+        for memory in _memories(index, step):
             rows.writerows(_rows(memory))
 
 
-def _memories(index: Index) -> Iterator[Memory]:
+def _memories(index: Index, step: Step) -> Iterator[Memory]:
     for layer in range(index.n_layers):
-        yield from index.memories(layer)
+        for memory in index.memories(layer):
+            yield memory
+            step(1)
 
 
 def _rows(memory: Memory) -> Iterator[dict[str, object]]:

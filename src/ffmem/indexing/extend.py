@@ -11,8 +11,9 @@ from pathlib import Path
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
 from ffmem.indexing.build import Build
+from ffmem.indexing.finished import refuse_other_weights
 from ffmem.indexing.merge import swap
-from ffmem.indexing.settings import Options
+from ffmem.indexing.options import Options
 from ffmem.indexing.store import Index, beside
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -21,11 +22,7 @@ from ffmem.progress import Progress
 def extend(index: Index, memories: Memories, corpus: Corpus, progress: Progress) -> Index:
     """Add a corpus to an index, read by the same model with the same settings."""
     manifest = index.manifest
-    if memories.fingerprint() != manifest.model.hash:
-        raise StoreError(
-            f"{index.folder} was made with the model of hash {manifest.model.hash}, but"
-            f" {memories.source} has hash {memories.fingerprint()}. Extend it with the same model."
-        )
+    refuse_other_weights(index, memories.fingerprint())
     last = manifest.corpus.sources[-1]
     start = manifest.start.id
     options = Options(

@@ -1,20 +1,21 @@
 """Whether a finished index is the one that a command asks for; no model is loaded for it."""
 
 from dataclasses import asdict
-from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
-from ffmem.indexing.settings import Options
+from ffmem.indexing.options import Options
 from ffmem.indexing.store import Index
+from ffmem.models.argument import canonical
 
 
 def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dtype: str) -> None:
     """Refuse a command that asks for another index than the finished one, and name why."""
     manifest = index.manifest
     first = asdict(manifest.corpus.sources[0])
+    source = manifest.model.source
     asked = {
-        "model": (_absolute(model), manifest.model.source),
+        "model": (model if model == source else canonical(model), source),
         "t": (options.t, manifest.t),
         "prefixes": (options.prefixes, manifest.prefixes),
         "compat": (options.compat, manifest.compat),
@@ -23,6 +24,13 @@ def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dty
         **{name: (value, first[name]) for name, value in corpus.describe().items()},
     }
     differences = [f"{name}: {old} → {new}" for name, (new, old) in asked.items() if new != old]
+    if len(manifest.corpus.sources) > 1:
+        others = ", ".join(source.source for source in manifest.corpus.sources[1:])
+        differences.append(f"it holds further corpora: {others}")
+    if not differences and corpus.digest() != first["digest"]:
+        differences.append(
+            f"the corpus' files have changed, digest: {first['digest']} → {corpus.digest()}"
+        )
     if differences:
         raise StoreError(
             f"{index.folder} holds a finished index with other settings: {'; '.join(differences)}."
@@ -30,7 +38,10 @@ def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dty
         )
 
 
-def _absolute(model: str) -> str:
-    """Return a MODEL argument as a manifest names it, without the loader, which needs torch."""
-    path = Path(model).expanduser()
-    return str(path.resolve()) if path.exists() else model
+def refuse_other_weights(index: Index, weights: str) -> None:
+    """Refuse an index of another model than the one that is loaded already."""
+    if weights != index.manifest.model.hash:
+        raise StoreError(
+            f"{index.folder} was made with the model of hash {index.manifest.model.hash}, not"
+            f" {weights}. Choose another folder."
+        )

@@ -1,6 +1,6 @@
 """Leases: the units of work into which a corpus is cut, and the batches of one.
 
-A lease is consecutive sentences of one source, closed at `LEASE_TOKENS` tokens or more. Within it
+A lease is consecutive sentences of one source, closed at a number of tokens. Within it
 sentences are sorted by (length, number) and cut into batches, so that a batch has next to no
 padding. Both depend on the corpus and the settings alone, never on who runs them or when.
 """
@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Int, Int64
 from numpy import ndarray
 from torch import Tensor
-
-LEASE_TOKENS = 65_536
 
 
 class Lease(NamedTuple):

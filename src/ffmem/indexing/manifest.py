@@ -73,6 +73,8 @@ class SourceRecord(Record):
     tokens: int
     cut: int
     """Sentences longer than the context, cut there."""
+    cut_tokens: int
+    """How many tokens they lost."""
     headings_dropped: int
     without_tokens: int
     """Sentences that gave no token, left out."""

@@ -67,6 +67,7 @@ class Memory:
     negative_triggers: list[Trigger]
     value: Value
     stats: Behaviour
+    gated: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `show --json` prints."""
@@ -89,23 +90,35 @@ class Memory:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows; everything from model or corpus is escaped."""
+        names = ("promotes", "suppresses", "active")
+        if self.gated:
+            names = ("m &gt; 0 promotes", "m &lt; 0 promotes", "gate open")
         rows = [
             f"<tr><td style='text-align:right'>{trigger.coefficient:.3f}</td>"
             f"<td style='text-align:left'>{_marked(trigger)}</td></tr>"
             for trigger in (*self.triggers[:10], *self.negative_triggers[:10])
         ]
         return (
-            f"<h4>{self.cell}</h4><p>promotes {_chips(self.value.top)}<br>"
-            f"suppresses {_chips(self.value.bottom)}<br>"
-            f"active on {self.stats.active_share:.1%} of prefixes</p>"
+            f"<h4>{self.cell}</h4><p>{names[0]} {_chips(self.value.top)}<br>"
+            f"{names[1]} {_chips(self.value.bottom)}<br>"
+            f"{names[2]} on {self.stats.active_share:.1%} of prefixes</p>"
             f"<table>{''.join(rows)}</table>"
         )
 
 
+_SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥"}
+
+
+def unshown(token: str) -> str:
+    """Return what a token that was copied from the screen stands for."""
+    for character, sign in (*_SIGNS.items(), (" ", "␣")):
+        token = token.replace(sign, character)
+    return token
+
+
 def visible(text: str) -> str:
     """Return a text on one line: line ends and tabs as signs."""
-    signs = {"\n": "↵", "\r": "␍", "\t": "⇥"}
-    return "".join(signs.get(c, c if c.isprintable() else f"⟨{ord(c):02x}⟩") for c in text)
+    return "".join(_SIGNS.get(c, c if c.isprintable() else f"⟨{ord(c):02x}⟩") for c in text)
 
 
 def visible_token(token: str | None) -> str:
@@ -119,21 +132,30 @@ def _lines(memory: Memory, n: int = 10) -> list[str]:
     In a gated model a coefficient of either sign triggers, and the value is read for that sign.
     """
     stats, value = memory.stats, memory.value
-    gated = any(trigger.gate is not None for trigger in memory.triggers + memory.negative_triggers)
     lines = [
         f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}",
-        f"{'gate open' if gated else 'active'} on {stats.active_share:.1%} of prefixes"
+        f"{'gate open' if memory.gated else 'active'} on {stats.active_share:.1%} of prefixes"
         f" · max {stats.max:.3f} · min {stats.min:.3f} · mean {stats.mean:.4f}",
     ]
-    if gated:
+    if memory.gated:
         lines += ["", f"m > 0 promotes  {_listed(value.top[:n])}"]
         lines += map(_line, memory.triggers[:n])
         lines += ["", f"m < 0 promotes  {_listed(value.bottom[:n])}"]
         lines += map(_line, memory.negative_triggers[:n])
-        return lines
+        return lines + _more(memory, n)
     lines += [f"promotes    {_listed(value.top[:n])}", f"suppresses  {_listed(value.bottom[:n])}"]
-    none = ["No prefix of the corpus triggers this memory."]
-    return [*lines, "", *(map(_line, memory.triggers[:n]) if memory.triggers else none)]
+    return [*lines, "", *map(_line, memory.triggers[:n]), *_more(memory, n)]
+
+
+def _more(memory: Memory, n: int) -> list[str]:
+    """Return what a list of the first n triggers leaves out, in words."""
+    lists = [memory.triggers, memory.negative_triggers]
+    if not any(lists):
+        return ["No prefix of the corpus triggers this memory."]
+    if max(map(len, lists)) <= n:
+        return []
+    counts = " and ".join(str(len(triggers)) for triggers in lists if triggers)
+    return ["", f"The first {n} of {counts} triggers; --json gives all."]
 
 
 def _line(trigger: Trigger, width: int = 72) -> str:

@@ -26,8 +26,8 @@ _SAME = ("tokenizer", "t", "prefixes", "compat", "coefficient", "projection", "d
 def merge(folders: Sequence[str | Path], out: str | Path) -> Index:
     """Write the index of several corpora, from an index of each, to a new folder."""
     target = Path(out)
-    if target.exists() and any(target.iterdir()):
-        raise StoreError(f"{target} is not empty. Merge into a new folder.")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise StoreError(f"{target} is not an empty folder. Merge into a new folder.")
     indexes = [Index(folder) for folder in folders]
     if len(indexes) < 2:
         raise StoreError("Merging takes at least two indexes.")
@@ -50,9 +50,10 @@ def swap(folder: Path, other: Path) -> Index:
     extended, before = beside(folder, "extended"), beside(folder, "before")
     shutil.rmtree(extended, ignore_errors=True)
     merge([folder, other], extended)
-    folder.rename(before)
-    extended.rename(folder)
-    sync(folder.parent)
+    with storage_errors(folder):
+        folder.rename(before)
+        extended.rename(folder)
+        sync(folder.parent)
     recover(folder)
     return Index(folder)
 

@@ -9,6 +9,7 @@ SQLite's full-text index; a hit counts only if it ends within the prefix.
 import re
 import secrets
 import sqlite3
+import time
 import unicodedata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
+from ffmem.indexing.memory import unshown
 from ffmem.indexing.searchable import (
     TRIGGER_POSTING,
     VALUE_POSTING,
@@ -29,6 +31,10 @@ from ffmem.indexing.store import Index
 
 # What FTS5 is asked to put around a match: nothing that a corpus could hold on purpose.
 _OPEN, _CLOSE = (f"\x01{secrets.token_hex(8)}{side}" for side in "()")
+
+
+SECONDS = 20.0
+"""How long a regular expression may take over a whole index."""
 
 
 class Hit(NamedTuple):
@@ -75,7 +81,7 @@ class Search:
             raise FfmemError("This index has no patterns yet. Search in values or triggers.")
         if place not in {"values", "triggers"}:
             raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
-        pattern = _compiled(query) if regex else None
+        pattern = _Pattern(query) if regex else None
         look = self._in_values if place == "values" else self._in_triggers
         try:
             return look(query, pattern, layer, limit)
@@ -86,7 +92,7 @@ class Search:
             return look(query, pattern, layer, limit)
 
     def _in_values(
-        self, query: str, pattern: re.Pattern[str] | None, layer: int | None, limit: int
+        self, query: str, pattern: "_Pattern | None", layer: int | None, limit: int
     ) -> list[Hit]:
         """Find values by the tokens at their ends: a whole token, with or without its space."""
         found = list(self._tokens(query, pattern))
@@ -99,10 +105,9 @@ class Search:
             for cell, count, rank, side, id in self._ranked(postings, ids, layer, limit)
         ]
 
-    def _tokens(
-        self, query: str, pattern: re.Pattern[str] | None
-    ) -> Iterator[tuple[int, str, bytes]]:
+    def _tokens(self, query: str, pattern: "_Pattern | None") -> Iterator[tuple[int, str, bytes]]:
         if pattern is None:
+            query = unshown(query)
             wanted = {form.casefold() for form in (query, query.strip(), f" {query.strip()}")}
             marks = ",".join("?" * len(wanted))
             found = self._base.execute(
@@ -115,11 +120,11 @@ class Search:
                 yield id, token, blob
 
     def _in_triggers(
-        self, query: str, pattern: re.Pattern[str] | None, layer: int | None, limit: int
+        self, query: str, pattern: "_Pattern | None", layer: int | None, limit: int
     ) -> list[Hit]:
         """Find memories by the text of their prefixes."""
         if pattern is None and not _has_word(query):
-            pattern = re.compile(re.escape(query))  # FTS5 sees words only
+            pattern = _Pattern(re.escape(query))  # FTS5 sees words only
         found = self._words(query) if pattern is None else self._matching(pattern)
         if not found.sentences:
             return []
@@ -154,10 +159,10 @@ class Search:
             found.add(sentence, blob, begin, marked.index(_CLOSE) - len(_OPEN))
         return found
 
-    def _matching(self, pattern: re.Pattern[str]) -> "_Found":
+    def _matching(self, pattern: "_Pattern") -> "_Found":
         """Return the prefixes that match a regular expression, those that end alike together."""
         # Without these signs, what matches in a prefix matches in its sentence too.
-        looks_at_the_end = re.search(r"[$\\(]", pattern.pattern) is not None
+        looks_at_the_end = re.search(r"[$\\(]", pattern.expression) is not None
         found = _Found([], [], [], [])
         rows = self._base.execute("SELECT sentence, text, postings FROM sentences")
         for sentence, text, blob in rows:
@@ -165,7 +170,7 @@ class Search:
                 continue
             postings = np.frombuffer(blob, TRIGGER_POSTING)
             for end in sorted(set(postings["end"].tolist())):
-                if match := pattern.search(text, 0, end):
+                if match := pattern.search(text, end):
                     here = postings[postings["end"] == end].tobytes()
                     found.add(sentence, here, match.start(), match.end())
         return found
@@ -228,8 +233,28 @@ def _has_word(text: str) -> bool:
     return any(kind[0] in "LN" or kind in {"Co", "Mn", "Mc"} for kind in kinds)
 
 
-def _compiled(query: str) -> re.Pattern[str]:
-    try:
-        return re.compile(query)
-    except re.error as error:
-        raise FfmemError(f"{query!r} is not a regular expression: {error}.") from None
+class _Pattern:
+    """A regular expression that gives up when all its searches have taken too long."""
+
+    def __init__(self, expression: str) -> None:
+        import regex  # unlike `re`, it can be stopped
+
+        try:
+            self._compiled = regex.compile(expression)
+        except regex.error as error:
+            raise FfmemError(f"{expression!r} is not a regular expression: {error}.") from None
+        self.expression = expression
+        self._until = time.monotonic() + SECONDS
+
+    def search(self, text: str, end: int | None = None) -> Any:
+        """Return the first match within the first `end` characters, None if there is none."""
+        left = self._until - time.monotonic()
+        try:
+            if left > 0:
+                return self._compiled.search(text, endpos=end, timeout=left)
+        except TimeoutError:
+            pass
+        raise FfmemError(
+            f"The regular expression {self.expression!r} takes too long: no answer after"
+            f" {SECONDS:g} seconds. Make it simpler, or search for words."
+        )

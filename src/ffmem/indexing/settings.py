@@ -1,4 +1,4 @@
-"""The settings of a run: what was asked for, and everything that decides the bytes of an index."""
+"""The settings of a run: everything that decides the bytes of an index."""
 
 import hashlib
 import json
@@ -9,39 +9,11 @@ from pathlib import Path
 import torch
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import FfmemError, StoreError
-from ffmem.indexing.leases import LEASE_TOKENS
+from ffmem.errors import StoreError
 from ffmem.indexing.manifest import ModelRecord, PerplexityRecord, StartRecord
+from ffmem.indexing.options import Options
 from ffmem.models.memories import Memories
 from ffmem.records import AnyRecord, Record
-
-COMPAT = "ff-layers"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to index; every field is a choice of the user's and is recorded."""
-
-    t: int = 50
-    prefixes: str = "best"
-    compat: str | None = None
-    start: str = "auto"
-    batch_tokens: int = 4096
-    lease_tokens: int = LEASE_TOKENS
-    threads: int | None = None
-    """None: as many as torch takes, or as many as an interrupted run had."""
-
-    def __post_init__(self) -> None:
-        for name in ("t", "batch_tokens", "lease_tokens", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise FfmemError(f"{name} must be at least 1; {value} was given.")
-        if self.prefixes not in {"best", "all"}:
-            raise FfmemError(f"--prefixes takes best or all; {self.prefixes!r} was given.")
-        if self.compat not in {None, COMPAT}:
-            raise FfmemError(f"--compat takes {COMPAT}; {self.compat!r} was given.")
-        if self.compat and self.prefixes != "best":
-            raise FfmemError(f"--compat {COMPAT} keeps the best prefix of a sentence, not all.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +77,8 @@ class Settings(Record):
                 names = {key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
                 found += [f"{name}.{k}: {theirs.get(k)} → {mine.get(k)}" for k in sorted(names)]
             elif mine != theirs:
-                found.append(f"{name}: {theirs} → {mine}")
+                shown = "the corpus' files have changed, digest" if name == "digest" else name
+                found.append(f"{shown}: {theirs} → {mine}")
         return found
 
     @property
@@ -122,6 +95,7 @@ class Plan(Record):
     sentences: int
     tokens: int
     cut: int
+    cut_tokens: int
     headings_dropped: int
     without_tokens: int
     start: StartRecord

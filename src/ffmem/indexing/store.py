@@ -51,8 +51,8 @@ class Index:
             for memory in range(self.n_memories)
         )
 
-    def __getitem__(self, cell: str | Cell) -> Memory:
-        return self.memory(Cell.parse(cell) if isinstance(cell, str) else cell)
+    def __getitem__(self, cell: str | tuple[int, int]) -> Memory:
+        return self.memory(Cell.of(cell))
 
     def __repr__(self) -> str:
         model, corpus = self.manifest.model, self.manifest.corpus
@@ -110,6 +110,7 @@ class Index:
                 lists[1] if len(lists) > 1 else [],
                 self._value(rows["values"]),
                 self._behaviour(rows["stats"], rows["samples"]["coefficient"]),
+                self.manifest.model.gated,
             )
 
     def _triggers(

