@@ -239,7 +239,7 @@ def test_a_damaged_index_is_named_when_its_search_file_is_made(folder):
 def test_a_regular_expression_that_never_ends_is_stopped(tiny_index, monkeypatch):
     monkeypatch.setattr(search, "SECONDS", 0.3)
     with pytest.raises(FfmemError, match=r"takes too long: no answer after 0\.3 seconds\. Make"):
-        search._Pattern(r"(\w+\s?)+\$$").search("a" * 200)
+        search._Pattern("(a|aa)+$").search("a" * 60 + "b")
     monkeypatch.setattr(search, "SECONDS", 0.0)
     with pytest.raises(FfmemError, match="takes too long"):
         ffmem.search(tiny_index, "the", place="triggers", regex=True)
