@@ -64,10 +64,14 @@ def test_what_was_not_made_alike_is_refused_and_the_difference_named(tmp_path, p
     indexed(tmp_path / "other t", b, model, t=4)
     indexed(tmp_path / "other start", b, model, start="eos")
     indexed(tmp_path / "other model", b, memories(seed=1))
+    rounded = memories()
+    rounded.model.bfloat16()
+    indexed(tmp_path / "other dtype", b, rounded)
     for name, difference in (
         ("other t", "t is 3 in the first and 4"),
         ("other start", "start token is 0 in the first and 1"),
         ("other model", "model hash is "),
+        ("other dtype", "dtype is float32 in the first and bfloat16"),
     ):
         with pytest.raises(StoreError, match=f"not made alike: {difference}"):
             ffmem.merge([tmp_path / "a", tmp_path / name], tmp_path / "merged")

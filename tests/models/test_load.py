@@ -123,6 +123,11 @@ def test_a_device_that_is_not_there_is_refused():
             find_device(device)
 
 
+def test_a_dtype_that_is_not_there_is_refused(folder):
+    with pytest.raises(ModelError, match="--dtype float8 was asked for; there are float32, bfloat"):
+        load(folder, dtype="float8")
+
+
 def test_a_model_in_memory_needs_its_tokenizer():
     with pytest.raises(ModelError, match="needs its tokenizer"):
         load(tiny("llama"))
