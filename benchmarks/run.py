@@ -144,7 +144,7 @@ def look_ups(folder: str | None = None) -> dict[str, Any]:
         f"L{random.integers(index.n_layers)}N{random.integers(index.n_memories)}"
         for _ in range(200)
     ]
-    show = [sys.executable, "-m", "ffmem", "show", where, cells[0]]
+    show = [str(Path(sys.executable).with_name("ffmem")), "show", where, cells[0]]
     cold = min(
         _timed(lambda: subprocess.run(show, check=True, capture_output=True)) for _ in range(7)
     )

@@ -15,9 +15,7 @@ def result(name: str) -> dict[str, Any]:
 
 def rows() -> list[tuple[str, str, str]]:
     """Return (what, figure, target or limit) of every benchmark."""
-    best, every, half, values, lookups = map(
-        result, ("best", "all", "bfloat16", "values", "lookups")
-    )
+    best, every, values, lookups = map(result, ("best", "all", "values", "lookups"))
     speed, over, peak = best["tokens_per_second"], best["index_over"], best["peak_gemm_gflops"]
     found = [
         (
@@ -45,7 +43,6 @@ def rows() -> list[tuple[str, str, str]]:
     linear = best["trunk_gflops_in_linear_maps"]
     found += [
         ("trunk's linear maps", f"{linear:,.0f} GFLOP/s", f"peak GEMM {peak:,.0f} in the same run"),
-        ("bfloat16: index pass over trunk", f"{half['index_over']['trunk']:.3f}×", ""),
         (
             "peak memory of a pass, 10× the corpus over 1×",
             f"{result('memory')['ratio']:.3f}×",
