@@ -27,10 +27,9 @@ def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dty
     if len(manifest.corpus.sources) > 1:
         others = ", ".join(source.source for source in manifest.corpus.sources[1:])
         differences.append(f"it holds further corpora: {others}")
-    if not differences and corpus.digest() != first["digest"]:
-        differences.append(
-            f"the corpus' files have changed, digest: {first['digest']} → {corpus.digest()}"
-        )
+    # The files are hashed last, and once: that takes as long as reading them.
+    if not differences and (digest := corpus.digest()) != first["digest"]:
+        differences.append(f"the corpus' files have changed, digest: {first['digest']} → {digest}")
     if differences:
         raise StoreError(
             f"{index.folder} holds a finished index with other settings: {'; '.join(differences)}."
