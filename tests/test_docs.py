@@ -53,7 +53,9 @@ def test_links_and_paths_in_the_documents_lead_somewhere():
             assert (document.parent / link).exists(), link
         for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), path
-        for module in re.findall(r"`((?:models|corpus|indexing)/\w+\.py)`", text):
+        for module in re.findall(
+            r"`((?:models|corpus|indexing|experiments|reporting|commands)/\w+\.py)`", text
+        ):
             assert (ROOT / "src" / "ffmem" / module).exists(), module
 
 

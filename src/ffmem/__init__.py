@@ -11,7 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ffmem.api import export, extend, index, load, merge, open, search, verify
+    from ffmem.api import (
+        experiment,
+        export,
+        extend,
+        index,
+        load,
+        merge,
+        open,
+        report,
+        search,
+        verify,
+    )
     from ffmem.cells import Cell
     from ffmem.corpus.corpus import Corpus
     from ffmem.errors import FfmemError
@@ -26,12 +37,14 @@ _HOMES = {
     "Index": "ffmem.indexing.store",
     "Memories": "ffmem.models.memories",
     "Memory": "ffmem.indexing.memory",
+    "experiment": "ffmem.api",
     "export": "ffmem.api",
     "extend": "ffmem.api",
     "index": "ffmem.api",
     "load": "ffmem.api",
     "merge": "ffmem.api",
     "open": "ffmem.api",
+    "report": "ffmem.api",
     "search": "ffmem.api",
     "verify": "ffmem.api",
 }
@@ -43,12 +56,14 @@ __all__ = [
     "Index",
     "Memories",
     "Memory",
+    "experiment",
     "export",
     "extend",
     "index",
     "load",
     "merge",
     "open",
+    "report",
     "search",
     "verify",
 ]

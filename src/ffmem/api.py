@@ -3,7 +3,7 @@
 Each takes the arguments of its command; heavy libraries are imported when one is called.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from ffmem.progress import Progress, Step
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
+    from ffmem.experiments.result import Result
+    from ffmem.experiments.study import Study
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
 
@@ -128,6 +130,118 @@ def export(
 
     index = folder if isinstance(folder, Index) else Index(folder)
     export_index(index, to, Path(out), step)
+
+
+def experiment(
+    names: str | Sequence[str],
+    folder: str | Path | Index,
+    out: str | Path,
+    *,
+    corpus: "Corpus | str | None" = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> "list[Result]":
+    """Measure figures or tables of the paper; write JSON, SVG and PDF of each to a folder.
+
+    `corpus` is what Section 5 takes its prefixes from. `options`: prompt, sample (a number or
+    "all"), draw, seed, per_layer, triggers; model, dtype, device; unit, column, detokenize, limit.
+    """
+    from ffmem.reporting.drawing import draw
+
+    results = []
+    for result in _measured(names, folder, corpus, progress, options):
+        result.write(Path(out))
+        draw(result, Path(out))
+        results.append(result)
+    return results
+
+
+def report(
+    folder: str | Path | Index,
+    out: str | Path,
+    corpus: "Corpus | str",
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Path:
+    """Measure every figure and table of the paper, and return the path of the report.
+
+    `options` are those of `experiment`.
+    """
+    from ffmem.experiments.names import NAMES
+    from ffmem.reporting.report import write_report
+
+    index = folder if isinstance(folder, Index) else Index(folder)
+    results = []
+    for result in _measured(NAMES, index, corpus, progress, options):
+        result.write(Path(out))  # what was measured is kept, whatever comes
+        results.append(result)
+    return write_report(Path(out), results, index)
+
+
+def _measured(
+    names: str | Sequence[str],
+    folder: str | Path | Index,
+    corpus: "Corpus | str | None",
+    progress: Progress | None,
+    options: dict[str, Any],
+) -> "Iterator[Result]":
+    """Return the results of some experiments one by one, as they are measured."""
+    from ffmem.experiments import catalogue
+
+    asked = catalogue.known([names] if isinstance(names, str) else names)
+    study = _study(asked, folder, corpus, progress or Progress(quiet=True), options)
+    return catalogue.measure(study, asked)
+
+
+def _study(
+    names: Sequence[str],
+    folder: str | Path | Index,
+    corpus: "Corpus | str | None",
+    progress: Progress,
+    options: dict[str, Any],
+) -> "Study":
+    """Return what some experiments work on, refusing what is missing before a model is loaded."""
+    from ffmem.errors import CorpusError
+    from ffmem.experiments.names import FROM_SAMPLE
+
+    index = folder if isinstance(folder, Index) else Index(folder)
+    reading = {name: options.pop(name, None) for name in ("unit", "column", "detokenize", "limit")}
+    if isinstance(corpus, str):
+        corpus = _read_as(index, corpus, reading)
+    if corpus is not None:
+        corpus.refuse_missing()
+    elif options.get("prompt") is None and set(names) & set(FROM_SAMPLE):
+        raise CorpusError(
+            "This experiment looks at the model at work and needs prefixes to do so."
+            " Give a corpus, such as --corpus wikitext-2:valid."
+        )
+    model = options.pop("model", None) or index.manifest.model.source
+    dtype, device = options.pop("dtype", None), options.pop("device", "auto")
+    if isinstance(model, str | Path):
+        progress.say(f"Loading {model}.")
+        model = load(model, dtype=dtype or index.manifest.dtype, device=device)
+    if options.get("sample") == "all":
+        options["sample"] = None
+    from ffmem.experiments import catalogue
+    from ffmem.experiments.study import Study
+
+    parts = catalogue.parts(names)
+    return Study(
+        index=index, memories=model, corpus=corpus, parts=parts, progress=progress, **options
+    )
+
+
+def _read_as(index: Index, source: str, asked: dict[str, Any]) -> "Corpus":
+    """Return a further corpus, read as the index's first one was unless told otherwise."""
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.corpus.sources import is_wikitext
+
+    first = index.manifest.corpus.sources[0]
+    inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
+    if not is_wikitext(first.source):  # whose name implies it
+        inherited["detokenize"] = first.detokenize
+    return Corpus(source, **(inherited | {k: v for k, v in asked.items() if v is not None}))
 
 
 def verify(folder: str | Path) -> list[str]:

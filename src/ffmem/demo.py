@@ -7,14 +7,17 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
-MODEL, CORPUS = "smollm2-135m", "wikitext-2:train"
+MODEL, CORPUS, VALID = "smollm2-135m", "wikitext-2:train", "wikitext-2:valid"
+
+SIZES = {"sample": 400, "per_layer": 2, "triggers": 5}
+"""Of the demonstration's report: a minute or two; `ffmem report` takes ten times as much."""
 
 WORDS = ("percent", "Sunday", "ship")
 """Tokens whose values the demonstration looks for."""
 
 
 def demo(out: Path, limit: int) -> Index:
-    """Index a part of WikiText-2, show a few memories, and say what to type next."""
+    """Index a part of WikiText-2, show a few memories, measure the paper, say what to type next."""
     progress = Progress()
     progress.say(f"Indexing every memory of {MODEL} over {limit:,} sentences of {CORPUS}.")
     index = api.index(MODEL, Corpus(CORPUS, limit=limit), out, progress=progress)
@@ -25,6 +28,9 @@ def demo(out: Path, limit: int) -> Index:
             print(f"\n── A value that has {word.strip()!r} among its tokens:\n")
             print(index[hit.cell])
             shown += 1
+    progress.say("\nMeasuring the paper's figures on a small sample.")
+    page = api.report(index, out.with_name(f"{out.name}-report"), VALID, progress=progress, **SIZES)
+    print(f"\nThe paper's figures, measured on this model: {page}")
     print(f"\nNow ask any of the {len(index):,} memories:\n")
     print(f"    ffmem show {out} L12N34")
     print(f"    ffmem search {out} river")

@@ -221,3 +221,23 @@ def test_a_head_without_norm_is_the_output_embedding_alone():
     for reading in (head.logits, head.folded, head.raw, head.unscaled):
         assert_close(reading(vectors), output(vectors))
     assert torch.equal(head.denominator(vectors), torch.ones(3))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_bands_lead_to_logits_and_their_shares_to_the_reading_of_a_part(name):
+    memories = read(name)
+    head = memories.head
+    for found in memories.trace(TOKENS):
+        r, o, y = (
+            tensor.flatten(0, 1) for tensor in (found.residual, found.layer_output, found.ff_output)
+        )
+        assert_close(head.read_bands(head.bands(o)), head.logits(o))
+        if memories.row.output_norm is not None:
+            continue
+        shares = [
+            head.denominator(o)[:, None] * (of_o - c) - head.denominator(r)[:, None] * (of_r - c)
+            for of_o, of_r, c in zip(
+                head.bands(o), head.bands(r), head.band_constants(), strict=True
+            )
+        ]
+        assert_close(head.read_part(shares), head.folded(y), rtol=1e-3, atol=2e-3)

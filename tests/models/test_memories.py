@@ -332,3 +332,29 @@ def test_the_model_is_only_read():
     assert memories.device == torch.device("cpu")
     assert memories.dtype == torch.float32
     assert (memories.family, memories.source, memories.revision) == ("llama", "in memory", None)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "falcon", "opt", "bloom", "ffmem_adaptive"])
+def test_a_trace_at_some_places_is_the_whole_trace_there(name):
+    memories = read(name)
+    at = torch.tensor([[1, 5], [0, 2], [1, 0]])
+    for whole, some in zip(memories.trace(TOKENS), memories.trace(TOKENS, at), strict=True):
+        for all_places, few in zip(whole, some, strict=True):
+            if all_places is None:
+                assert few is None
+            else:
+                assert torch.equal(few, all_places[at[:, 0], at[:, 1]])
+
+
+def test_a_pass_over_the_first_layers_runs_no_others(memories):
+    seen = []
+    with memories.reading(lambda layer, coefficients, gate: seen.append(layer)):
+        memories.forward(TOKENS, layers=1)
+        assert seen == [0]
+        memories.forward(TOKENS, layers=memories.n_layers)
+        memories.forward(TOKENS)
+    assert seen == [0, *range(memories.n_layers), *range(memories.n_layers)]
+    assert n_hooks(memories.model) == 0
+    short, whole = memories.trace(TOKENS, layers=1), memories.trace(TOKENS)
+    assert len(short) == 1
+    assert torch.equal(short[0].layer_output, whole[0].layer_output)

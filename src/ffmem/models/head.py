@@ -126,10 +126,7 @@ class Head:
 
         Norm and projections run in the dtype of the model.
         """
-        if self.adaptive:
-            return self._project(self.norm.apply(stream.to(self._dtype)))
-        z = self.unscaled(stream).mul_(self.scale)
-        return z if self.cap is None else z.div_(self.cap).tanh_().mul_(self.cap)
+        return self.read_bands(self.bands(stream))
 
     def unscaled(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return z: the logits before scale and soft-cap, in float32."""
@@ -159,6 +156,47 @@ class Head:
         self._must_be_linear("c")
         c = self._project(self.norm.offset[None]).squeeze(0)
         return c if self.bias is None else c.add_(self.bias.float())
+
+    def bands(self, stream: Float[Tensor, "row hidden"]) -> list[Float[Tensor, "row _"]]:
+        """Return what is linear in the normed vectors: z, or each band's logits (adaptive)."""
+        if self.adaptive:
+            return self.band_logits(self.norm.apply(stream.to(self._dtype)))
+        return [self.unscaled(stream)]
+
+    def band_constants(self) -> list[Float[Tensor, " _"]]:
+        """Return what `bands` hold that does not depend on the vector: c, band by band."""
+        if self.adaptive:
+            return [band.squeeze(0) for band in self.band_logits(self.norm.offset[None])]
+        return [self.constant()]
+
+    def read_bands(self, bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row vocab"]:
+        """Return the logits of vectors of the stream from their `bands`, which it overwrites."""
+        if self.adaptive:
+            return self._normalised(bands)
+        (z,) = bands
+        if self.scale != 1:
+            z.mul_(self.scale)
+        return z if self.cap is None else z.div_(self.cap).tanh_().mul_(self.cap)
+
+    def read_part(self, bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row vocab"]:
+        """Return `folded` of a part of the stream from its share σ · (z − c) of the bands.
+
+        Shares add up as vectors do: that of y is that of o = r + y minus that of r.
+        """
+        if self.adaptive:
+            return self._normalised(bands)
+        (z,) = bands
+        return z if self.scale == 1 else z.mul_(self.scale)
+
+    def band_logits(self, vectors: Float[Tensor, "row hidden"]) -> list[Float[Tensor, "row _"]]:
+        """Return each band's logits of vectors that were normed or folded; adaptive heads only."""
+        weight = next(self.output.parameters())
+        found: list[Tensor] = self.output.band_logits(vectors.to(weight.device, weight.dtype))  # type: ignore[operator]
+        return [band.float() for band in found]
+
+    def _normalised(self, bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row vocab"]:
+        log_probabilities: Tensor = self.output.normalised(bands)  # type: ignore[operator]
+        return log_probabilities
 
     @property
     def _dtype(self) -> torch.dtype:

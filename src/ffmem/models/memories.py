@@ -11,43 +11,24 @@ Axes: layer, memory, hidden (the width of the residual stream), vocab, batch, po
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
-from ffmem.errors import ModelError, SelfCheckFailed, UnknownFamily
+from ffmem.errors import ModelError, UnknownFamily
 from ffmem.models.families import FAMILIES, FUSED, Family
 from ffmem.models.head import Head, Norm
+from ffmem.models.modules import bias, first, module, optional, weight
 from ffmem.models.structure import candidates, refuse
 from ffmem.models.tokenizer import Tokenizer
+from ffmem.models.trace import LayerTrace, ReadLayer, Tracer
 
 Read = Callable[[int, Tensor, Tensor | None], None]
 """What `Memories.reading` calls: (layer, coefficients, gate), both "batch position memory"."""
-
-
-class LayerTrace(NamedTuple):
-    """Everything that one layer computed on a batch, in the paper's letters."""
-
-    block_input: Float[Tensor, "batch position hidden"]
-    ff_input: Float[Tensor, "batch position hidden"]
-    """x"""
-    coefficients: Float[Tensor, "batch position memory"]
-    """m"""
-    gate: Float[Tensor, "batch position memory"] | None
-    """The gate's pre-activation; None in models without one."""
-    value_output: Float[Tensor, "batch position hidden"]
-    """m · V + b, as the model computed it."""
-    ff_output: Float[Tensor, "batch position hidden"]
-    """y"""
-    residual: Float[Tensor, "batch position hidden"]
-    """r, read independently of y."""
-    layer_output: Float[Tensor, "batch position hidden"]
-    """o"""
 
 
 class Memories:
@@ -79,9 +60,9 @@ class Memories:
         from ffmem.models.selfcheck import check  # it reads Memories: a circle at import
 
         self.row = row
-        self.blocks = list(_module(self.model, row.blocks).children())
-        self.value_maps = [_module(block, row.values) for block in self.blocks]
-        self.key_maps = [_module(block, row.keys) for block in self.blocks]
+        self.blocks = list(module(self.model, row.blocks).children())
+        self.value_maps = [module(block, row.values) for block in self.blocks]
+        self.key_maps = [module(block, row.keys) for block in self.blocks]
         self.gated = row.up is not None
         self.n_layers = len(self.blocks)
         self.n_memories = self._n_memories()
@@ -125,7 +106,7 @@ class Memories:
         for layer in range(self.n_layers):
             rows = self.n_memories * (2 if self.row.up == FUSED else 1)
             maps = [self.key_maps[layer], *([self._up_map(layer)] if self.gated else [])]
-            for found in (tuple(_weight(keys).shape) for keys in maps):
+            for found in (tuple(weight(keys).shape) for keys in maps):
                 if found != (rows, self.hidden):
                     raise ModelError(
                         f"Keys of layer {layer} of this {self.family!r} model have the shape"
@@ -137,8 +118,8 @@ class Memories:
         scale = (self._number(self.row.scale) or 1.0) / (self._number(self.row.divisor) or 1.0)
         return Head(
             self.model.get_output_embeddings(),
-            Norm(_optional(self.model, self.row.final_norm), self.hidden),
-            _optional(self.model, self.row.project_out),
+            Norm(optional(self.model, self.row.final_norm), self.hidden),
+            optional(self.model, self.row.project_out),
             scale,
             self._number(self.row.cap),
         )
@@ -166,11 +147,11 @@ class Memories:
 
     def values(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return V of a layer, one value per row: a view of the weights."""
-        return _weight(self.value_maps[layer]).T
+        return weight(self.value_maps[layer]).T
 
     def bias(self, layer: int) -> Float[Tensor, " hidden"]:
         """Return b of a layer: zeros where its value map has none."""
-        return _bias(self.value_maps[layer])
+        return bias(self.value_maps[layer])
 
     def readable_values(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the values as they reach the residual stream: what gets projected.
@@ -180,32 +161,32 @@ class Memories:
         """
         values = self.values(layer)
         if self.row.post_norm is not None:
-            norm = Norm(_module(self.blocks[layer], self.row.post_norm), self.hidden)
+            norm = Norm(module(self.blocks[layer], self.row.post_norm), self.hidden)
             values = norm.fold(values).to(values.dtype)
         return values if self.multiplier == 1 else values * self.multiplier
 
     def keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return K of a layer, one key per row; in gated models the gate's."""
-        return _weight(self.key_maps[layer])[: self.n_memories]
+        return weight(self.key_maps[layer])[: self.n_memories]
 
     def key_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return what is added to x · Kᵀ: zeros where the key map has no bias."""
-        return _bias(self.key_maps[layer])[: self.n_memories]
+        return bias(self.key_maps[layer])[: self.n_memories]
 
     def up_keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the keys whose product with x multiplies the gate; gated models only."""
-        return _weight(self._up_map(layer))[-self.n_memories :]
+        return weight(self._up_map(layer))[-self.n_memories :]
 
     def up_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return what is added to the product of x and `up_keys`; gated models only."""
-        return _bias(self._up_map(layer))[-self.n_memories :]
+        return bias(self._up_map(layer))[-self.n_memories :]
 
     def _up_map(self, layer: int) -> nn.Module:
         if self.row.up is None:
             raise ModelError(f"A {self.family!r} model is not gated: it has one key per memory.")
         if self.row.up == FUSED:
             return self.key_maps[layer]
-        return _module(self.blocks[layer], self.row.up)
+        return module(self.blocks[layer], self.row.up)
 
     @contextmanager
     def reading(self, read: Read) -> Iterator[None]:
@@ -218,7 +199,7 @@ class Memories:
             gates: dict[int, Tensor] = {}
 
             def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                rows[:] = [_first(args, kwargs).shape[:2]]
+                rows[:] = [first(args, kwargs).shape[:2]]
 
             def keep_gate(layer: int) -> Callable[..., None]:
                 def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -245,12 +226,20 @@ class Memories:
             yield
 
     @torch.no_grad()
-    def forward(self, tokens: Int[Tensor, "batch position"]) -> None:
-        """Run the trunk alone: neither logits nor cache; sentences are padded on the right.
+    def forward(self, tokens: Int[Tensor, "batch position"], layers: int | None = None) -> None:
+        """Run the trunk alone, or its first layers: neither logits nor cache.
 
-        No attention mask is needed: no position ever sees the padding behind it.
+        Sentences are padded on the right. No attention mask is needed: no position ever sees the
+        padding behind it.
         """
-        self.model.base_model(tokens.to(self.device), use_cache=False)
+
+        def stop(*_: Any) -> None:
+            raise _EnoughError
+
+        with ExitStack() as hooks, suppress(_EnoughError):
+            if layers is not None and layers < self.n_layers:
+                hooks.callback(self.blocks[layers - 1].register_forward_hook(stop).remove)
+            self.model.base_model(tokens.to(self.device), use_cache=False)
 
     @torch.no_grad()
     def logits(
@@ -260,129 +249,46 @@ class Memories:
         logits: Tensor = self.model(tokens.to(self.device), use_cache=False).logits
         return logits
 
-    def trace(self, tokens: Int[Tensor, "batch position"]) -> list[LayerTrace]:
-        """Return what every layer computed on these tokens: copies, plain and slow."""
-        seen: list[dict[str, Tensor]] = [{} for _ in self.blocks]
-        with ExitStack() as hooks:
-            for layer, block in enumerate(self.blocks):
-                for handle in self._watch(block, seen[layer], tokens.shape):
-                    hooks.callback(handle.remove)
-            self.forward(tokens)
-        return [self._layer_trace(layer, found) for layer, found in enumerate(seen)]
+    def trace(
+        self,
+        tokens: Int[Tensor, "batch position"],
+        at: Int[Tensor, "row 2"] | None = None,
+        layers: int | None = None,
+    ) -> list[LayerTrace]:
+        """Return what every layer computed on these tokens, everywhere or at (row, position)s."""
+        found: list[LayerTrace] = []
+        with self.tracing(lambda layer, trace: found.append(trace), tokens, at):
+            self.forward(tokens, layers)
+        return found
 
-    def _watch(
-        self, block: nn.Module, seen: dict[str, Tensor], rows: torch.Size
-    ) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        """Hook everything that a trace shows; copies, for Falcon changes outputs in place."""
+    def tracing(
+        self,
+        read: ReadLayer,
+        tokens: Int[Tensor, "batch position"],
+        at: Int[Tensor, "row 2"] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Call `read` with each layer's trace, in layer order, while these tokens run."""
+        shape = tokens.shape
 
-        def keep(name: str, tensor: Tensor) -> None:
-            seen[name] = tensor.detach().clone().reshape(*rows, -1)
+        def pick(tensor: Tensor) -> Tensor:
+            if at is None:
+                return tensor.detach().clone().reshape(*shape, -1)
+            row, position = at.to(tensor.device).unbind(1)
+            return tensor.detach().reshape(*shape, -1)[row, position]
 
-        def input_of(name: str, path: str) -> torch.utils.hooks.RemovableHandle:
-            return _module(block, path).register_forward_pre_hook(
-                lambda _, args, kwargs: keep(name, _first(args, kwargs)), with_kwargs=True
-            )
+        tracer = Tracer(self.row, self.blocks, self.n_memories, self.multiplier, self.family)
+        return tracer.reading(read, pick)
 
-        def output_of(name: str, path: str) -> torch.utils.hooks.RemovableHandle:
-            return _module(block, path).register_forward_hook(
-                lambda _, args, output: keep(name, _first(output, {}))
-            )
 
-        row = self.row
-        yield input_of("block_input", "")
-        yield output_of("layer_output", "")
-        yield input_of("ff_input", row.keys)
-        yield output_of("gate", row.keys)
-        yield input_of("coefficients", row.values)
-        yield output_of("value_output", row.values)
-        if row.post_norm is not None:
-            yield output_of("post_norm", row.post_norm)
-        if row.attention is not None:
-            yield output_of("attention", row.attention)
-        elif row.residual is not None:
-            yield input_of("residual", row.residual)
-
-    def _layer_trace(self, layer: int, seen: dict[str, Tensor]) -> LayerTrace:
-        """Return a layer's trace, put together from what its hooks saw."""
-        row = self.row
-        try:
-            if row.attention is None:
-                residual = seen["residual"]
-            else:
-                residual = seen["block_input"] + seen["attention"]
-            ff_output = seen["value_output" if row.post_norm is None else "post_norm"]
-            return LayerTrace(
-                block_input=seen["block_input"],
-                ff_input=seen["ff_input"],
-                coefficients=seen["coefficients"],
-                gate=seen["gate"][..., : self.n_memories] if self.gated else None,
-                value_output=seen["value_output"],
-                ff_output=ff_output if self.multiplier == 1 else ff_output * self.multiplier,
-                residual=residual,
-                layer_output=seen["layer_output"],
-            )
-        except KeyError as missing:
-            raise SelfCheckFailed(
-                f"Layer {layer} of this {self.family!r} model computed without the module where"
-                f" ffmem reads its {missing.args[0]}: the model takes a path past it."
-            ) from None
+class _EnoughError(Exception):
+    """Ends a forward pass above the last layer that is wanted."""
 
 
 def fingerprint(model: PreTrainedModel) -> str:
     """Return the SHA-256 over name, dtype, shape and bytes of every weight, tied ones once."""
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-        flat = weight.detach().cpu().contiguous().flatten()
+    for name, tensor in sorted(model.named_parameters()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _module(parent: nn.Module, path: str) -> nn.Module:
-    """Return the submodule at a path that must exist."""
-    found = _optional(parent, path)
-    if found is None:
-        raise ModelError(
-            f"A {type(parent).__name__} was expected to have a module {path!r}, and has none."
-            " This model is built differently from others of its family."
-        )
-    return found
-
-
-def _optional(model: nn.Module, path: str | None) -> nn.Module | None:
-    """Return the submodule at a path, or None if the model or the row has none there."""
-    found: Any = None if path is None else model
-    for name in path.split(".") if path else ():
-        found = getattr(found, name, None)
-    return found if isinstance(found, nn.Module) else None
-
-
-def _weight(linear: nn.Module) -> Float[Tensor, "out in"]:
-    """Return the weights of a linear map, one output per row."""
-    weight = linear.get_parameter("weight")
-    if isinstance(linear, Conv1D):
-        return weight.T  # GPT-2 keeps them the other way around
-    if not isinstance(linear, nn.Linear) or weight.shape != (
-        linear.out_features,
-        linear.in_features,
-    ):
-        raise ModelError(
-            f"Expected the plain weights of a linear map, found a {type(linear).__name__} of shape"
-            f" {tuple(weight.shape)}. Load the model without quantisation."
-        )
-    return weight
-
-
-def _bias(linear: nn.Module) -> Float[Tensor, " out"]:
-    """Return the bias of a linear map, zeros if it has none."""
-    bias: Tensor | None = getattr(linear, "bias", None)
-    weight = _weight(linear)
-    return weight.new_zeros(len(weight)) if bias is None else bias
-
-
-def _first(values: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Return the tensor that a module was given or gave first, alone, in a tuple or by name."""
-    if isinstance(values, Tensor):
-        return values
-    first: Tensor = values[0] if len(values) else next(iter(kwargs.values()))
-    return first

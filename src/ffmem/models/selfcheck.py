@@ -19,7 +19,8 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from ffmem.errors import SelfCheckFailed
-from ffmem.models.memories import LayerTrace, Memories
+from ffmem.models.memories import Memories
+from ffmem.models.trace import LayerTrace
 
 BOUND = 1e-4
 """The largest error in float32: a hundred times what rounding does, far below a wrong reading."""

@@ -27,6 +27,9 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MADE_UP = re.compile(r"madeupword\d{4,}")
 _WORD = re.compile(r"\S+")
 
+UNKNOWN = 3
+"""fairseq's id of `<unk>`."""
+
 
 class Encoding(NamedTuple):
     """The tokens of one text, without any special token in front or behind."""
@@ -47,6 +50,8 @@ class Tokenizer(ABC):
     """The token that it puts in front of a text by itself, if it does."""
     bos: int | None
     eos: int | None
+    unk: int | None
+    """The token that stands for what it does not know, if there is one."""
     unlisted: frozenset[int]
     """Ids that are never listed among a value's tokens."""
 
@@ -106,7 +111,7 @@ class WordTokenizer(Tokenizer):
                 " Give the dict.txt that the model was trained with."
             )
         self.word_level = True
-        self.bos, self.own_start, self.eos, self._unknown = 0, 2, 2, 3
+        self.bos, self.own_start, self.eos, self.unk = 0, 2, 2, UNKNOWN
         self.unlisted = frozenset(
             [0, 1, *(id for id, word in enumerate(self.words) if _MADE_UP.fullmatch(word))]
         )
@@ -148,7 +153,7 @@ class WordTokenizer(Tokenizer):
             words = list(_WORD.finditer(text))
             encodings.append(
                 Encoding(
-                    [self._ids.get(word.group(), self._unknown) for word in words],
+                    [self._ids.get(word.group(), UNKNOWN) for word in words],
                     [word.start() for word in words],
                     [word.end() for word in words],
                 )
@@ -167,6 +172,7 @@ class SubwordTokenizer(Tokenizer):
         self.tokenizer: Any = tokenizer
         self.word_level = False
         self.bos, self.eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        self.unk = self.tokenizer.unk_token_id
         self.unlisted = frozenset[int]()
         self.own_start = self._own_start()
 

@@ -1,0 +1,1 @@
+"""The subcommands of `ffmem`: each reads its arguments, calls one function, prints."""

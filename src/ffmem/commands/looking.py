@@ -1,0 +1,68 @@
+"""Commands that look into an index: show, search, export; none loads torch."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ffmem import api
+from ffmem.commands.options import folder_argument, json_option, print_json
+from ffmem.progress import Progress
+
+
+@click.command()
+@folder_argument
+@click.argument("cell")
+@json_option
+def show(folder: Path, cell: str, as_json: bool) -> None:
+    """Show what triggers the memory CELL, such as L5N1234, and what its value promotes."""
+    memory = api.open(folder)[cell]
+    if as_json:
+        print_json(memory.to_dict())
+    else:
+        click.echo(str(memory))
+
+
+@click.command()
+@folder_argument
+@click.argument("query")
+@click.option(
+    "--in",
+    "place",
+    type=click.Choice(["values", "triggers", "patterns"]),
+    default="values",
+    show_default=True,
+    help="What to search in.",
+)
+@click.option("--regex", is_flag=True, help="QUERY is a regular expression.")
+@click.option("--layer", type=int, help="Only this layer.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Memories to show."
+)
+@json_option
+def search(folder: Path, query: str, as_json: bool, place: str, **options: Any) -> None:
+    """Find memories by the tokens of their values or the text of their triggers."""
+    from ffmem.indexing.memory import visible, visible_token
+
+    readable = visible_token if place == "values" else visible
+    hits = api.search(folder, query, place=place, **options)
+    if as_json:
+        print_json([hit._asdict() for hit in hits])
+        return
+    for hit in hits:
+        best = f"{hit.side} {hit.rank}"
+        click.echo(f"{hit.cell:12} {hit.matches:4d}×  best: {best:12} {readable(hit.snippet)}")
+    if not hits:
+        click.echo(f"No memory has {query!r} in its {place}.")
+
+
+@click.command()
+@folder_argument
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(["jsonl", "csv"]), required=True, help="Format.")
+def export(folder: Path, out: Path, to: str) -> None:
+    """Write every memory of an index to the file OUT, for other programs."""
+    made = api.open(folder)
+    with Progress().bar("Writing", len(made), "memories") as step:
+        api.export(made, to, out, step)
+    click.echo(f"Wrote {len(made):,} memories to {out}.", err=True)

@@ -1,0 +1,75 @@
+"""Arguments and options that several subcommands share, and how they print."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+out_option = click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Folder to write."
+)
+
+
+def model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add where and in which numbers a model runs."""
+    for option in (
+        click.option(
+            "--dtype",
+            type=click.Choice(["float32", "bfloat16"]),
+            default="float32",
+            show_default=True,
+            help="Number format of the pass.",
+        ),
+        device_option,
+    ):
+        command = option(command)
+    return command
+
+
+def corpus_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add how a corpus is read."""
+    for option in (
+        click.option(
+            "--limit", type=click.IntRange(min=1), help="Read this many sentences at most."
+        ),
+        click.option(
+            "--detokenize",
+            type=click.Choice(["wikitext"]),
+            help="Undo WikiText's tokenisation first.",
+        ),
+        click.option("--column", default="text", show_default=True, help="Field of the text."),
+        click.option(
+            "--unit", default="sentence", show_default=True, help="sentence, line or window:N."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def corpus_of(source: str, options: dict[str, Any]) -> Any:
+    """Take the options of a corpus out of a command's options."""
+    from ffmem.corpus.corpus import Corpus
+
+    names = ("unit", "column", "detokenize", "limit")
+    return Corpus(source, **{name: options.pop(name) for name in names})
+
+
+def fact(value: Any) -> str:
+    """Return a fact as people write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON for people and programs."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))

@@ -1,0 +1,1 @@
+"""Every figure and table of the paper, as rows measured on a model."""

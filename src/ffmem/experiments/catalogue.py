@@ -1,0 +1,71 @@
+"""All experiments by name, in the paper's order."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from ffmem.errors import FfmemError
+from ffmem.experiments.agreement import agreement, next_token_rank
+from ffmem.experiments.composition import last_layer_composition
+from ffmem.experiments.names import NAMES
+from ffmem.experiments.predictive import max_probability, predictive_values
+from ffmem.experiments.removal import token_removal
+from ffmem.experiments.result import Result
+from ffmem.experiments.section5 import (
+    active_memories,
+    neural_memory,
+    prediction_cases,
+    residual_prediction,
+    residual_probability,
+    stop_words,
+    zero_agreement,
+)
+from ffmem.experiments.study import Study
+
+
+class Experiment(NamedTuple):
+    """How one experiment is measured."""
+
+    measure: Callable[[Study], Result]
+    parts: tuple[str, ...] = ()
+    """What it needs of the pass over the sample; nothing if it reads the index alone."""
+
+
+_PREDICTIONS = ("predictions",)
+_VOTES = ("predictions", "votes")
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "token-removal": Experiment(token_removal),
+    "agreement": Experiment(agreement),
+    "next-token-rank": Experiment(next_token_rank),
+    "max-probability": Experiment(max_probability),
+    "predictive-values": Experiment(predictive_values),
+    "active-memories": Experiment(active_memories, ("activity",)),
+    "zero-agreement": Experiment(zero_agreement, _VOTES),
+    "stop-words": Experiment(stop_words, _VOTES),
+    "residual-prediction": Experiment(residual_prediction, _PREDICTIONS),
+    "residual-probability": Experiment(residual_probability, _PREDICTIONS),
+    "prediction-cases": Experiment(prediction_cases, _PREDICTIONS),
+    "last-layer-composition": Experiment(last_layer_composition, _PREDICTIONS),
+    "neural-memory": Experiment(neural_memory, ("softmax",)),
+}
+"""Those of `names.NAMES`; `patterns` will have its place in front."""
+
+
+def known(names: Iterable[str]) -> list[str]:
+    """Return the names in the paper's order; an unknown one is an error."""
+    asked = set(names)
+    for name in asked - set(EXPERIMENTS):
+        raise FfmemError(f"Unknown experiment {name!r}. Experiments: {', '.join(NAMES)}.")
+    return [name for name in EXPERIMENTS if name in asked]
+
+
+def parts(names: Iterable[str]) -> frozenset[str]:
+    """Return what some experiments need of the pass over the sample."""
+    return frozenset(part for name in names for part in EXPERIMENTS[name].parts)
+
+
+def measure(study: Study, names: Iterable[str]) -> Iterator[Result]:
+    """Return the results one by one, as they are measured."""
+    for name in known(names):
+        study.progress.say(f"Measuring {name}.")
+        yield EXPERIMENTS[name].measure(study)

@@ -1,0 +1,156 @@
+"""A model at work on a sample of prefixes: everything Section 5 measures, in one pass.
+
+A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length
+run together; what a batch computed at its drawn places is kept until the batch is read, never
+more than `HELD` bytes of it.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from ffmem.errors import FfmemError
+from ffmem.experiments.activity import Activity, contributions
+from ffmem.experiments.drawn import Drawn
+from ffmem.experiments.predictions import Predictions, Projector
+from ffmem.experiments.softmax_memory import SoftmaxMemory
+from ffmem.experiments.value_tops import ValueTops
+from ffmem.experiments.votes import Votes, Work
+from ffmem.indexing.leases import Batch, batches
+from ffmem.models.memories import Memories
+from ffmem.models.trace import LayerTrace
+from ffmem.progress import Step
+
+HELD = 1 << 30
+"""Bytes of what layers computed that are held at a time."""
+
+T = TypeVar("T")
+
+PARTS = ("activity", "predictions", "votes", "softmax")
+"""What a pass can measure; `votes` needs `predictions`."""
+
+
+class Inference(NamedTuple):
+    """What the pass measured; None where it was not asked for."""
+
+    activity: Activity | None
+    predictions: Predictions | None
+    votes: Votes | None
+    softmax: SoftmaxMemory | None
+
+
+def measured(part: T | None, name: str) -> T:
+    """Return a part of what the pass measured, which must have been asked for."""
+    if part is None:
+        raise FfmemError(f"The pass over the sample did not measure {name}: add it to its parts.")
+    return part
+
+
+class Places(NamedTuple):
+    """A batch, and where its drawn prefixes end in it."""
+
+    tokens: Int[Tensor, "batch position"]
+    at: Int[Tensor, "row 2"]
+    """(sentence of the batch, position) of each."""
+    examples: Int64[ndarray, " row"]
+    """The number of each among all drawn prefixes."""
+
+
+def places(drawn: Drawn, start: int | None, batch_tokens: int) -> Iterator[Places]:
+    """Return the batches of a sample."""
+    first = np.cumsum([0, *(len(example.lengths) for example in drawn.examples)])
+    sequences = (
+        (number, example.sentence.ids[: example.lengths[-1]])
+        for number, example in enumerate(drawn.examples)
+    )
+    for batch in batches(sequences, start, batch_tokens):
+        yield _places(batch, drawn, first, -1 if start is None else 0)
+
+
+def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int) -> Places:
+    at, examples = [], []
+    for row, number in enumerate(batch.offsets):
+        for rank, length in enumerate(drawn.examples[number].lengths):
+            at.append((row, length + shift))
+            examples.append(int(first[number]) + rank)
+    return Places(batch.tokens, torch.tensor(at), np.array(examples))
+
+
+def batch_tokens(memories: Memories) -> int:
+    """Return how many tokens of a batch may all be drawn without holding more than `HELD`."""
+    row = memories.n_layers * 4 * (6 * memories.hidden + 2 * memories.n_memories)
+    return int(min(4096, max(64, HELD // row)))
+
+
+class Pass:
+    """Runs the sample through the model once, and measures what was asked for."""
+
+    def __init__(
+        self,
+        memories: Memories,
+        n_examples: int,
+        parts: Collection[str],
+        tops: Callable[[int], ValueTops],
+        frequencies: Int64[ndarray, " vocab"],
+    ) -> None:
+        n_layers = memories.n_layers
+        self.memories = memories
+        self.projector = Projector(memories) if "predictions" in parts else None
+        self.found = Inference(
+            Activity(memories, n_examples) if "activity" in parts else None,
+            Predictions.empty(n_examples, n_layers) if self.projector else None,
+            Votes(n_examples, n_layers, frequencies) if "votes" in parts else None,
+            SoftmaxMemory(memories, n_examples) if "softmax" in parts else None,
+        )
+        self.tops = [tops(layer) for layer in range(n_layers)] if "votes" in parts else []
+        self.lengths: list[Float32[ndarray, " memory"]] = [
+            memories.readable_values(layer).float().norm(dim=1).cpu().numpy()
+            for layer in range(n_layers)
+        ]
+
+    def run(self, drawn: Drawn, start: int | None, step: Step) -> Inference:
+        """Return what was measured; `step` is told of every prefix."""
+        for some in places(drawn, start, batch_tokens(self.memories)):
+            self._batch(some)
+            step(len(some.examples))
+        return self.found
+
+    @torch.inference_mode()
+    def _batch(self, some: Places) -> None:
+        traces = self.memories.trace(some.tokens, some.at)
+        final = self.projector.final(traces[-1]) if self.projector else None
+        for layer, trace in enumerate(traces):
+            self._layer(some.examples, layer, trace, final)
+
+    def _layer(
+        self,
+        examples: Int64[ndarray, " row"],
+        layer: int,
+        trace: LayerTrace,
+        final: Int64[ndarray, " row"] | None,
+    ) -> None:
+        found = self.found
+        work = _work(trace, self.lengths[layer])
+        if found.activity is not None:
+            found.activity.read(examples, layer, trace, work.contributions)
+        if found.softmax is not None:
+            found.softmax.read(examples, layer, trace)
+        if found.predictions is None or self.projector is None or final is None:
+            return
+        predicted = self.projector.read(trace, final)
+        for table, column in zip(found.predictions, predicted, strict=True):
+            table[examples, layer] = column[:, 0]
+        if found.votes is not None:
+            targets = (predicted.ff_top[:, 0], predicted.output_top[:, 0])
+            found.votes.read(examples, layer, self.tops[layer], work, targets)
+
+
+def _work(trace: LayerTrace, lengths: Float32[ndarray, " memory"]) -> Work:
+    gate = None if trace.gate is None else trace.gate.float().cpu().numpy()
+    coefficients = trace.coefficients.float().cpu().numpy()
+    return Work(coefficients, gate, contributions(trace.coefficients, lengths))

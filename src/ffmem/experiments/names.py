@@ -1,0 +1,24 @@
+"""The names of all experiments, for those who must not load torch to know them."""
+
+FROM_INDEX = (
+    "token-removal",
+    "agreement",
+    "next-token-rank",
+    "max-probability",
+    "predictive-values",
+)
+"""They read the index and its model."""
+
+FROM_SAMPLE = (
+    "active-memories",
+    "zero-agreement",
+    "stop-words",
+    "residual-prediction",
+    "residual-probability",
+    "prediction-cases",
+    "last-layer-composition",
+    "neural-memory",
+)
+"""They look at the model at work on prefixes of a further corpus."""
+
+NAMES = (*FROM_INDEX, *FROM_SAMPLE)

@@ -1,0 +1,284 @@
+"""Figure 3 (§3.2): how much of a coefficient hangs on the first, the last, a random token?
+
+    change = (c′ − c) / c,    c = the memory's coefficient at the end of its trigger t₀ … t_{p−1}
+                              c′ = the same at the end of the trigger without, or with another, tᵢ
+
+Removing a token also moves all behind it to other positions; replacing one does not, and stands
+beside it as a control. The start token always stays in front. Triggers of less than two tokens
+have nothing left to compare and are left out; so is a replacement where there is none to put.
+
+What is run is planned first, so that its cost is known before it starts. Positions see nothing
+behind them: a trigger without its last token is read from the same run as the whole trigger.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from ffmem.experiments.heads import NONE, CorpusTokens, corpus_tokens, listed
+from ffmem.experiments.result import Result, Row
+from ffmem.experiments.spread import spread
+from ffmem.experiments.study import Study
+from ffmem.indexing.leases import batches
+from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.store import Index
+from ffmem.models.memories import Memories
+from ffmem.models.trace import LayerTrace
+from ffmem.progress import Step
+
+TOKENS, HOWS = ("first", "last", "random"), ("removed", "replaced")
+CHANGES = list(product(HOWS, TOKENS))
+"""What is done to a trigger; the reads of a trial are the trigger itself, then these."""
+
+DRAWN = "drawn from the corpus"
+
+BATCH_TOKENS = 1024
+"""In a forward pass. A layer has few sequences, of all lengths: larger batches are mostly padding
+(4,096 tokens: a fifth of them; 1,024: a twentieth)."""
+
+
+class Trials(NamedTuple):
+    """The triggers of one layer's chosen memories, and what chance does to each."""
+
+    layer: int
+    memory: Int64[ndarray, " trial"]
+    prefix: Int64[ndarray, " trial"]
+    position: Int64[ndarray, " trial"]
+    """Of the random token: 0 … p − 1."""
+    replacements: Int64[ndarray, "trial token"]
+    """What the first, last and random token are replaced with; NONE where nothing can be."""
+    excluded: int
+    """Triggers of less than two tokens."""
+
+
+class Plan(NamedTuple):
+    """Everything that will be run."""
+
+    layers: list[Trials]
+    corpus: CorpusTokens
+    start: int | None
+    """The token in front of everything, if there is one."""
+
+
+class Sequences(NamedTuple):
+    """What a layer's trials run, each sequence once, and where each trial reads it."""
+
+    ids: list[tuple[int, ...]]
+    sequence: Int64[ndarray, "trial read"]
+    """NONE where there is nothing to read."""
+    length: Int64[ndarray, "trial read"]
+    """How many tokens of the sequence have been seen where it is read."""
+
+
+class Measured(NamedTuple):
+    """Coefficients, and pre-activations of the same memories' keys: of reads, or trials of them."""
+
+    coefficients: Float64[ndarray, "*trial read"]
+    """NaN where there is nothing to read."""
+    raw: Float64[ndarray, "*trial read"]
+    """x · k + b; NaN in gated models, where a memory has two keys."""
+
+
+def token_removal(study: Study) -> Result:
+    """Return how coefficients change when tokens of triggers are removed or replaced."""
+    plan = planned(study)
+    rows: list[Row] = []
+    interior: list[Row] = []
+    with study.progress.bar("Token removal", cost(plan)[1], "token-layers") as step:
+        for trials in plan.layers:
+            found = measure(study.memories, trials, sequences_of(plan, trials), plan.start, step)
+            rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
+            inside = Measured(*(column[_interior(plan, trials)] for column in found))
+            interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
+    unk = _unknown(study)
+    also = {
+        "interior": interior,
+        "excluded": [trials.excluded for trials in plan.layers],
+        "replacement": DRAWN if unk is None else study.index.token(unk),
+    }
+    settings = study.settings(per_layer=study.per_layer, triggers=study.triggers)
+    return Result("token-removal", "Fig. 3", settings, rows, also)
+
+
+def planned(study: Study) -> Plan:
+    """Return what `token_removal` will run."""
+    index, unk = study.index, _unknown(study)
+    layers = [
+        trials_of(index, layer, study.frequencies, unk, study.per_layer, study.triggers, study.seed)
+        for layer in range(index.n_layers)
+    ]
+    return Plan(layers, corpus_tokens(index), index.manifest.start.id)
+
+
+def cost(plan: Plan) -> tuple[int, int]:
+    """Return how many sequences are run, and how many tokens through how many layers."""
+    n_sequences = n_token_layers = 0
+    extra = 0 if plan.start is None else 1
+    for trials in plan.layers:
+        ids = sequences_of(plan, trials).ids
+        n_sequences += len(ids)
+        n_token_layers += sum(len(tokens) + extra for tokens in ids) * (trials.layer + 1)
+    return n_sequences, n_token_layers
+
+
+def _unknown(study: Study) -> int | None:
+    """Return the token for unknown words, unless it also marks where texts start or end."""
+    tokenizer = study.memories.tokenizer
+    unk: int | None = getattr(tokenizer, "unk", None)
+    marks = {tokenizer.bos, tokenizer.eos, study.index.manifest.start.id}
+    return None if unk in marks else unk
+
+
+def trials_of(
+    index: Index,
+    layer: int,
+    frequencies: Int64[ndarray, " vocab"],
+    unk: int | None,
+    per_layer: int,
+    triggers: int,
+    seed: int,
+) -> Trials:
+    """Return random memories of a layer, some triggers of each, and the draws for each trigger."""
+    chance = np.random.default_rng((seed, layer))
+    both = [listed(index, layer, sign) for sign in (1, -1)]
+    strengths = [np.abs(side.coefficients[:, 0]) for side in both]  # 0 where nothing triggers
+    alive = np.flatnonzero(np.maximum(*strengths))
+    chosen = np.sort(chance.choice(alive, min(per_layer, len(alive)), replace=False))
+    positive = (strengths[0] >= strengths[1])[chosen, None]
+    prefixes, lengths = (
+        np.where(positive, *(getattr(side, name)[chosen, :triggers] for side in both))
+        for name in ("prefixes", "lengths")
+    )
+    kept = lengths >= 2
+    prefix, length = prefixes[kept], lengths[kept]
+    position = chance.integers(0, length)
+    places = np.stack([np.zeros_like(length), length - 1, position], axis=1)
+    before = (prefix - length)[:, None] + places  # each token is the next one of what precedes it
+    tokens = corpus_tokens(index).at(before.ravel()).next.reshape(before.shape)
+    if unk is None:
+        replacements = other_tokens(tokens, frequencies, chance)
+    else:
+        replacements = np.where(tokens == unk, NONE, unk)
+    memory = np.broadcast_to(chosen[:, None], kept.shape)[kept]
+    excluded = int(((prefixes != VACANT) & ~kept).sum())
+    return Trials(layer, memory, prefix, position, replacements, excluded)
+
+
+def other_tokens(
+    tokens: Int64[ndarray, "trial token"],
+    frequencies: Int64[ndarray, " vocab"],
+    chance: np.random.Generator,
+) -> Int64[ndarray, "trial token"]:
+    """Return for each token another one, drawn as often as it stands in the corpus."""
+    past = frequencies.cumsum()
+    others = past[-1] - frequencies[tokens]
+    # A place among all occurrences but the token's own: those behind it move up by as many.
+    place = chance.integers(0, np.maximum(others, 1))
+    place += np.where(place >= past[tokens] - frequencies[tokens], frequencies[tokens], 0)
+    return np.where(others > 0, np.searchsorted(past, place, side="right"), NONE)
+
+
+def sequences_of(plan: Plan, trials: Trials) -> Sequences:
+    """Return the sequences of a layer's trials, without the start token."""
+    numbers: dict[tuple[int, ...], int] = {}
+    shape = (len(trials.prefix), 1 + len(CHANGES))
+    sequence, length = np.full(shape, NONE, np.int64), np.zeros(shape, np.int64)
+    for trial, prefix in enumerate(trials.prefix.tolist()):
+        ids = tuple(plan.corpus.prefix(prefix).tolist())
+        places = (0, len(ids) - 1, int(trials.position[trial]))
+        reads: list[tuple[int, ...] | None] = [ids]
+        reads += [ids[:place] + ids[place + 1 :] for place in places]
+        for place, other in zip(places, trials.replacements[trial].tolist(), strict=True):
+            reads.append(None if other == NONE else (*ids[:place], other, *ids[place + 1 :]))
+        whole = numbers.setdefault(ids, len(numbers))
+        for read, changed in enumerate(reads):
+            if changed is not None:
+                begins = changed == ids[: len(changed)]
+                sequence[trial, read] = (
+                    whole if begins else numbers.setdefault(changed, len(numbers))
+                )
+                length[trial, read] = len(changed)
+    return Sequences(list(numbers), sequence, length)
+
+
+def measure(
+    memories: Memories, trials: Trials, sequences: Sequences, start: int | None, step: Step
+) -> Measured:
+    """Return the coefficients of a layer's trials, each run stopped at the layer."""
+    flat, length = sequences.sequence.ravel(), sequences.length.ravel()
+    memory = trials.memory.repeat(sequences.sequence.shape[1])
+    found = Measured(*(np.full(flat.shape, np.nan) for _ in Measured._fields))
+    order = np.argsort(flat, kind="stable")
+    bounds = np.searchsorted(flat[order], np.arange(len(sequences.ids) + 1))
+    extra = 0 if start is None else 1
+    runs = ((number, list(ids)) for number, ids in enumerate(sequences.ids))
+    for batch in batches(runs, start, BATCH_TOKENS):
+        reads = [order[bounds[number] : bounds[number + 1]] for number in batch.offsets]
+        row = np.arange(len(reads)).repeat([len(part) for part in reads])
+        read = np.concatenate(reads)
+        at = torch.from_numpy(np.stack([row, length[read] - 1 + extra], axis=1))
+        parts = _read(memories, trials.layer, batch.tokens, at, torch.from_numpy(memory[read]))
+        for into, part in zip(found, parts, strict=True):
+            into[read] = part
+        step((sum(batch.lengths) + len(reads) * extra) * (trials.layer + 1))
+    return Measured(*(column.reshape(sequences.sequence.shape) for column in found))
+
+
+def _read(
+    memories: Memories,
+    layer: int,
+    tokens: Int[Tensor, "batch position"],
+    at: Int[Tensor, "read 2"],
+    memory: Int[Tensor, " read"],
+) -> Measured:
+    """Return the coefficient, and x · k + b, of one memory at each (row, position)."""
+    found = Measured(*(np.full(len(memory), np.nan) for _ in Measured._fields))
+
+    def read(number: int, trace: LayerTrace) -> None:
+        if number < layer:
+            return
+        coefficients = trace.coefficients.cpu().gather(1, memory[:, None])
+        found.coefficients[:] = coefficients.squeeze(1).double().numpy()
+        if not memories.gated:
+            key, bias = (
+                weights[memory.to(weights.device)].cpu().double()
+                for weights in (memories.keys(layer), memories.key_bias(layer))
+            )
+            found.raw[:] = ((trace.ff_input.cpu().double() * key).sum(1) + bias).numpy()
+
+    with memories.tracing(read, tokens, at):
+        memories.forward(tokens, layers=layer + 1)
+    return found
+
+
+def _interior(plan: Plan, trials: Trials) -> Bool[ndarray, " trial"]:
+    """Return which random tokens are neither the first nor the last of their trigger."""
+    length = plan.corpus.at(trials.prefix).length
+    return (trials.position > 0) & (trials.position < length - 1)
+
+
+def _row(layer: int, token: str, how: str, found: Measured) -> Row:
+    """Return the spread of one kind of change; `interior` is a part of the random ones."""
+    read = 1 + CHANGES.index((how, "random" if token == "interior" else token))
+    raw = spread(_relative(found.raw, read))
+    return {
+        "layer": layer,
+        "token": token,
+        "how": how,
+        **spread(_relative(found.coefficients, read)),
+        "raw_mean": raw["mean"],
+        "raw_median": raw["median"],
+    }
+
+
+def _relative(numbers: Float64[ndarray, "trial read"], read: int) -> Float64[ndarray, " change"]:
+    """Return (c′ − c) / c of the trials in which both were read."""
+    before, after = numbers[:, 0], numbers[:, read]
+    kept = ~np.isnan(after) & (before != 0)
+    changes: ndarray = (after[kept] - before[kept]) / before[kept]
+    return changes

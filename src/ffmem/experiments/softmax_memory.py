@@ -1,0 +1,70 @@
+"""The feed-forward layer beside the neural memory that it resembles (Equations 1 and 2).
+
+    FF(x) = f(x · Kᵀ) · V        MN(x) = softmax(x · Kᵀ) · V
+
+Both read the same keys and values; neither has the output bias here. x · Kᵀ includes the keys'
+bias. Gated models have two keys per memory: MN takes the gate's.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from numpy import ndarray
+from torch.nn import functional
+
+from ffmem.experiments.result import Row
+from ffmem.experiments.spread import spread
+from ffmem.models.memories import Memories
+from ffmem.models.trace import LayerTrace
+
+NAMES = ("cosine", "entropy", "top1_mass", "distance", "effective")
+
+
+class SoftmaxMemory:
+    """How concentrated the softmax is, and how far the two outputs lie apart."""
+
+    def __init__(self, memories: Memories, n_examples: int) -> None:
+        self.memories = memories
+        self.found: dict[str, Float32[ndarray, "example layer"]] = {
+            name: np.zeros((n_examples, memories.n_layers), np.float32) for name in NAMES
+        }
+
+    @torch.inference_mode()
+    def read(self, examples: slice | ndarray, layer: int, trace: LayerTrace) -> None:
+        """Compare the two memories of one layer on some examples."""
+        values = self.memories.values(layer).float()
+        feed_forward = trace.coefficients.float() @ values
+        if trace.gate is None:
+            keys, bias = self.memories.keys(layer), self.memories.key_bias(layer)
+            scores = functional.linear(trace.ff_input.float(), keys.float(), bias.float())
+        else:
+            scores = trace.gate.float()
+        weights = scores.softmax(dim=1)
+        neural = weights @ values
+        entropy = torch.special.entr(weights).sum(dim=1)
+        numbers = {
+            "cosine": functional.cosine_similarity(feed_forward, neural),
+            "entropy": entropy,
+            "top1_mass": weights.amax(dim=1),
+            "distance": (feed_forward - neural).norm(dim=1) / feed_forward.norm(dim=1),
+            "effective": entropy.exp(),
+        }
+        for name, column in numbers.items():
+            self.found[name][examples, layer] = column.cpu().numpy()
+
+    def rows(self) -> list[Row]:
+        """Return the rows of `neural-memory`."""
+        return [self._row(layer) for layer in range(self.memories.n_layers)]
+
+    def _row(self, layer: int) -> Row:
+        by_name = {name: column[:, layer] for name, column in self.found.items()}
+        # A layer that adds nothing lies at no distance that could be told in its own lengths.
+        some = np.isfinite(by_name["distance"])
+        spreads = {name: spread(column[some]) for name, column in by_name.items()}
+        return {
+            "layer": layer,
+            **{name: spreads[name]["mean"] for name in NAMES},
+            "cosine_q1": spreads["cosine"]["q1"],
+            "cosine_q3": spreads["cosine"]["q3"],
+            "n": int(some.sum()),
+        }

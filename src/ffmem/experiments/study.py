@@ -1,0 +1,168 @@
+"""What an experiment works on: an index, its model, a sample of prefixes; each read once.
+
+What several experiments need is computed when the first asks for it, and kept for the others.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from ffmem.corpus.corpus import Corpus
+from ffmem.corpus.sentences import TokenSentence
+from ffmem.errors import CorpusError, FfmemError
+from ffmem.experiments.cost import inference_cost
+from ffmem.experiments.drawn import Drawn, Example, draw
+from ffmem.experiments.heads import Heads, corpus_tokens, heads
+from ffmem.experiments.inference import PARTS, Inference, Pass
+from ffmem.experiments.value_readings import ValueReadings, read_values
+from ffmem.experiments.value_tops import value_tops
+from ffmem.indexing.finished import refuse_other_weights
+from ffmem.indexing.store import Index
+from ffmem.models.memories import Memories
+from ffmem.progress import Progress
+
+DRAWS = ("sentences", "tokens")
+
+
+@dataclass(kw_only=True)
+class Study:
+    """One index and its model, with the settings of the experiments."""
+
+    index: Index
+    memories: Memories
+    corpus: Corpus | None = None
+    """Of Section 5's sample; the others read the index."""
+    prompt: str | None = None
+    """One text instead of a sample: its longest prefix."""
+    sample: int | None = 4000
+    """Prefixes of the sample; None for all."""
+    draw: str = "sentences"
+    seed: int = 0
+    per_layer: int = 10
+    """Memories of each layer for token removal."""
+    triggers: int = 20
+    """Triggers of each for token removal."""
+    parts: Collection[str] = PARTS
+    """What the pass over the sample is to measure."""
+    progress: Progress = field(default_factory=lambda: Progress(quiet=True))
+
+    def __post_init__(self) -> None:
+        refuse_other_weights(self.index, self.memories.fingerprint())
+        if self.draw not in DRAWS:
+            raise FfmemError(f"Cannot draw {self.draw!r}. Draw {' or '.join(DRAWS)}.")
+        for name in ("sample", "per_layer", "triggers"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise FfmemError(f"{name} = {number} was asked for. Give 1 or more.")
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Return what a result says about how it was made."""
+        manifest = self.index.manifest
+        return {
+            "model": manifest.model.source,
+            "model_hash": manifest.model.hash,
+            "layers": manifest.model.layers,
+            "memories": manifest.model.memories,
+            "vocabulary": manifest.model.vocabulary,
+            "activation": manifest.model.activation,
+            "gated": manifest.model.gated,
+            "dtype": str(self.memories.dtype).removeprefix("torch."),
+            "projection": manifest.projection,
+            "start": manifest.start.token,
+            "corpus": {
+                "sources": [source.source for source in manifest.corpus.sources],
+                "hash": manifest.corpus.hash,
+                "sentences": manifest.corpus.sentences,
+                "tokens": manifest.corpus.tokens,
+                "limited": any(source.limit is not None for source in manifest.corpus.sources),
+            },
+            "t": manifest.t,
+            "prefixes": manifest.prefixes,
+            "compat": manifest.compat,
+            "seed": self.seed,
+            **more,
+        }
+
+    def sample_settings(self) -> dict[str, Any]:
+        """Return what a result of Section 5 says about its sample."""
+        source: dict[str, Any] = {"prompt": self.prompt}
+        if self.corpus is not None:
+            asked = "all" if self.sample is None else self.sample
+            source = {"corpus": self.corpus.source, "asked": asked, "draw": self.draw}
+        return {**source, **self.drawn.describe()}
+
+    @cached_property
+    def frequencies(self) -> Int64[ndarray, " vocab"]:
+        """How often each token stands in the index's corpus."""
+        ids = corpus_tokens(self.index).ids
+        return np.bincount(ids, minlength=self.memories.vocabulary)
+
+    @cached_property
+    def heads(self) -> list[Heads]:
+        """The one trigger of every memory that stands for it, layer by layer."""
+        return [heads(self.index, layer) for layer in range(self.index.n_layers)]
+
+    @cached_property
+    def values(self) -> list[ValueReadings]:
+        """What every value predicts, layer by layer."""
+        found = []
+        with self.progress.bar("Values", len(self.index), "values") as step:
+            for layer in range(self.index.n_layers):
+                found.append(read_values(self.memories, self.heads[layer], layer))
+                step(self.index.n_memories)
+        return found
+
+    @cached_property
+    def drawn(self) -> Drawn:
+        """The sample of prefixes."""
+        memories = self.memories
+        start = self.index.manifest.start.id
+        longest = None if memories.context is None else memories.context - 1
+        if self.prompt is not None:
+            (encoding,) = memories.tokenizer.encode([self.prompt])
+            sentence = TokenSentence(self.prompt, *encoding)
+            if not sentence.ids or (longest is not None and len(sentence.ids) > longest):
+                raise CorpusError(
+                    f"The prompt has {len(sentence.ids):,} tokens; the model reads 1 to"
+                    f" {longest or 'any number'} behind the start token."
+                )
+            return Drawn([Example(0, sentence, [len(sentence.ids)])], 1, 0)
+        if self.corpus is None:
+            raise CorpusError(
+                "This experiment looks at the model at work and needs prefixes to do so."
+                " Give --corpus, such as wikitext-2:valid."
+            )
+        # The authors' code draws the empty prefix as well.
+        shortest = 0 if self.index.manifest.compat and start is not None else 1
+        reading = self.corpus.sentences(memories.tokenizer)
+        drawn = draw(reading, self.draw, self.sample, self.seed, shortest, longest)
+        found = len(drawn.lengths)
+        if self.sample is not None and found < self.sample:
+            what = "sentences" if self.draw == "sentences" else "prefixes"
+            self.progress.say(
+                f"{self.sample:,} prefixes were asked for; {self.corpus.source} has {found:,}"
+                f" {what} to draw from. All are taken."
+            )
+        if drawn.cut:
+            self.progress.say(f"Cut at the model's context: {drawn.cut:,} sentences.")
+        return drawn
+
+    @cached_property
+    def inference(self) -> Inference:
+        """What the model does on the sample, measured in one pass."""
+        drawn = self.drawn
+        self.progress.say(f"Section 5: {inference_cost(self.memories, drawn, self.parts)}")
+        run = Pass(
+            self.memories,
+            len(drawn.lengths),
+            self.parts,
+            lambda layer: value_tops(self.index, self.memories, layer),
+            self.frequencies,
+        )
+        with self.progress.bar("Section 5", len(drawn.lengths), "prefixes") as step:
+            return run.run(drawn, self.index.manifest.start.id, step)

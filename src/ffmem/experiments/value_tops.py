@@ -1,0 +1,144 @@
+"""The one token that a memory's value, times its coefficient, promotes most.
+
+    top(m·v)
+
+With a plain head it depends on the sign of m alone: the first or the last of the tokens that the
+index keeps for the value. With an adaptive softmax it depends on m itself, but only the best word
+of each band can ever be it:
+
+    log p(w) of a band's best word = c·z_best − LSE(c·z),   for rare bands + c·C_band
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from ffmem.indexing.store import Index
+from ffmem.indexing.tables import layer_file, read_columns
+from ffmem.models.memories import Memories
+
+PAIRS = 1 << 24
+"""Logits held at a time while words of rare bands are weighed."""
+
+
+class ValueTops(ABC):
+    """What the memories of one layer promote."""
+
+    plain: Int64[ndarray, " memory"]
+    """top(v): at coefficient 1."""
+
+    @abstractmethod
+    def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
+        """Return top(m·v) of every memory; top(v) where m = 0."""
+
+
+class PlainTops(ValueTops):
+    """Under a plain head: the ends of each value's distribution, which the index keeps."""
+
+    def __init__(self, index: Index, layer: int) -> None:
+        path = index.folder / layer_file("values", layer)
+        ends = read_columns(path, ["top_ids", "bottom_ids"])
+        self.plain, self.negative = (
+            ends[name][:, 0].astype(np.int64) for name in ("top_ids", "bottom_ids")
+        )
+
+    def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
+        """Return top(m·v) by the sign of m."""
+        return np.where(coefficients < 0, self.negative, self.plain)
+
+
+class Band(NamedTuple):
+    """What decides whether a band's best word is the value's top word, for every memory."""
+
+    size: int
+    best: Int64[ndarray, " memory"]
+    largest: Float32[ndarray, " memory"]
+    """z of the best word."""
+    mean: Float32[ndarray, " memory"]
+    entry: Float32[ndarray, " memory"]
+    """C: the logit of the band itself; 0 for the words of the first."""
+
+
+class AdaptiveTops(ValueTops):
+    """Under the adaptive softmax, for coefficients of 0 or more."""
+
+    @torch.inference_mode()
+    def __init__(self, memories: Memories, layer: int) -> None:
+        self.head = memories.head
+        self.parts = self.head.norm.fold(memories.readable_values(layer))
+        self.bands = self._bands(memories.config.band_sizes)
+        self.plain = self.at(np.ones((1, len(self.parts)), np.float32))[0]
+
+    def _bands(self, sizes: list[int]) -> list[Band]:
+        rows = max(1, PAIRS // sum(sizes))
+        found: list[list[Band]] = []
+        for part in self.parts.split(rows):
+            head, *tails = self.head.band_logits(part)
+            words, entries = head[:, : sizes[0]], head[:, sizes[0] :]
+            zero = torch.zeros(len(part))
+            columns = [(words, zero), *zip(tails, entries.unbind(1), strict=True)]
+            found.append([_band(logits, entry) for logits, entry in columns])
+        first = np.cumsum([0, *sizes])
+        return [
+            Band(
+                sizes[number],
+                np.concatenate([band.best for band in bands]) + first[number],
+                *(np.concatenate(columns) for columns in list(zip(*bands, strict=True))[2:]),
+            )
+            for number, bands in enumerate(zip(*found, strict=True))
+        ]
+
+    @torch.inference_mode()
+    def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
+        """Return top(m·v); rare bands are weighed only where they could win."""
+        c = np.where(coefficients > 0, coefficients, 1).astype(np.float32)
+        common, *rare = self.bands
+        best = np.broadcast_to(common.best, c.shape).copy()
+        strength = c * common.largest  # less Z, which is the same for all
+        for number, band in enumerate(rare, start=1):
+            lead = c * (band.entry + band.largest)
+            # LSE(c·z) is at least its largest part, and by convexity log n + c·mean(z).
+            least = np.maximum(c * band.largest, math.log(band.size) + c * band.mean)
+            row, memory = np.nonzero(lead - least >= strength)
+            if not len(row):
+                continue
+            exact = lead[row, memory] - self._log_totals(number, memory, c[row, memory])
+            wins = exact > strength[row, memory]
+            row, memory = row[wins], memory[wins]
+            strength[row, memory] = exact[wins]
+            best[row, memory] = band.best[memory]
+        return best
+
+    def _log_totals(
+        self, number: int, memory: Int64[ndarray, " pair"], c: Float32[ndarray, " pair"]
+    ) -> Float32[ndarray, " pair"]:
+        """Return LSE(c·z) over a rare band, for pairs of a memory and a coefficient."""
+        found = np.empty(len(memory), np.float32)
+        order = np.argsort(memory, kind="stable")
+        size = max(1, PAIRS // self.bands[number].size)
+        for first in range(0, len(order), size):
+            pairs = order[first : first + size]
+            distinct, place = np.unique(memory[pairs], return_inverse=True)
+            logits = self.head.band_logits(self.parts[torch.from_numpy(distinct)])[number]
+            scaled = logits[torch.from_numpy(place)] * torch.from_numpy(c[pairs])[:, None].to(
+                logits
+            )
+            found[pairs] = scaled.logsumexp(dim=1).cpu().numpy()
+        return found
+
+
+def value_tops(index: Index, memories: Memories, layer: int) -> ValueTops:
+    """Return what the values of a layer promote."""
+    return AdaptiveTops(memories, layer) if memories.head.adaptive else PlainTops(index, layer)
+
+
+def _band(logits: Float[Tensor, "row word"], entry: Float[Tensor, " row"]) -> Band:
+    columns = (logits.amax(dim=1), logits.mean(dim=1), entry)
+    best = logits.cpu().numpy().argmax(axis=1).astype(np.int64)
+    return Band(logits.shape[1], best, *(column.float().cpu().numpy() for column in columns))

@@ -1,0 +1,59 @@
+"""Parts of a PyTorch model: modules by their path, linear maps as plain weights."""
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ffmem.errors import ModelError
+
+
+def module(parent: nn.Module, path: str) -> nn.Module:
+    """Return the submodule at a path that must exist."""
+    found = optional(parent, path)
+    if found is None:
+        raise ModelError(
+            f"A {type(parent).__name__} was expected to have a module {path!r}, and has none."
+            " This model is built differently from others of its family."
+        )
+    return found
+
+
+def optional(model: nn.Module, path: str | None) -> nn.Module | None:
+    """Return the submodule at a path, or None if the model or the row has none there."""
+    found: Any = None if path is None else model
+    for name in path.split(".") if path else ():
+        found = getattr(found, name, None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def weight(linear: nn.Module) -> Float[Tensor, "out in"]:
+    """Return the weights of a linear map, one output per row."""
+    found = linear.get_parameter("weight")
+    if isinstance(linear, Conv1D):
+        return found.T  # GPT-2 keeps them the other way around
+    if not isinstance(linear, nn.Linear) or found.shape != (
+        linear.out_features,
+        linear.in_features,
+    ):
+        raise ModelError(
+            f"Expected the plain weights of a linear map, found a {type(linear).__name__} of shape"
+            f" {tuple(found.shape)}. Load the model without quantisation."
+        )
+    return found
+
+
+def bias(linear: nn.Module) -> Float[Tensor, " out"]:
+    """Return the bias of a linear map, zeros if it has none."""
+    found: Tensor | None = getattr(linear, "bias", None)
+    rows = weight(linear)
+    return rows.new_zeros(len(rows)) if found is None else found
+
+
+def first(values: Any, kwargs: dict[str, Any]) -> Tensor:
+    """Return the tensor that a module was given or gave first, alone, in a tuple or by name."""
+    if isinstance(values, Tensor):
+        return values
+    found: Tensor = values[0] if len(values) else next(iter(kwargs.values()))
+    return found

@@ -1,0 +1,1 @@
+"""Figures and the report, made from the rows of the experiments alone."""

@@ -1,0 +1,104 @@
+"""Numbers as sentences need them, and the paper's layers in a model of another depth.
+
+The paper's model has 16 layers. Its layers a–16 stand for the layers ℓ of n (from 1) that lie
+deeper than its layer a − 1:  ℓ/n > (a − 1)/16.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ffmem.experiments.result import Result
+
+Row = dict[str, Any]
+Number = float | int
+"""JSON has both, and a whole share may be read as either."""
+
+PAPER_LAYERS = 16
+MISSING = "–"
+
+
+def percent(share: Number | None, signed: bool = False) -> str:
+    """Return a share in %, with as many digits as it deserves."""
+    if share is None:
+        return MISSING
+    value = 100 * share
+    size = abs(value)
+    digits = 1 if size >= 1 or size == 0 else 2 if size >= 0.1 else 3 if size >= 0.01 else 4
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    if text.endswith(".0") and size in (0, 100):
+        text = text[:-2]
+    return text.replace("-", "−") + " %"
+
+
+def number(value: Number | None) -> str:
+    """Return a number with thousands apart, and three digits of a fraction."""
+    if value is None:
+        return MISSING
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}".replace("-", "−")
+    return f"{value:.3g}".replace("-", "−")
+
+
+def interval(low: Number | None, high: Number | None) -> str:
+    """Return a 95 % interval of a share in words."""
+    if low is None or high is None:
+        return "no interval"
+    return f"95 % interval {percent(low).removesuffix(' %')} to {percent(high)}"
+
+
+def n_layers_of(result: Result) -> int:
+    """Return how many layers the model has."""
+    seen = [int(row["layer"]) + 1 for row in result.rows if row.get("layer") is not None]
+    return max([int(result.settings.get("layers") or 1), *seen])
+
+
+def deep(n_layers: int, paper_layer: int) -> list[int]:
+    """Return the layers (from 0) that stand for the paper's `paper_layer` to 16."""
+    return [
+        layer
+        for layer in range(n_layers)
+        if (layer + 1) * PAPER_LAYERS > (paper_layer - 1) * n_layers
+    ]
+
+
+def shallow(n_layers: int, paper_layer: int) -> list[int]:
+    """Return the layers (from 0) that stand for the paper's 1 to `paper_layer`."""
+    below = set(deep(n_layers, paper_layer + 1))
+    return [layer for layer in range(n_layers) if layer not in below]
+
+
+def span(layers: Sequence[int]) -> str:
+    """Return consecutive layers (from 0) as figures count them."""
+    if not layers:
+        return "no layer"
+    if len(layers) == 1:
+        return f"layer {layers[0] + 1}"
+    return f"layers {layers[0] + 1}–{layers[-1] + 1}"
+
+
+def known(rows: Sequence[Row], *fields: str) -> list[Row]:
+    """Return the rows in which none of these is missing."""
+    return [row for row in rows if all(row.get(field) is not None for field in fields)]
+
+
+def mean(values: Sequence[Number]) -> float | None:
+    """Return the mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def trend(values: Sequence[Number]) -> float | None:
+    """Return Spearman's correlation of some numbers with their order; None where it has none."""
+    n = len(values)
+    if n < 3 or len(set(values)) == 1:
+        return None
+    ranks = _ranks(values)
+    middle = (n - 1) / 2
+    along = sum((i - middle) * (rank - middle) for i, rank in enumerate(ranks))
+    spreads = sum((i - middle) ** 2 for i in range(n)), sum((r - middle) ** 2 for r in ranks)
+    return float(along / (spreads[0] * spreads[1]) ** 0.5)
+
+
+def _ranks(values: Sequence[Number]) -> list[float]:
+    """Return the rank of each number from 0, equal numbers sharing theirs."""
+    below = {value: sum(other < value for other in values) for value in set(values)}
+    return [below[value] + (values.count(value) - 1) / 2 for value in values]

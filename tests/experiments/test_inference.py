@@ -1,0 +1,259 @@
+"""The pass of Section 5 against plain loops: each prefix run alone, every number by definition."""
+
+import math
+import random
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import ffmem
+from ffmem.errors import FfmemError
+from ffmem.experiments import inference
+from ffmem.experiments.study import Study
+from tests.experiments.planting import FAMILIES, study_of
+from tests.tiny import tiny
+
+VARIANTS = [
+    *FAMILIES,
+    "cohere",  # logits have a scale
+    "gemma2",  # and a cap
+    "granite",  # y has a multiplier, logits a divisor
+    "falcon",
+    "opt post-norm",  # o is not r + y
+    "olmo2",
+    "phi",  # the output embedding has a bias
+]
+
+
+def write_sentences(path, n=12, seed=1):
+    words = random.Random(seed)
+    lines = [
+        " ".join(f"w{words.randint(3, 40)}" for _ in range(words.randint(1, 7))) for _ in range(n)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return ffmem.Corpus(str(path), unit="line")
+
+
+def studied(folder, name, **options):
+    """A study of a tiny model whose sample is every prefix, unless told otherwise."""
+    base = study_of(folder / "index", name)
+    settings = {"corpus": write_sentences(folder / "valid.txt"), "sample": None} | options
+    return Study(index=base.index, memories=base.memories, **settings)
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def study(request, tmp_path_factory):
+    return studied(tmp_path_factory.mktemp("study"), request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(study):
+    """Every layer's trace of every prefix: each ran alone, read at its last position."""
+    start = study.index.manifest.start.id
+    found = []
+    for example, p in study.drawn.prefixes():
+        tokens = torch.tensor([[start, *example.sentence.ids[:p]]])
+        found.append(
+            [
+                type(layer)(*(part if part is None else part[0, -1] for part in layer))
+                for layer in study.memories.trace(tokens)
+            ]
+        )
+    return found
+
+
+def readings(study, layer):
+    """The logits of r, y and o, each projected by itself."""
+    head = study.memories.head
+    return (
+        head.logits(layer.residual[None])[0].double(),
+        head.folded(layer.ff_output[None])[0].double(),
+        head.logits(layer.layer_output[None])[0].double(),
+    )
+
+
+def rank(logits, token):
+    return sum(other > logits[token] for other in logits.tolist())
+
+
+def test_predictions_are_those_of_prefixes_run_alone(study, plain):
+    found = study.inference.predictions
+    for example, layers in enumerate(plain):
+        final = int(readings(study, layers[-1])[2].argmax())
+        for layer, trace in enumerate(layers):
+            r, y, o = readings(study, trace)
+            place = (example, layer)
+            assert found.residual_top[place] == r.argmax()
+            assert found.ff_top[place] == y.argmax()
+            assert found.output_top[place] == o.argmax()
+            assert found.residual_final_rank[place] == rank(r, final)
+            assert found.ff_final_rank[place] == rank(y, final)
+            assert found.ff_residual_rank[place] == rank(y, int(r.argmax()))
+            for probability, logits, token in (
+                (found.residual_final_probability, r, final),
+                (found.residual_top_probability, r, r.argmax()),
+                (found.ff_top_probability, y, y.argmax()),
+                (found.ff_final_probability, y, final),
+                (found.ff_residual_probability, y, r.argmax()),
+                (found.output_top_probability, o, o.argmax()),
+            ):
+                expected = logits.softmax(0)[token].item()
+                assert probability[place] == pytest.approx(expected, rel=2e-3, abs=1e-7)
+        assert found.final[example] == final
+
+
+def test_active_memories_are_counted_as_defined(study, plain):
+    shares = study.inference.activity.shares
+    assert ("gate" in shares) == study.memories.gated
+    n = study.memories.n_memories
+    for example, layers in enumerate(plain):
+        for layer, trace in enumerate(layers):
+            m = trace.coefficients
+            assert shares["positive"][example, layer] == pytest.approx(sum(m > 0).item() / n)
+            if study.memories.gated:
+                assert shares["gate"][example, layer] == pytest.approx(
+                    sum(trace.gate > 0).item() / n
+                )
+            lengths = readable_values(study.memories, layer).norm(dim=1)
+            ordered = sorted((m.abs() * lengths).tolist(), reverse=True)
+            size = next(k for k in range(n + 1) if sum(ordered[:k]) >= 0.9 * sum(ordered))
+            assert shares["effect"][example, layer] == pytest.approx(size / n)
+
+
+def test_the_softmax_memory_is_equation_2(study, plain):
+    found = study.inference.softmax.found
+    for example, layers in enumerate(plain):
+        for layer, trace in enumerate(layers):
+            values = study.memories.values(layer)
+            keys, bias = study.memories.keys(layer), study.memories.key_bias(layer)
+            weights = (keys @ trace.ff_input + bias).softmax(0)
+            neural = sum(w * v for w, v in zip(weights, values, strict=True))
+            plain_ff = trace.value_output - study.memories.bias(layer)
+            expected = {
+                "cosine": functional.cosine_similarity(plain_ff, neural, dim=0).item(),
+                "entropy": -sum(w * math.log(w) for w in weights.tolist() if w > 0),
+                "top1_mass": weights.max().item(),
+                "distance": ((plain_ff - neural).norm() / plain_ff.norm()).item(),
+            }
+            for name, number in expected.items():
+                assert found[name][example, layer] == pytest.approx(number, rel=2e-3, abs=2e-4)
+
+
+@cache
+def readable_values(memories, layer):
+    return memories.readable_values(layer)
+
+
+def vote(study, layer, memory, coefficient):
+    """top(m·v): the value times its coefficient, projected by itself."""
+    value = readable_values(study.memories, layer)[memory]
+    return int(study.memories.head.folded((coefficient * value)[None])[0].argmax())
+
+
+def ballots(study, layer, trace):
+    """Who votes for what, under both definitions of who votes."""
+    m = trace.coefficients.tolist()
+    everybody, active = [], []
+    for memory, coefficient in enumerate(m):
+        if study.memories.gated:
+            everybody.append((memory, vote(study, layer, memory, coefficient)))
+            is_active = trace.gate[memory] > 0
+        else:
+            everybody.append((memory, vote(study, layer, memory, 1.0)))
+            is_active = coefficient > 0
+        if is_active:
+            active.append((memory, vote(study, layer, memory, coefficient)))
+    return everybody, active
+
+
+def test_votes_are_counted_as_defined(study, plain):
+    votes = study.inference.votes
+    frequency = study.frequencies.tolist()
+    bins = [math.floor(math.log2(count + 1)) for count in frequency]
+    for example, layers in enumerate(plain[::4]):
+        for layer, trace in enumerate(layers):
+            _, y, o = readings(study, trace)
+            lengths = readable_values(study.memories, layer).norm(dim=1)
+            weights = (trace.coefficients.abs() * lengths).double()
+            for target, token in enumerate((int(y.argmax()), int(o.argmax()))):
+                for voters, cast in enumerate(ballots(study, layer, trace)):
+                    place = (example * 4, layer, target, voters)
+                    agree = [memory for memory, voted in cast if voted == token]
+                    assert votes.agreeing[place] == len(agree)
+                    carried = (weights[agree].sum() / weights.sum()).item()
+                    assert votes.carried[place] == pytest.approx(carried, abs=1e-5)
+                    as_frequent = [t for t in range(len(bins)) if bins[t] == bins[token]]
+                    missed = [t for t in as_frequent if t not in {voted for _, voted in cast}]
+                    chance = len(missed) / len(as_frequent)
+                    assert votes.chance[place] == pytest.approx(chance)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
+def test_batches_and_chunks_change_nothing(tmp_path, monkeypatch, name):
+    whole = studied(tmp_path, name).inference
+    monkeypatch.setattr(inference, "HELD", 1)  # the smallest batches
+    projector = inference.Projector
+    monkeypatch.setattr(inference, "Projector", lambda memories: projector(memories, budget=1))
+    pieces = studied(tmp_path, name).inference
+    for one, other in zip(whole.predictions, pieces.predictions, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
+    assert (whole.votes.agreeing == pieces.votes.agreeing).all()
+
+
+def test_only_what_is_asked_for_is_measured(tmp_path):
+    study = studied(tmp_path, "llama", parts=("activity",))
+    assert study.inference.activity is not None
+    assert study.inference.predictions is study.inference.votes is study.inference.softmax is None
+    with pytest.raises(FfmemError, match="did not measure softmax"):
+        inference.measured(study.inference.softmax, "softmax")
+
+
+def test_a_prefix_does_not_depend_on_what_was_drawn_beside_it(tmp_path):
+    every = studied(tmp_path, "llama")
+    some = studied(tmp_path, "llama", sample=7)
+    places = [(example.number, p) for example, p in every.drawn.prefixes()]
+    chosen = [places.index((example.number, p)) for example, p in some.drawn.prefixes()]
+    assert len(chosen) == 7
+    for one, other in zip(every.inference.predictions, some.inference.predictions, strict=True):
+        np.testing.assert_allclose(one[chosen], other, rtol=1e-4, atol=1e-7)
+
+
+def dictated(token):
+    """A llama whose last layer says one token, and one memory alone makes it say so."""
+    model = tiny("llama")
+    last = model.model.layers[-1].mlp
+    with torch.no_grad():
+        rows = model.get_output_embeddings().weight
+        rows /= rows.norm(dim=1, keepdim=True)
+        wanted = rows[token] / model.model.norm.weight
+        last.down_proj.weight.zero_()
+        last.down_proj.weight[:, 5] = 1000 * wanted
+        # The gate is open and both keys agree on every prefix: m > 0.
+        last.gate_proj.weight[5] = last.up_proj.weight[5]
+    return model
+
+
+def test_a_layer_that_one_memory_dictates_is_seen_as_such(tmp_path):
+    study = studied(tmp_path, dictated(17))
+    found = study.inference
+    m = np.array(
+        [
+            [layer.coefficients[0, -1, 5].item() for layer in study.memories.trace(tokens)][-1]
+            for tokens in (
+                torch.tensor([[study.index.manifest.start.id, *example.sentence.ids[:p]]])
+                for example, p in study.drawn.prefixes()
+            )
+        ]
+    )
+    ruled = m > 0.01
+    assert ruled.sum() > 10
+    assert (found.predictions.ff_top[ruled, -1] == 17).all()
+    assert (found.predictions.final[ruled] == 17).all()
+    assert (found.votes.agreeing[ruled, -1, 0, 0] >= 1).all()
+    assert found.activity.shares["effect"][ruled, -1].max() <= 1 / study.memories.n_memories + 1e-6
+    assert (found.votes.carried[ruled, -1, 0, 0] > 0.99).all()
+    cases = found.predictions.cases()
+    assert (cases["ffn"] | cases["agreement"])[ruled, -1].all()

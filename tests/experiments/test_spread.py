@@ -1,0 +1,33 @@
+"""Quartiles and intervals: against scipy and by their laws."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from ffmem.experiments.spread import share, spread, wilson
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilsons_interval_is_scipys(counts):
+    part, n = counts
+    low, high = wilson(part, n)
+    expected = binomtest(part, n).proportion_ci(0.95, "wilson")
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert 0 <= low <= share(part, n) <= high <= 1
+
+
+def test_nothing_has_neither_share_nor_interval_nor_spread():
+    assert share(0, 0) is None
+    assert wilson(0, 0) == (None, None)
+    assert spread(np.zeros(0)) == {"mean": None, "q1": None, "median": None, "q3": None, "n": 0}
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1, max_size=50))
+def test_a_spread_is_in_order_and_within_its_numbers(numbers):
+    found = spread(np.array(numbers))
+    assert min(numbers) <= found["q1"] <= found["median"] <= found["q3"] <= max(numbers)
+    assert found["mean"] == pytest.approx(sum(numbers) / len(numbers))
+    assert found["n"] == len(numbers)
+    assert all(type(number) in (int, float) for number in found.values())

@@ -1,0 +1,55 @@
+"""top(m·v) under both kinds of heads, against projecting every m·v by itself."""
+
+import numpy as np
+import pytest
+import torch
+
+from ffmem.experiments import value_tops
+from ffmem.experiments.value_tops import AdaptiveTops, PlainTops
+from tests.experiments.planting import study_of
+from tests.indexing.folders import memories as load
+
+COEFFICIENTS = (0.01, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)
+
+
+def projected(memories, layer, coefficients):
+    values = memories.readable_values(layer)
+    found = [memories.head.folded(c * values).double().argmax(dim=1) for c in coefficients]
+    return torch.stack(found).numpy()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_adaptive_softmax_is_weighed_band_by_band(seed, monkeypatch):
+    monkeypatch.setattr(value_tops, "PAIRS", 100)  # many chunks
+    memories = load("ffmem_adaptive", seed)
+    for layer in range(memories.n_layers):
+        tops = AdaptiveTops(memories, layer)
+        c = np.repeat(np.array(COEFFICIENTS, np.float32)[:, None], memories.n_memories, axis=1)
+        assert (tops.at(c) == projected(memories, layer, COEFFICIENTS)).all()
+        assert (tops.plain == projected(memories, layer, [1.0])[0]).all()
+
+
+def test_words_of_all_bands_win_somewhere_and_the_coefficient_matters():
+    found = []
+    for seed in range(8):
+        found.append(projected(load("ffmem_adaptive", seed), 0, COEFFICIENTS))
+    tokens = np.concatenate(found, axis=1)
+    assert {int(band) for band in np.digitize(tokens, [32, 48]).ravel()} == {0, 1, 2}
+    assert (tokens[0] != tokens[-1]).any()
+
+
+def test_an_inactive_memory_stands_for_its_value():
+    memories = load("ffmem_adaptive")
+    tops = AdaptiveTops(memories, 0)
+    assert (tops.at(np.zeros((1, memories.n_memories), np.float32)) == tops.plain).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
+def test_a_plain_head_needs_the_sign_alone(tmp_path, name):
+    study = study_of(tmp_path / "index", name)
+    for layer in range(study.memories.n_layers):
+        tops = PlainTops(study.index, layer)
+        signs = (2.5, -0.5)
+        c = np.repeat(np.array(signs, np.float32)[:, None], study.memories.n_memories, axis=1)
+        assert (tops.at(c) == projected(study.memories, layer, signs)).all()
+        assert (tops.plain == tops.at(c)[0]).all()

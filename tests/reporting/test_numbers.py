@@ -1,0 +1,57 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffmem.reporting.numbers import deep, interval, number, percent, shallow, span, trend
+
+
+@given(st.integers(1, 100), st.integers(2, 16))
+def test_layers_below_and_from_a_layer_on_are_all_layers(n_layers, paper_layer):
+    parts = shallow(n_layers, paper_layer - 1) + deep(n_layers, paper_layer)
+    assert parts == list(range(n_layers))
+
+
+def test_the_papers_layers_are_themselves_in_a_model_of_16():
+    assert deep(16, 11) == list(range(10, 16))
+    assert shallow(16, 10) == list(range(10))
+
+
+def test_relative_depth_decides_in_a_model_of_30():
+    assert [layer + 1 for layer in deep(30, 11)] == list(range(19, 31))
+    assert span(deep(30, 10)) == "layers 17–30"
+    assert deep(1, 11) == [0]
+    assert shallow(1, 10) == []
+
+
+@given(st.lists(st.integers(-5, 5), min_size=3, max_size=12))
+def test_the_trend_is_the_correlation_of_ranks(values):
+    found = trend(values)
+    if len(set(values)) == 1:
+        assert found is None
+        return
+    ranks = [
+        sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values
+    ]
+    n = len(values)
+    mean = (n - 1) / 2
+    covariance = sum((i - mean) * (rank - mean) for i, rank in enumerate(ranks))
+    scale = sum((i - mean) ** 2 for i in range(n)) * sum((rank - mean) ** 2 for rank in ranks)
+    assert found == pytest.approx(covariance / scale**0.5)
+
+
+def test_the_trend_of_a_straight_line_is_1():
+    assert trend([1, 5, 7, 8]) == pytest.approx(1)
+    assert trend([3, 2, 1]) == pytest.approx(-1)
+    assert trend([1, 2]) is None
+
+
+def test_numbers_read_as_in_a_sentence():
+    assert percent(0.035) == "3.5 %"
+    assert percent(0.0000037) == "0.0004 %"
+    assert percent(-0.4461, signed=True) == "−44.6 %"
+    assert percent(None) == "–"
+    assert percent(1) == "100 %"
+    assert number(12255) == "12,255"
+    assert number(0.58234) == "0.582"
+    assert interval(0.032, 0.053) == "95 % interval 3.2 to 5.3 %"
+    assert interval(None, None) == "no interval"
