@@ -226,3 +226,20 @@ def test_a_corpus_is_read_as_the_index_read_its_own(made, tmp_path):
     assert _read_as(index, "x.txt", {}).unit == "line"
     assert _read_as(index, "x.txt", {"unit": "sentence", "limit": None}).unit == "sentence"
     assert _read_as(index, "wikitext-2:valid", {}).detokenize == "wikitext"
+
+
+def test_a_sample_says_how_its_corpus_was_read_where_that_differs(made, tmp_path):
+    (usual,) = measured(made, tmp_path, "active-memories")
+    (other,) = measured(made, tmp_path, "active-memories", unit="window:4", limit=3)
+    assert not {"unit", "column", "limit"} & set(usual.settings["sample"])
+    assert other.settings["sample"]["unit"] == "window:4"
+    assert other.settings["sample"]["limit"] == other.settings["sample"]["prefixes"] == 3
+
+
+def test_a_damaged_corpus_of_the_index_is_told(made, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(made[0].folder, tmp_path / "index")
+    (folder / "sentences.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(StoreError, match="Cannot read the sentences of the index"):
+        ffmem.experiment("agreement", folder, tmp_path, model=made[1])

@@ -238,9 +238,9 @@ def test_the_unknown_token_replaces_any_other_but_not_itself(tmp_path):
 def test_a_token_that_also_marks_the_end_of_texts_replaces_nothing(monkeypatch, tmp_path):
     study = study_of(tmp_path / "index", "llama", per_layer=2)
     tokenizer = study.memories.tokenizer
-    monkeypatch.setattr(tokenizer, "unk", tokenizer.eos, raising=False)
+    monkeypatch.setattr(tokenizer, "unk", tokenizer.eos)
     assert token_removal(study).also["replacement"] == DRAWN
-    monkeypatch.setattr(tokenizer, "unk", UNK, raising=False)
+    monkeypatch.setattr(tokenizer, "unk", UNK)
     assert token_removal(study).also["replacement"] == "<unk>"
 
 

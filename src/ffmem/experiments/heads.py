@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from ffmem.indexing.sentences import VACANT
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, open_table, read_columns
+from ffmem.indexing.tables import layer_file, read_columns
 
 NONE = -1
 """The token that is none: the last token of an empty prefix, the next one of a whole sentence."""
@@ -63,9 +63,7 @@ class CorpusTokens(NamedTuple):
 @lru_cache(maxsize=1)
 def corpus_tokens(index: Index) -> CorpusTokens:
     """Return the tokens of an index's corpus, read once: four bytes for each."""
-    table = open_table(index.folder / "sentences.parquet").read(["offset", "ids"])
-    ids = [chunk.flatten().to_numpy() for chunk in table["ids"].chunks]
-    return CorpusTokens(table["offset"].to_numpy(), np.concatenate(ids))
+    return CorpusTokens(*index.sentences.tokens())
 
 
 class Listed(NamedTuple):

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float64, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
+from ffmem.experiments.cost import estimate, trunk_flop
 from ffmem.experiments.heads import NONE, CorpusTokens, corpus_tokens, listed
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.spread import spread
@@ -89,7 +90,12 @@ def token_removal(study: Study) -> Result:
     plan = planned(study)
     rows: list[Row] = []
     interior: list[Row] = []
-    with study.progress.bar("Token removal", cost(plan)[1], "token-layers") as step:
+    n_sequences, n_token_layers = cost(plan)
+    flop = trunk_flop(study.memories) / study.memories.n_layers * n_token_layers
+    study.progress.say(
+        f"Token removal: {n_sequences:,} sequences. {estimate(study.memories, flop)}"
+    )
+    with study.progress.bar("Token removal", n_token_layers, "token-layers") as step:
         for trials in plan.layers:
             found = measure(study.memories, trials, sequences_of(plan, trials), plan.start, step)
             rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
@@ -129,9 +135,8 @@ def cost(plan: Plan) -> tuple[int, int]:
 def _unknown(study: Study) -> int | None:
     """Return the token for unknown words, unless it also marks where texts start or end."""
     tokenizer = study.memories.tokenizer
-    unk: int | None = getattr(tokenizer, "unk", None)
     marks = {tokenizer.bos, tokenizer.eos, study.index.manifest.start.id}
-    return None if unk in marks else unk
+    return None if tokenizer.unk in marks else tokenizer.unk
 
 
 def trials_of(

@@ -94,7 +94,18 @@ class Study:
         if self.corpus is not None:
             asked = "all" if self.sample is None else self.sample
             source = {"corpus": self.corpus.source, "asked": asked, "draw": self.draw}
+            source |= self._read_otherwise(self.corpus)
         return {**source, **self.drawn.describe()}
+
+    def _read_otherwise(self, corpus: Corpus) -> dict[str, Any]:
+        """Return how the sample's corpus is read where that differs from the index's own."""
+        first = self.index.manifest.corpus.sources[0]
+        usual = {"unit": first.unit, "column": first.column, "limit": None}
+        return {
+            name: value
+            for name, usually in usual.items()
+            if (value := getattr(corpus, name)) != usually
+        }
 
     @cached_property
     def frequencies(self) -> Int64[ndarray, " vocab"]:

@@ -162,6 +162,12 @@ class Sentences:
             ids = self._read([group], ["ids"])["ids"]
             yield np.diff(ids.combine_chunks().offsets.to_numpy()).astype(np.int64)
 
+    def tokens(self) -> tuple[ndarray, ndarray]:
+        """Return the offset of every sentence (int64), and all tokens in a row (int32)."""
+        table = self._read(list(range(self.n_groups)), ["offset", "ids"])
+        ids = table["ids"].combine_chunks()
+        return table["offset"].to_numpy(), ids.values.to_numpy()
+
     def _read_first_offset(self, group: int) -> int:
         column = self._file.metadata.row_group(group).column(SCHEMA.get_field_index("offset"))
         return int(column.statistics.min)

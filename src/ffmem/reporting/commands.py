@@ -18,6 +18,8 @@ def report_command(results: Sequence[Result]) -> str:
         words += ["--sample", str(sample.get("asked", "all"))]
         if sample.get("draw", "sentences") != "sentences":
             words += ["--draw", str(sample["draw"])]
+        for name in ("unit", "column", "limit"):  # where they are not the index's own
+            words += [f"--{name}", str(sample[name])] if sample.get(name) is not None else []
     else:
         words += ["--corpus", "VALID", "--out", "OUT"]
     words += ["--seed", str(results[0].settings.get("seed", 0))]
