@@ -47,7 +47,12 @@ def test_the_readme_names_every_family():
 
 
 def test_links_and_paths_in_the_documents_lead_somewhere():
-    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for document in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("README.md"),
+        *(ROOT / "docs").glob("*.md"),
+    ):
         text = document.read_text()
         for link in re.findall(r"\]\((?!http)([^)#]+)", text):
             assert (document.parent / link).exists(), link

@@ -137,7 +137,7 @@ def experiment(
     folder: str | Path | Index,
     out: str | Path,
     *,
-    corpus: "Corpus | str | None" = None,
+    corpus: "Corpus | str | Path | None" = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> "list[Result]":
@@ -149,6 +149,7 @@ def experiment(
     from ffmem.reporting.drawing import draw
 
     results = []
+    _refuse_bad_place(Path(out))
     for result in _measured(names, folder, corpus, progress, options):
         result.write(Path(out))
         draw(result, Path(out))
@@ -159,7 +160,7 @@ def experiment(
 def report(
     folder: str | Path | Index,
     out: str | Path,
-    corpus: "Corpus | str",
+    corpus: "Corpus | str | Path",
     *,
     progress: Progress | None = None,
     **options: Any,
@@ -173,16 +174,27 @@ def report(
 
     index = folder if isinstance(folder, Index) else Index(folder)
     results = []
+    _refuse_bad_place(Path(out))
     for result in _measured(NAMES, index, corpus, progress, options):
         result.write(Path(out))  # what was measured is kept, whatever comes
         results.append(result)
     return write_report(Path(out), results, index)
 
 
+def _refuse_bad_place(out: Path) -> None:
+    """Refuse a folder that results cannot or should not be written to, before any work."""
+    from ffmem.errors import StoreError
+    from ffmem.files import refuse_unwritable
+
+    if (out / "manifest.json").exists():
+        raise StoreError(f"{out} is an index. Choose a folder of its own for what is measured.")
+    refuse_unwritable(out)
+
+
 def _measured(
     names: str | Sequence[str],
     folder: str | Path | Index,
-    corpus: "Corpus | str | None",
+    corpus: "Corpus | str | Path | None",
     progress: Progress | None,
     options: dict[str, Any],
 ) -> "Iterator[Result]":
@@ -197,7 +209,7 @@ def _measured(
 def _study(
     names: Sequence[str],
     folder: str | Path | Index,
-    corpus: "Corpus | str | None",
+    corpus: "Corpus | str | Path | None",
     progress: Progress,
     options: dict[str, Any],
 ) -> "Study":
@@ -207,22 +219,29 @@ def _study(
 
     index = folder if isinstance(folder, Index) else Index(folder)
     reading = {name: options.pop(name, None) for name in ("unit", "column", "detokenize", "limit")}
-    if isinstance(corpus, str):
-        corpus = _read_as(index, corpus, reading)
+    asked = {name: value for name, value in reading.items() if value is not None}
+    if isinstance(corpus, str | Path):
+        corpus = _read_as(index, str(corpus), asked)
+    elif asked:
+        raise CorpusError(
+            f"A Corpus says itself how it is read: {', '.join(asked)} came beside it."
+        )
+    needed = bool(set(names) & set(FROM_SAMPLE))
+    if options.get("prompt") is not None and not needed:
+        raise CorpusError(f"{', '.join(names)} reads the index alone: a prompt has no use there.")
     if corpus is not None:
         corpus.refuse_missing()
-    elif options.get("prompt") is None and set(names) & set(FROM_SAMPLE):
+    elif options.get("prompt") is None and needed:
         raise CorpusError(
             "This experiment looks at the model at work and needs prefixes to do so."
-            " Give a corpus, such as --corpus wikitext-2:valid."
+            " Give a corpus, such as --corpus wikitext-2:valid, or one --prompt."
         )
-    model = options.pop("model", None) or index.manifest.model.source
-    dtype, device = options.pop("dtype", None), options.pop("device", "auto")
-    if isinstance(model, str | Path):
-        progress.say(f"Loading {model}.")
-        model = load(model, dtype=dtype or index.manifest.dtype, device=device)
-    if options.get("sample") == "all":
+    model = _model(index, options, progress)
+    sample = options.get("sample", 1)
+    if sample == "all":
         options["sample"] = None
+    elif not isinstance(sample, int):
+        raise CorpusError(f"sample = {sample!r} was asked for. Give a number, or 'all'.")
     from ffmem.experiments import catalogue
     from ffmem.experiments.study import Study
 
@@ -230,6 +249,27 @@ def _study(
     return Study(
         index=index, memories=model, corpus=corpus, parts=parts, progress=progress, **options
     )
+
+
+def _model(index: Index, options: dict[str, Any], progress: Progress) -> "Memories":
+    """Return the model of an index: that given, or the one that the index names."""
+    from ffmem.errors import ModelError
+
+    given, dtype = options.pop("model", None), options.pop("dtype", None)
+    device = options.pop("device", "auto")
+    if given is not None and not isinstance(given, str | Path):
+        memories: Memories = given
+        return memories
+    progress.say(f"Loading {given or index.manifest.model.source}.")
+    try:
+        source = given or index.manifest.model.source
+        return load(source, dtype=dtype or index.manifest.dtype, device=device)
+    except ModelError as error:
+        if given is not None:
+            raise
+        raise ModelError(
+            f"{error} The index was made with that model: if it has moved, say where with --model."
+        ) from None
 
 
 def _read_as(index: Index, source: str, asked: dict[str, Any]) -> "Corpus":

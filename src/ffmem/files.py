@@ -33,6 +33,19 @@ def committing(path: Path) -> Iterator[Path]:
         raise
 
 
+def refuse_unwritable(folder: Path) -> None:
+    """Raise unless files can be written to a folder, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.tmp"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write to the folder {folder}: {error.strerror}. Choose another one."
+        ) from None
+
+
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
     """Turn a full disk, or a place that cannot be written to, into an error that says so."""

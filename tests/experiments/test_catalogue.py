@@ -243,3 +243,36 @@ def test_a_damaged_corpus_of_the_index_is_told(made, tmp_path):
     (folder / "sentences.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(StoreError, match="Cannot read the sentences of the index"):
         ffmem.experiment("agreement", folder, tmp_path, model=made[1])
+
+
+def test_a_place_that_cannot_take_results_is_told_before_the_model_is_loaded(made, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StoreError, match="Cannot write to the folder"):
+            ffmem.experiment("agreement", made[0], out, model="nowhere")
+    with pytest.raises(StoreError, match="is an index. Choose a folder of its own"):
+        ffmem.experiment("agreement", made[0], made[0].folder, model="nowhere")
+
+
+def test_ids_of_another_vocabulary_are_told(made, tmp_path):
+    pq.write_table(pa.table({"ids": [[3], [4, 999]]}), tmp_path / "ids.parquet")
+    with pytest.raises(CorpusError, match="Sentence 1 of the corpus has token id 999"):
+        measured(made, tmp_path / "out", "active-memories", corpus=str(tmp_path / "ids.parquet"))
+
+
+def test_options_without_use_are_refused(made, tmp_path):
+    corpus = ffmem.Corpus(str(made[2]), unit="line")
+    with pytest.raises(CorpusError, match="limit came beside it"):
+        measured(made, tmp_path, "active-memories", corpus=corpus, limit=3)
+    with pytest.raises(CorpusError, match="agreement reads the index alone"):
+        measured(made, tmp_path, "agreement", corpus=None, prompt="w3")
+    with pytest.raises(FfmemError, match="Both a prompt and a corpus"):
+        measured(made, tmp_path, "active-memories", prompt="w3")
+    with pytest.raises(FfmemError, match="sample = '5' was asked for"):
+        measured(made, tmp_path, "active-memories", sample="5")
+    assert measured(made, tmp_path, "active-memories", corpus=made[2])
+
+
+def test_a_model_that_has_moved_is_asked_for(made, tmp_path):
+    with pytest.raises(FfmemError, match="if it has moved, say where with --model"):
+        ffmem.experiment("agreement", made[0], tmp_path)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ffmem.experiments import predictive
 from ffmem.experiments.agreement import agrees
+from ffmem.experiments.depth import first_of
 from ffmem.experiments.predictive import (
     auc,
     bins,
@@ -16,7 +17,6 @@ from ffmem.experiments.predictive import (
     most_probable,
     precision,
     predictive_values,
-    upper_layers,
 )
 from tests.experiments.planting import (
     FAMILIES,
@@ -155,7 +155,7 @@ def test_equal_probabilities_go_to_the_lower_cell(probabilities, n):
 
 
 def test_the_upper_layers_are_the_papers_in_proportion():
-    assert [upper_layers(n) for n in (16, 30, 12, 3, 2, 1)] == [10, 19, 8, 2, 1, 0]
+    assert [first_of(n, 11) for n in (16, 30, 12, 3, 2, 1)] == [10, 19, 8, 2, 1, 0]
 
 
 def test_a_planted_value_has_full_precision_and_raises_the_auc(tmp_path):
@@ -213,6 +213,6 @@ def test_the_same_seed_draws_the_same_control_and_another_another(tmp_path, monk
         first, second = asked[1], asked[3]
         assert first == second
         assert len(set(first)) == 10
-        assert min(first) >= upper_layers(2) * study.index.n_memories
+        assert min(first) >= first_of(2, 11) * study.index.n_memories
         drawn[seed] = first
     assert drawn[0] != drawn[1]

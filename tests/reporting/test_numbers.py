@@ -17,8 +17,8 @@ def test_the_papers_layers_are_themselves_in_a_model_of_16():
 
 
 def test_relative_depth_decides_in_a_model_of_30():
-    assert [layer + 1 for layer in deep(30, 11)] == list(range(19, 31))
-    assert span(deep(30, 10)) == "layers 17–30"
+    assert [layer + 1 for layer in deep(30, 11)] == list(range(20, 31))
+    assert span(deep(30, 10)) == "layers 18–30"
     assert deep(1, 11) == [0]
     assert shallow(1, 10) == []
 

@@ -84,13 +84,17 @@ def study_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command()
-@click.argument("name", type=click.Choice(NAMES))
+@click.argument("name", metavar="NAME", type=click.Choice(NAMES))
 @folder_argument
 @out_option
 @click.option("--prompt", help="One text instead of a sample, for Section 5.")
 @study_options
 def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
     """Measure one figure or table of the paper on an indexed model.
+
+    NAME is token-removal, agreement, next-token-rank, max-probability, predictive-values,
+    active-memories, zero-agreement, stop-words, residual-prediction, residual-probability,
+    prediction-cases, last-layer-composition or neural-memory.
 
     Writes OUT/NAME.json, NAME.svg and NAME.pdf.
     """

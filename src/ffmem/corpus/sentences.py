@@ -184,3 +184,16 @@ class _Window:
         self.ids = self.ids[token:]
         self.starts = [max(0, place - character) for place in self.starts[token:]]
         self.ends = [max(0, place - character) for place in self.ends[token:]]
+
+
+def refuse_foreign(sentences: Iterable[TokenSentence], vocabulary: int) -> Iterator[TokenSentence]:
+    """Return the sentences; one whose given ids are not the model's is an error."""
+    for number, sentence in enumerate(sentences):
+        ids = sentence.ids
+        if sentence.text is None and not 0 <= min(ids) <= max(ids) < vocabulary:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise CorpusError(
+                f"Sentence {number} of the corpus has token id {wrong}, but the model's ids"
+                f" are 0 to {vocabulary - 1}. Was it made with another tokenizer?"
+            )
+        yield sentence

@@ -42,7 +42,7 @@ def estimate(memories: Memories, flop: float) -> str:
     """Return how long so many operations take here, in words."""
     speed = gemm_speed(memories)
     return (
-        f"{flop / 1e12:,.2f} TFLOP, {_duration(flop / (SHARE * speed))}"
+        f"{flop / 1e12:,.3g} TFLOP, {_duration(flop / (SHARE * speed))}"
         f" at {SHARE:.0%} of {speed / 1e9:,.0f} GFLOP/s, measured now."
     )
 

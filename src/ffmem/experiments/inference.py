@@ -1,11 +1,11 @@
 """A model at work on a sample of prefixes: everything Section 5 measures, in one pass.
 
 A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length
-run together; what a batch computed at its drawn places is kept until the batch is read, never
-more than `HELD` bytes of it.
+run together; what they computed at their drawn places is kept until a few hundred of them are
+read at once, about `HELD` bytes of it at most.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -28,6 +28,9 @@ from ffmem.progress import Step
 
 HELD = 1 << 30
 """Bytes of what layers computed that are held at a time."""
+
+TOGETHER = 256
+"""Prefixes that are projected together, at least."""
 
 T = TypeVar("T")
 
@@ -115,17 +118,27 @@ class Pass:
 
     def run(self, drawn: Drawn, start: int | None, step: Step) -> Inference:
         """Return what was measured; `step` is told of every prefix."""
+        waiting: list[tuple[ndarray, list[LayerTrace]]] = []
         for some in places(drawn, start, batch_tokens(self.memories)):
-            self._batch(some)
-            step(len(some.examples))
+            waiting.append((some.examples, self.memories.trace(some.tokens, some.at)))
+            # Long prefixes come few to a batch, and a projection of few rows wastes its time on
+            # reading the output embedding: several batches are read together.
+            if sum(len(examples) for examples, _ in waiting) >= TOGETHER:
+                step(self._read(waiting))
+                waiting = []
+        if waiting:
+            step(self._read(waiting))
         return self.found
 
     @torch.inference_mode()
-    def _batch(self, some: Places) -> None:
-        traces = self.memories.trace(some.tokens, some.at)
+    def _read(self, waiting: list[tuple[ndarray, list[LayerTrace]]]) -> int:
+        """Measure some batches together, and return how many prefixes that were."""
+        examples = np.concatenate([part for part, _ in waiting])
+        traces = [joined(parts) for parts in zip(*(layers for _, layers in waiting), strict=True)]
         final = self.projector.final(traces[-1]) if self.projector else None
         for layer, trace in enumerate(traces):
-            self._layer(some.examples, layer, trace, final)
+            self._layer(examples, layer, trace, final)
+        return len(examples)
 
     def _layer(
         self,
@@ -148,6 +161,12 @@ class Pass:
         if found.votes is not None:
             targets = (predicted.ff_top[:, 0], predicted.output_top[:, 0])
             found.votes.read(examples, layer, self.tops[layer], work, targets)
+
+
+def joined(parts: Sequence[LayerTrace]) -> LayerTrace:
+    """Return one layer's trace of several batches as one."""
+    columns = zip(*parts, strict=True)
+    return LayerTrace._make(None if column[0] is None else torch.cat(column) for column in columns)
 
 
 def _work(trace: LayerTrace, lengths: Float32[ndarray, " memory"]) -> Work:

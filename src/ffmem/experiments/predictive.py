@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.experiments.agreement import agrees
+from ffmem.experiments.depth import first_of
 from ffmem.experiments.heads import NONE, listed
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.spread import share, wilson
@@ -23,6 +24,9 @@ from ffmem.indexing.store import Index
 
 BINS = 8
 """Of equal width, over the range of the probabilities that were found."""
+
+UPPER = 11
+"""The first of the paper's upper layers."""
 
 MOST = 100
 """How many of the most probable values are looked at."""
@@ -100,7 +104,7 @@ def predictive_values(study: Study) -> Result:
         for name in ("sign", "top", "probability")
     )
     cells = most_probable(probability, MOST)
-    upper_from = upper_layers(n_layers)
+    upper_from = first_of(n_layers, UPPER)
     found = precision(study.index, cells, sign, top)
     rows = [
         {
@@ -143,11 +147,6 @@ def _random_control(
         "with_agreeing_trigger": found.n_agreeing(),
         "mean_precision": found.mean(),
     }
-
-
-def upper_layers(n_layers: int) -> int:
-    """Return the first of the upper layers: 11–16 of the paper's 16, as many in proportion."""
-    return min(-(-10 * n_layers // 16), n_layers - 1)
 
 
 def most_probable(probability: Float[ndarray, " cell"], n: int) -> Int64[ndarray, " value"]:

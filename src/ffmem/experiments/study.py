@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.corpus.sentences import TokenSentence
+from ffmem.corpus.sentences import TokenSentence, refuse_foreign
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.experiments.cost import inference_cost
 from ffmem.experiments.drawn import Drawn, Example, draw
@@ -58,7 +58,9 @@ class Study:
         for name in ("sample", "per_layer", "triggers"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise FfmemError(f"{name} = {number} was asked for. Give 1 or more.")
+                raise FfmemError(f"{name} = {number!r} was asked for. Give 1 or more.")
+        if self.prompt is not None and self.corpus is not None:
+            raise FfmemError("Both a prompt and a corpus were given. Give one of them.")
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a result says about how it was made."""
@@ -146,12 +148,13 @@ class Study:
         if self.corpus is None:
             raise CorpusError(
                 "This experiment looks at the model at work and needs prefixes to do so."
-                " Give --corpus, such as wikitext-2:valid."
+                " Give a corpus, such as --corpus wikitext-2:valid, or one --prompt."
             )
         # The authors' code draws the empty prefix as well.
         shortest = 0 if self.index.manifest.compat and start is not None else 1
         reading = self.corpus.sentences(memories.tokenizer)
-        drawn = draw(reading, self.draw, self.sample, self.seed, shortest, longest)
+        known = refuse_foreign(reading, memories.vocabulary)
+        drawn = draw(known, self.draw, self.sample, self.seed, shortest, longest)
         found = len(drawn.lengths)
         if self.sample is not None and found < self.sample:
             what = "sentences" if self.draw == "sentences" else "prefixes"

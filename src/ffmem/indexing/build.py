@@ -21,7 +21,7 @@ import torch
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus, Reading
-from ffmem.corpus.sentences import window_size
+from ffmem.corpus.sentences import refuse_foreign, window_size
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.files import storage_errors, write_text
 from ffmem.indexing import sample
@@ -271,13 +271,7 @@ class _Cut:
         memories = self._memories
         # One place is kept for a start token, whether there will be one or not.
         most = None if memories.context is None else memories.context - 1
-        for number, (text, ids, starts, ends) in enumerate(self._reading):
-            if text is None and not 0 <= min(ids) <= max(ids) < memories.vocabulary:
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise CorpusError(
-                    f"Sentence {number} of the corpus has token id {wrong}, but the model's ids"
-                    f" are 0 to {memories.vocabulary - 1}. Was it made with another tokenizer?"
-                )
+        for text, ids, starts, ends in refuse_foreign(self._reading, memories.vocabulary):
             if most is not None and len(ids) > most:
                 self.n_cut += 1
                 self.n_lost += len(ids) - most

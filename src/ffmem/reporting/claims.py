@@ -133,8 +133,8 @@ _RULES = (
         "predictive-values",
         "Many of them have a trigger that they predict",
         (1,),
-        "the share is at most 10 points below the paper's; in part if its interval lies above that"
-        " of values drawn at random",
+        "the share is at most 10 points below the paper's, and its interval lies above the share of"
+        " values drawn at random; in part if only the latter",
         judges.predictive_triggers,
     ),
     _Rule(
@@ -165,16 +165,16 @@ _RULES = (
         "stop-words",
         "Where a memory does agree, the target is mostly a stop word",
         (0,),
-        "the share is at most 10 points below the paper's and its interval above that of all cases;"
-        " in part if only the latter",
+        "the share is at most 10 points below the paper's and its interval above the share of all"
+        " cases; in part if only the latter",
         judges.stop_word,
     ),
     _Rule(
         "stop-words",
         "… and the prefix often very short",
         (1,),
-        "the share is at most 10 points below the paper's and its interval above that of all cases;"
-        " in part if only the latter",
+        "the share is at most 10 points below the paper's and its interval above the share of all"
+        " cases; in part if only the latter",
         judges.short_prefix,
     ),
     _Rule(

@@ -27,6 +27,8 @@ def report_command(results: Sequence[Result]) -> str:
         for name in ("per_layer", "triggers"):  # of token removal
             if name in result.settings:
                 words += [f"--{name.replace('_', '-')}", str(result.settings[name])]
+    if results[0].settings.get("dtype"):
+        words += ["--dtype", str(results[0].settings["dtype"])]
     return shlex.join(words)
 
 

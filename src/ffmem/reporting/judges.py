@@ -14,9 +14,11 @@ from ffmem.reporting.numbers import (
     Row,
     deep,
     interval,
+    interval_of_cases,
     known,
     mean,
     n_layers_of,
+    n_values_of,
     number,
     percent,
     shallow,
@@ -170,7 +172,7 @@ def predictive_layers(result: Result) -> Judged | None:
 def predictive_triggers(result: Result) -> Judged | None:
     """Judge: many of the most predictive values have a trigger that they predict."""
     n = len(result.rows)
-    if not n:
+    if not n or n >= n_values_of(result):  # all values are not the most predictive ones
         return None
     agreeing = sum((row.get("agreeing") or 0) > 0 for row in result.rows)
     control = result.also.get("random_control") or {}
@@ -178,8 +180,8 @@ def predictive_triggers(result: Result) -> Judged | None:
     if control.get("n") and control.get("with_agreeing_trigger") is not None:
         share = control["with_agreeing_trigger"] / control["n"]
         beside = f" ({percent(share)} of values drawn at random)"
-    low = wilson(agreeing, n)[0] or 0.0
-    return Judged(f"{agreeing} of {n}{beside}", agreeing / n >= 0.36, low > share)
+    more = (wilson(agreeing, n)[0] or 0.0) > share
+    return Judged(f"{agreeing} of {n}{beside}", more and agreeing / n >= 0.36, more)
 
 
 def active(result: Result) -> Judged | None:
@@ -209,7 +211,7 @@ def dip(result: Result) -> Judged | None:
     depth = (least["layer"] + 1) / n_layers
     model = (
         f"fewest in layer {least['layer'] + 1} of {n_layers}, {percent(least['median'])}; the"
-        f" paper's layer 10 lies at layer {10 * n_layers / 16:.0f}"
+        f" paper's layer 10 lies at layer {deep(n_layers, 10)[0] + 1}"
     )
     return Judged(model, abs(depth - 10 / 16) <= 2 / 16, 0.25 < depth <= 0.75)
 
@@ -246,8 +248,8 @@ def _preferred(result: Result, field: str, enough: float) -> Judged | None:
     groups = {row["group"]: row for row in known(result.rows, field)}
     if not {"agreeing", "all"} <= set(groups):
         return None
-    share, n, base = groups["agreeing"][field], groups["agreeing"]["n"], groups["all"][field]
-    low, high = wilson(round(share * n), n)
+    share, base = groups["agreeing"][field], groups["all"][field]
+    low, high = interval_of_cases(result, groups["agreeing"], field)
     more = low is not None and low > base
     model = f"{percent(share)} ({interval(low, high)}); {percent(base)} of all cases"
     return Judged(model, more and share >= enough, more)
@@ -304,16 +306,15 @@ def residual_wins(result: Result) -> Judged | None:
 def composes(result: Result) -> Judged | None:
     """Judge: a changed prediction is mostly a composition."""
     changed = [
-        row["composition"] / (row["ffn"] + row["composition"])
-        for row in known(result.rows, "ffn", "composition")
-        if row["ffn"] + row["composition"]
+        row for row in known(result.rows, "ffn", "composition") if row["ffn"] + row["composition"]
     ]
     if not changed:
         return None
-    inside = sum(share > 0.5 for share in changed)
+    ffn, composition = (sum(row[name] for row in changed) for name in ("ffn", "composition"))
+    inside = sum(row["composition"] > row["ffn"] for row in changed)
     model = (
-        f"composition is {percent(mean(changed))} of the changes (mean over layers); the majority"
-        f" in {inside} of {len(changed)} layers"
+        f"composition is {percent(composition / (ffn + composition))} of the changes of all layers;"
+        f" the majority in {inside} of {len(changed)} layers"
     )
     return Judged(model, inside == len(changed), 2 * inside >= len(changed))
 

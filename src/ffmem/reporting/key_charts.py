@@ -114,7 +114,7 @@ def next_token_rank(result: Result) -> Chart:
         }
     y = alt.Y(
         "q1:Q",
-        title="rank of next token, 1 = top (log)",
+        title="rank of next token + 1 (log)",
         scale=alt.Scale(type="log", domainMin=1, nice=False),
         axis=alt.Axis(values=[10**power for power in range(7)], format="~s"),
     )

@@ -6,7 +6,16 @@ from itertools import pairwise
 from ffmem.experiments.result import Result
 from ffmem.experiments.spread import wilson
 from ffmem.reporting.key_findings import NOTHING
-from ffmem.reporting.numbers import Row, interval, known, mean, n_layers_of, number, percent
+from ffmem.reporting.numbers import (
+    Row,
+    interval,
+    interval_of_cases,
+    known,
+    mean,
+    n_layers_of,
+    number,
+    percent,
+)
 
 ACTIVE = {
     "positive": "a positive coefficient",
@@ -68,7 +77,7 @@ def stop_words(result: Result) -> str:
         return "No memory agreed with its layer in any example: there is no case to describe."
 
     def told(field: str) -> str:
-        low, high = wilson(round((agreeing[field] or 0.0) * agreeing["n"]), agreeing["n"])
+        low, high = interval_of_cases(result, agreeing, field)
         base = f", {percent(every.get(field))} of all cases" if every else ""
         return f"{percent(agreeing[field])} ({interval(low, high)}{base})"
 

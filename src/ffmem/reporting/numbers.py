@@ -1,19 +1,20 @@
 """Numbers as sentences need them, and the paper's layers in a model of another depth.
 
-The paper's model has 16 layers. Its layers a–16 stand for the layers ℓ of n (from 1) that lie
-deeper than its layer a − 1:  ℓ/n > (a − 1)/16.
+The paper's model has 16 layers. Its layers a–16 stand for the layers ℓ of n (from 1) that begin
+no earlier than its layer a does:  (ℓ − 1)/n ≥ (a − 1)/16.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from ffmem.experiments.depth import first_of
 from ffmem.experiments.result import Result
+from ffmem.experiments.spread import wilson
 
 Row = dict[str, Any]
 Number = float | int
 """JSON has both, and a whole share may be read as either."""
 
-PAPER_LAYERS = 16
 MISSING = "–"
 
 
@@ -52,13 +53,24 @@ def n_layers_of(result: Result) -> int:
     return max([int(result.settings.get("layers") or 1), *seen])
 
 
+def n_values_of(result: Result) -> int:
+    """Return how many values the model has."""
+    return int(result.settings.get("memories") or 0) * n_layers_of(result) or 10**9
+
+
+def interval_of_cases(result: Result, row: Row, field: str) -> tuple[float | None, float | None]:
+    """Return the interval of a share over (prefix, layer) cases, as if each prefix were one case.
+
+    The layers of one prefix are no independent draws: their number must not narrow the interval.
+    """
+    prefixes = (result.settings.get("sample") or {}).get("prefixes") or row["n"]
+    n = min(row["n"], prefixes)
+    return wilson(round((row[field] or 0.0) * n), n)
+
+
 def deep(n_layers: int, paper_layer: int) -> list[int]:
     """Return the layers (from 0) that stand for the paper's `paper_layer` to 16."""
-    return [
-        layer
-        for layer in range(n_layers)
-        if (layer + 1) * PAPER_LAYERS > (paper_layer - 1) * n_layers
-    ]
+    return list(range(first_of(n_layers, paper_layer), n_layers))
 
 
 def shallow(n_layers: int, paper_layer: int) -> list[int]:

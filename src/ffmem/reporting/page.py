@@ -24,13 +24,14 @@ from ffmem.reporting.findings import TITLES, VERDICTS, Claim, claims, measured, 
 from ffmem.reporting.limits import limits
 from ffmem.reporting.numbers import MISSING, deep, n_layers_of, number, span
 
-_TOKENS = ("token", "residual_top", "ff_top", "output_top", "next_token")
+_TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
 _COMMON = (
     *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "layers"),
     *("memories", "sample", "vocabulary", "activation", "start", "t", "prefixes", "compat"),
 )
 _ATTRIBUTIONS = {
-    "wikitext": "WikiText: text of Wikipedia's contributors, under CC BY-SA; excerpts as above."
+    "wikitext": "WikiText: text of Wikipedia's contributors, under CC BY-SA; excerpts of at most"
+    " ten words."
 }
 
 
@@ -235,9 +236,10 @@ def settings_line(result: Result) -> str:
     """Return the settings of one experiment, those of the whole report aside."""
     own = {k: v for k, v in result.settings.items() if k not in _COMMON}
     found = own | {k: v for k, v in result.also.items() if not isinstance(v, list | dict)}
+    found.pop("rule", None)  # its section says it
     common = [str(result.settings[k]) for k in ("dtype", "projection") if k in result.settings]
     pairs = [
-        f"{name.replace('_', ' ')} {_shown(name, value)}"
+        f"{name.replace('_', ' ')} {_shown('layer' if name == 'upper_from' else name, value)}"
         for name, value in found.items()
         if not isinstance(value, dict)
     ]
