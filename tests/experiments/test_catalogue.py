@@ -250,7 +250,7 @@ def test_a_place_that_cannot_take_results_is_told_before_the_model_is_loaded(mad
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StoreError, match="Cannot write to the folder"):
             ffmem.experiment("agreement", made[0], out, model="nowhere")
-    with pytest.raises(StoreError, match="is an index. Choose a folder of its own"):
+    with pytest.raises(StoreError, match=r"is an index\. Choose a folder of its own"):
         ffmem.experiment("agreement", made[0], made[0].folder, model="nowhere")
 
 
