@@ -29,7 +29,7 @@ from ffmem.progress import Step
 HELD = 1 << 30
 """Bytes of what layers computed that are held at a time."""
 
-TOGETHER = 256
+TOGETHER = 512
 """Prefixes that are projected together, at least."""
 
 T = TypeVar("T")

@@ -104,29 +104,22 @@ class Projector:
         output: Float[Tensor, "row hidden"],
         final: Int64[ndarray, " row"],
     ) -> list[ndarray]:
-        head = self.head
-        shares: list[Tensor] | None = None
-        bands = head.bands(residual)
-        if self.adds_up:
-            shares = self._shares(bands, head.denominator(residual))
-        logits = head.read_bands(bands)
+        bands = self.head.bands(residual)
+        logits = self._logits(bands)
         residual_top = tops(logits)
         totals = log_totals(logits)
         residual_top_p = probabilities(logits, totals, residual_top)
         residual_rank = ranks(logits, final)
         residual_p = probabilities(logits, totals, final)
+        shares = self._shares(bands, residual)
 
-        bands = head.bands(output)
-        scale = None
-        if shares is not None:
-            sigma = head.denominator(output)
-            largest = torch.stack([band.abs().amax(dim=1) for band in bands]).amax(dim=0)
-            scale = largest * sigma.to(largest.device)
-            for share, band in zip(shares, self._shares(bands, sigma), strict=True):
-                share.neg_().add_(band)
-        logits = head.read_bands(bands)
+        bands = self.head.bands(output)
+        scale = largest(bands) * self.head.denominator(output).to(bands[0].device)
+        logits = self._logits(bands)
         output_top = tops(logits)
         output_p = probabilities(logits, log_totals(logits), output_top)
+        for of_output, of_residual in zip(self._shares(bands, output), shares, strict=True):
+            of_residual.neg_().add_(of_output)
         del bands, logits
 
         logits = self._ff_logits(ff_output, shares, scale)
@@ -140,29 +133,49 @@ class Projector:
             *(ranks(logits, residual_top), probabilities(logits, totals, residual_top)),
         ]
 
+    def _logits(self, bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row vocab"]:
+        """Return the logits of `bands`, which stay as they are if they are needed again."""
+        head = self.head
+        if self.adds_up and not head.adaptive and (head.scale != 1 or head.cap is not None):
+            bands = [band.clone() for band in bands]
+        return head.read_bands(bands)
+
     def _shares(
-        self, bands: list[Float[Tensor, "row _"]], sigma: Float[Tensor, " row"]
+        self, bands: list[Float[Tensor, "row _"]], stream: Float[Tensor, "row hidden"]
     ) -> list[Float[Tensor, "row _"]]:
-        """Return σ · (z − c): what a vector is, read folded, before the scale."""
-        return [
-            (band - c if self.constant else band) * sigma.to(band.device)[:, None]
-            for band, c in zip(bands, self.constants, strict=True)
-        ]
+        """Turn bands into σ · (z − c): what a vector is, read folded, before the scale.
+
+        In place: a fresh array of this size costs as much as the arithmetic on it.
+        """
+        if not self.adds_up:
+            return []
+        sigma = self.head.denominator(stream)[:, None]
+        for band, c in zip(bands, self.constants, strict=True):
+            if self.constant:
+                band.sub_(c)
+            band.mul_(sigma.to(band.device))
+        return bands
 
     def _ff_logits(
         self,
         ff_output: Float[Tensor, "row hidden"],
-        shares: list[Float[Tensor, "row _"]] | None,
-        scale: Float[Tensor, " row"] | None,
+        shares: list[Float[Tensor, "row _"]],
+        scale: Float[Tensor, " row"],
     ) -> Float[Tensor, "row vocab"]:
         """Return y's logits from its shares, projecting it where they are not sharp enough."""
-        if shares is None or scale is None:
+        if not self.adds_up:
             return self.head.folded(ff_output)
         logits = self.head.read_part(shares)
         close = gaps(logits) < CLOSE * abs(self.head.scale) * scale.to(logits.device)
         if close.any():
             logits[close] = self.head.folded(ff_output[close.to(ff_output.device)])
         return logits
+
+
+def largest(bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, " row"]:
+    """Return the largest |z| of each row."""
+    ends = [torch.maximum(band.amax(dim=1), -band.amin(dim=1)) for band in bands]
+    return torch.stack(ends).amax(dim=0)
 
 
 def gaps(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:

@@ -10,6 +10,8 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 from torch import Tensor
 
+ROWS = 8
+
 
 def tops(logits: Float[Tensor, "row vocab"]) -> Int64[ndarray, " row"]:
     """Return the token of the largest logit of each row, ties to the lower id."""
@@ -33,7 +35,16 @@ def ranks(
 
 def log_totals(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
     """Return the log-sum-exp of each row."""
-    return logits.logsumexp(dim=1)
+    if logits.device.type != "cpu":
+        return logits.logsumexp(dim=1)
+    # A few rows at a time stay in the cache, and need no fresh array of the size of all.
+    room = torch.empty_like(logits[:ROWS])
+    found = []
+    for part in logits.split(ROWS):
+        top = part.amax(dim=1, keepdim=True)
+        powers = torch.sub(part, top, out=room[: len(part)]).exp_()
+        found.append(top.squeeze(1) + powers.sum(dim=1).log())
+    return torch.cat(found)
 
 
 def probabilities(
