@@ -22,12 +22,10 @@ def demo(out: Path, limit: int) -> Index:
     progress.say(f"Indexing every memory of {MODEL} over {limit:,} sentences of {CORPUS}.")
     index = api.index(MODEL, Corpus(CORPUS, limit=limit), out, progress=progress)
     print(repr(index))
-    shown = 0
     for word in WORDS:
         for hit in api.search(index, word, limit=1):
             print(f"\n── A value that has {word.strip()!r} among its tokens:\n")
             print(index[hit.cell])
-            shown += 1
     progress.say("\nMeasuring the paper's figures on a small sample.")
     page = api.report(index, out.with_name(f"{out.name}-report"), VALID, progress=progress, **SIZES)
     print(f"\nThe paper's figures, measured on this model: {page}")

@@ -2,7 +2,7 @@
 
 A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length
 run together; what they computed at their drawn places is kept until a few hundred of them are
-read at once, about `HELD` bytes of it at most.
+read at once: `HELD` bytes of it, and one batch more, at most.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,7 +30,7 @@ HELD = 1 << 30
 """Bytes of what layers computed that are held at a time."""
 
 TOGETHER = 512
-"""Prefixes that are projected together, at least."""
+"""Prefixes that are projected together, if `HELD` allows so many."""
 
 T = TypeVar("T")
 
@@ -86,8 +86,12 @@ def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int)
 
 def batch_tokens(memories: Memories) -> int:
     """Return how many tokens of a batch may all be drawn without holding more than `HELD`."""
-    row = memories.n_layers * 4 * (6 * memories.hidden + 2 * memories.n_memories)
-    return int(min(4096, max(64, HELD // row)))
+    return min(4096, max(64, HELD // held_by(memories)))
+
+
+def held_by(memories: Memories) -> int:
+    """Return the bytes of one prefix's traces of all layers."""
+    return int(memories.n_layers * 4 * (6 * memories.hidden + 2 * memories.n_memories))
 
 
 class Pass:
@@ -119,11 +123,12 @@ class Pass:
     def run(self, drawn: Drawn, start: int | None, step: Step) -> Inference:
         """Return what was measured; `step` is told of every prefix."""
         waiting: list[tuple[ndarray, list[LayerTrace]]] = []
+        enough = min(TOGETHER, HELD // held_by(self.memories))
         for some in places(drawn, start, batch_tokens(self.memories)):
             waiting.append((some.examples, self.memories.trace(some.tokens, some.at)))
             # Long prefixes come few to a batch, and a projection of few rows wastes its time on
             # reading the output embedding: several batches are read together.
-            if sum(len(examples) for examples, _ in waiting) >= TOGETHER:
+            if sum(len(examples) for examples, _ in waiting) >= enough:
                 step(self._read(waiting))
                 waiting = []
         if waiting:
@@ -134,10 +139,10 @@ class Pass:
     def _read(self, waiting: list[tuple[ndarray, list[LayerTrace]]]) -> int:
         """Measure some batches together, and return how many prefixes that were."""
         examples = np.concatenate([part for part, _ in waiting])
-        traces = [joined(parts) for parts in zip(*(layers for _, layers in waiting), strict=True)]
-        final = self.projector.final(traces[-1]) if self.projector else None
-        for layer, trace in enumerate(traces):
-            self._layer(examples, layer, trace, final)
+        by_layer = list(zip(*(layers for _, layers in waiting), strict=True))
+        final = self.projector.final(joined(by_layer[-1])) if self.projector else None
+        for layer, parts in enumerate(by_layer):  # joined one by one: no second copy of all
+            self._layer(examples, layer, joined(parts), final)
         return len(examples)
 
     def _layer(

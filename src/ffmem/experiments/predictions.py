@@ -114,7 +114,7 @@ class Projector:
         shares = self._shares(bands, residual)
 
         bands = self.head.bands(output)
-        scale = largest(bands) * self.head.denominator(output).to(bands[0].device)
+        scale = self._scale(bands, output)
         logits = self._logits(bands)
         output_top = tops(logits)
         output_p = probabilities(logits, log_totals(logits), output_top)
@@ -132,6 +132,14 @@ class Projector:
             *(ranks(logits, final), probabilities(logits, totals, final)),
             *(ranks(logits, residual_top), probabilities(logits, totals, residual_top)),
         ]
+
+    def _scale(
+        self, bands: list[Float[Tensor, "row _"]], output: Float[Tensor, "row hidden"]
+    ) -> Float[Tensor, " row"]:
+        """Return max|z_o| · σ_o, by which closeness is told; nothing where nobody asks."""
+        if not self.adds_up:
+            return output.new_zeros(len(output))
+        return largest(bands) * self.head.denominator(output).to(bands[0].device)
 
     def _logits(self, bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row vocab"]:
         """Return the logits of `bands`, which stay as they are if they are needed again."""
