@@ -257,3 +257,16 @@ def test_a_layer_that_one_memory_dictates_is_seen_as_such(tmp_path):
     assert (found.votes.carried[ruled, -1, 0, 0] > 0.99).all()
     cases = found.predictions.cases()
     assert (cases["ffn"] | cases["agreement"])[ruled, -1].all()
+
+
+@pytest.mark.parametrize("held", [1, 5000, 1 << 29])
+def test_no_batch_holds_more_prefixes_than_there_is_room_for(tmp_path, monkeypatch, held):
+    study = studied(tmp_path, "llama")
+    monkeypatch.setattr(inference, "HELD", held)
+    most = max(1, held // inference.held_by(study.memories))
+    found = list(inference.places(study.drawn, 0, study.memories, batch_tokens=64))
+    numbers = np.concatenate([some.examples for some in found])
+    assert sorted(numbers.tolist()) == list(range(len(study.drawn.lengths)))
+    for some in found:
+        assert len(some.examples) <= most or len(some.tokens) == 1
+        assert len(some.tokens) == len(some.at[:, 0].unique())

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ffmem.experiments.drawn import Drawn, Example
-from ffmem.experiments.inference import batch_tokens, places
+from ffmem.experiments.inference import places
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.spread import share
 from ffmem.experiments.study import Study
@@ -117,7 +117,7 @@ def first_tokens(
     wanted = set(chosen.tolist())
     found = []
     head, first = memories.head, min(FIRST, memories.vocabulary)
-    for some in places(drawn, start, batch_tokens(memories)):
+    for some in places(drawn, start, memories):
         rows = [row for row, number in enumerate(some.examples.tolist()) if number in wanted]
         if not rows:
             continue

@@ -26,7 +26,7 @@ from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 from ffmem.progress import Step
 
-HELD = 1 << 30
+HELD = 1 << 29
 """Bytes of what layers computed that are held at a time."""
 
 TOGETHER = 512
@@ -64,15 +64,39 @@ class Places(NamedTuple):
     """The number of each among all drawn prefixes."""
 
 
-def places(drawn: Drawn, start: int | None, batch_tokens: int) -> Iterator[Places]:
-    """Return the batches of a sample."""
+def places(
+    drawn: Drawn, start: int | None, memories: Memories, batch_tokens: int = 1024
+) -> Iterator[Places]:
+    """Return the batches of a sample, none with more prefixes than `HELD` has room for.
+
+    One sentence with so many is a batch by itself. The trunk is as fast on 1,024 tokens as on
+    more, and batches of few prefixes of a sample need less padding.
+    """
+    most = max(1, HELD // held_by(memories))
     first = np.cumsum([0, *(len(example.lengths) for example in drawn.examples)])
     sequences = (
         (number, example.sentence.ids[: example.lengths[-1]])
         for number, example in enumerate(drawn.examples)
     )
     for batch in batches(sequences, start, batch_tokens):
-        yield _places(batch, drawn, first, -1 if start is None else 0)
+        for part in _parts(batch, drawn, most):
+            yield _places(part, drawn, first, -1 if start is None else 0)
+
+
+def _parts(batch: Batch, drawn: Drawn, most: int) -> Iterator[Batch]:
+    """Divide a batch so that no part has more than `most` prefixes."""
+    begin, n = 0, 0
+    for row, number in enumerate(batch.offsets):
+        drawn_here = len(drawn.examples[number].lengths)
+        if n and n + drawn_here > most:
+            yield _slice(batch, begin, row)
+            begin, n = row, 0
+        n += drawn_here
+    yield _slice(batch, begin, len(batch.offsets))
+
+
+def _slice(batch: Batch, begin: int, end: int) -> Batch:
+    return Batch(batch.tokens[begin:end], batch.lengths[begin:end], batch.offsets[begin:end])
 
 
 def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int) -> Places:
@@ -82,11 +106,6 @@ def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int)
             at.append((row, length + shift))
             examples.append(int(first[number]) + rank)
     return Places(batch.tokens, torch.tensor(at), np.array(examples))
-
-
-def batch_tokens(memories: Memories) -> int:
-    """Return how many tokens of a batch may all be drawn without holding more than `HELD`."""
-    return min(4096, max(64, HELD // held_by(memories)))
 
 
 def held_by(memories: Memories) -> int:
@@ -124,7 +143,7 @@ class Pass:
         """Return what was measured; `step` is told of every prefix."""
         waiting: list[tuple[ndarray, list[LayerTrace]]] = []
         enough = min(TOGETHER, HELD // held_by(self.memories))
-        for some in places(drawn, start, batch_tokens(self.memories)):
+        for some in places(drawn, start, self.memories):
             waiting.append((some.examples, self.memories.trace(some.tokens, some.at)))
             # Long prefixes come few to a batch, and a projection of few rows wastes its time on
             # reading the output embedding: several batches are read together.

@@ -11,6 +11,8 @@ Where two tokens are so close that rounding could swap them, y is projected afte
 half precision, and where o is not r + y.
 """
 
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +26,13 @@ from ffmem.models.head import Head
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 
-CLOSE = 1e-4
-"""Two tokens are close whose logits under y differ by less than this share of max|z_o| · σ_o."""
+CLOSE = 2e-5
+"""Two tokens are close whose logits under y differ by less than this share of max|z_o| · σ_o.
+
+Rounding moved none by more than 2.3e-6 of it in any layer of SmolLM2-135M."""
+
+EVEN = 16
+"""Rows are projected in multiples of this: an odd number of them takes half as long again."""
 
 CASES = ("residual", "agreement", "ffn", "composition")
 
@@ -73,29 +80,41 @@ class Predictions(NamedTuple):
 class Projector:
     """Reads the three vectors of a layer through two vocabulary projections."""
 
-    def __init__(self, memories: Memories, budget: int = 128 << 20) -> None:
+    def __init__(self, memories: Memories, budget: int = 64 << 20) -> None:
         self.head: Head = memories.head
         self.adds_up = memories.row.output_norm is None and memories.dtype == torch.float32
         self.constants = self.head.band_constants() if self.adds_up else []
         self.constant = any(bool(band.any()) for band in self.constants)
-        self.rows = max(1, budget // (4 * memories.vocabulary))
+        self.rows = max(1, budget // (4 * memories.vocabulary * EVEN)) * EVEN
+        self.rooms: tuple[Tensor | None, Tensor | None] = (None, None)
+        if self.adds_up and not self.head.adaptive:
+            size, device = self.rows * memories.vocabulary, self.head.embedding.device
+            self.rooms = (torch.empty(size, device=device), torch.empty(size, device=device))
 
     @torch.inference_mode()
     def final(self, last: LayerTrace) -> Int64[ndarray, " row"]:
         """Return the model's own predictions."""
-        parts = last.layer_output.split(self.rows)
-        return np.concatenate([tops(self.head.logits(part)) for part in parts])
+        found = []
+        for some in self._parts(len(last.layer_output)):
+            bands = self.head.bands(last.layer_output[some], self.rooms[0])
+            found.append(tops(self.head.read_bands(bands)))
+        return np.concatenate(found)[: len(last.layer_output)]
 
     @torch.inference_mode()
     def read(self, trace: LayerTrace, final: Int64[ndarray, " row"]) -> Predictions:
         """Return what one layer's vectors predict, as columns of one layer."""
-        parts = []
-        for first in range(0, len(final), self.rows):
-            some = slice(first, first + self.rows)
+        n, parts = len(final), []
+        for some in self._parts(n):
             vectors = (trace.residual[some], trace.ff_output[some], trace.layer_output[some])
-            parts.append(self._part(*vectors, final[some]))
-        joined = (np.concatenate(columns)[:, None] for columns in zip(*parts, strict=True))
+            parts.append(self._part(*vectors, final[some.numpy()]))
+        joined = (np.concatenate(columns)[:n, None] for columns in zip(*parts, strict=True))
         return Predictions(*joined)
+
+    def _parts(self, n: int) -> Iterator[Int64[Tensor, " _"]]:
+        """Divide rows into parts of one size, a multiple of `EVEN`; the last row fills the last."""
+        size = math.ceil(n / math.ceil(n / self.rows) / EVEN) * EVEN
+        for first in range(0, n, size):
+            yield torch.arange(first, first + size).clamp(max=n - 1)
 
     def _part(
         self,
@@ -104,7 +123,7 @@ class Projector:
         output: Float[Tensor, "row hidden"],
         final: Int64[ndarray, " row"],
     ) -> list[ndarray]:
-        bands = self.head.bands(residual)
+        bands = self.head.bands(residual, self.rooms[0])
         logits = self._logits(bands)
         residual_top = tops(logits)
         totals = log_totals(logits)
@@ -113,7 +132,7 @@ class Projector:
         residual_p = probabilities(logits, totals, final)
         shares = self._shares(bands, residual)
 
-        bands = self.head.bands(output)
+        bands = self.head.bands(output, self.rooms[1])
         scale = self._scale(bands, output)
         logits = self._logits(bands)
         output_top = tops(logits)

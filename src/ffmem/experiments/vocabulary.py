@@ -1,8 +1,11 @@
 """Questions to rows of logits: the top token, the rank of a token, its probability.
 
-On the CPU the top and the rank go through numpy: its argmax takes the first of equals and is five
-times as fast as torch's, its counting, row by row within the cache, also.
+On the CPU a slice of the vocabulary at a time stays in the cache, and no fresh array of the size
+of all logits is needed. Fastest when the logits of one token lie side by side (`Head.bands` into
+a room); right in any layout.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -10,41 +13,58 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 from torch import Tensor
 
-ROWS = 8
+SLICE = 1024
+"""Tokens at a time."""
+
+BLOCK = 64
+"""The top is looked for in the block of so many tokens that has the largest logit."""
 
 
 def tops(logits: Float[Tensor, "row vocab"]) -> Int64[ndarray, " row"]:
     """Return the token of the largest logit of each row, ties to the lower id."""
-    if logits.device.type == "cpu":
-        return np.asarray(logits.numpy().argmax(axis=1))
-    return _host(logits.argmax(dim=1))
+    if logits.device.type != "cpu":
+        return _host(logits.argmax(dim=1))
+    # argmax itself is twenty times as slow as amax; numpy's takes the first of equals.
+    whole = logits.shape[1] // BLOCK * BLOCK
+    blocks = logits.T[:whole].unflatten(0, (-1, BLOCK)).amax(dim=1)
+    if whole < logits.shape[1]:
+        blocks = torch.cat([blocks, logits.T[whole:].amax(dim=0, keepdim=True)])
+    first = BLOCK * np.ascontiguousarray(blocks.numpy().T).argmax(axis=1)
+    inside = first[:, None] + np.arange(BLOCK)
+    places = torch.from_numpy(np.minimum(inside, logits.shape[1] - 1))
+    return np.asarray(first + logits.gather(1, places).numpy().argmax(axis=1))
 
 
 def ranks(
     logits: Float[Tensor, "row vocab"], tokens: Int64[ndarray, " row"]
 ) -> Int64[ndarray, " row"]:
     """Return how many tokens of each row have a larger logit than its token: 0 for the top."""
-    if logits.device.type == "cpu":
-        rows = logits.numpy()
-        counts = [
-            np.count_nonzero(row > row[token]) for row, token in zip(rows, tokens, strict=True)
-        ]
-        return np.asarray(counts, np.int64)
-    return _host((logits > _at(logits, tokens)[:, None]).sum(dim=1))
+    own = _at(logits, tokens)
+    if logits.device.type != "cpu":
+        return _host((logits > own[:, None]).sum(dim=1))
+    counts = torch.zeros(len(logits))  # of ones in float32: exact up to 16 million
+    for part, room in _slices(logits):
+        counts += torch.gt(part, own, out=room).sum(dim=0)
+    return _host(counts.long())
 
 
 def log_totals(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
     """Return the log-sum-exp of each row."""
     if logits.device.type != "cpu":
         return logits.logsumexp(dim=1)
-    # A few rows at a time stay in the cache, and need no fresh array of the size of all.
-    room = torch.empty_like(logits[:ROWS])
-    found = []
-    for part in logits.split(ROWS):
-        top = part.amax(dim=1, keepdim=True)
-        powers = torch.sub(part, top, out=room[: len(part)]).exp_()
-        found.append(top.squeeze(1) + powers.sum(dim=1).log())
-    return torch.cat(found)
+    top = logits.T.amax(dim=0)
+    total = torch.zeros(len(logits))
+    for part, room in _slices(logits):
+        # Below e⁻⁸⁷ float32 is denormal, five times as slow, and nothing beside the top's 1.
+        total += torch.sub(part, top, out=room).clamp_(min=-87).exp_().sum(dim=0)
+    return top + total.log()
+
+
+def _slices(logits: Float[Tensor, "row vocab"]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return slices of the vocabulary, each with the same room to compute in."""
+    room = torch.empty_like(logits.T[:SLICE])
+    for part in logits.T.split(SLICE):
+        yield part, room[: len(part)]
 
 
 def probabilities(

@@ -128,10 +128,12 @@ class Head:
         """
         return self.read_bands(self.bands(stream))
 
-    def unscaled(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+    def unscaled(
+        self, stream: Float[Tensor, "row hidden"], room: Float[Tensor, " _"] | None = None
+    ) -> Float[Tensor, "row vocab"]:
         """Return z: the logits before scale and soft-cap, in float32."""
         self._must_be_linear("z")
-        z = self._project(self.norm.apply(stream.to(self._dtype)))
+        z = self._project(self.norm.apply(stream.to(self._dtype)), room)
         return z if self.bias is None else z.add_(self.bias.float())
 
     def folded(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
@@ -157,11 +159,18 @@ class Head:
         c = self._project(self.norm.offset[None]).squeeze(0)
         return c if self.bias is None else c.add_(self.bias.float())
 
-    def bands(self, stream: Float[Tensor, "row hidden"]) -> list[Float[Tensor, "row _"]]:
-        """Return what is linear in the normed vectors: z, or each band's logits (adaptive)."""
+    def bands(
+        self, stream: Float[Tensor, "row hidden"], room: Float[Tensor, " _"] | None = None
+    ) -> list[Float[Tensor, "row _"]]:
+        """Return what is linear in the normed vectors: z, or each band's logits (adaptive).
+
+        With a `room` of vocabulary × rows numbers or more, z is written there, the logits of one
+        token side by side: for a few hundred rows U · hᵀ is half as fast again as h · Uᵀ, and no
+        fresh memory is touched. An adaptive softmax needs no room.
+        """
         if self.adaptive:
             return self.band_logits(self.norm.apply(stream.to(self._dtype)))
-        return [self.unscaled(stream)]
+        return [self.unscaled(stream, room)]
 
     def band_constants(self) -> list[Float[Tensor, " _"]]:
         """Return what `bands` hold that does not depend on the vector: c, band by band."""
@@ -202,7 +211,9 @@ class Head:
     def _dtype(self) -> torch.dtype:
         return next(self.output.parameters()).dtype
 
-    def _project(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+    def _project(
+        self, vectors: Float[Tensor, "row hidden"], room: Float[Tensor, " _"] | None = None
+    ) -> Float[Tensor, "row vocab"]:
         """Return U · P · h in float32, the products in the dtype of the model."""
         weight = next(self.output.parameters())
         vectors = vectors.to(weight.dtype)
@@ -212,7 +223,10 @@ class Head:
         if self.adaptive:
             log_probabilities: Tensor = self.output.log_probabilities(vectors)  # type: ignore[operator]
             return log_probabilities.float()
-        return functional.linear(vectors, weight).float()
+        if room is None:
+            return functional.linear(vectors, weight).float()
+        table = room[: len(weight) * len(vectors)].view(len(weight), len(vectors))
+        return torch.mm(weight, vectors.to(weight.device).T, out=table).T
 
     def _must_be_linear(self, what: str) -> None:
         if self.adaptive:
