@@ -84,3 +84,14 @@ def test_extending_gives_the_index_of_both_corpora(index_of, model_folder, corpu
     assert extended.manifest.corpus.sentences == n_before + len(lines) - 10
     assert len(extended.manifest.corpus.sources) == 2
     assert ffmem.verify(tmp_path / "index") == []
+
+
+def test_a_misspelt_option_is_told_with_those_that_there_are(tiny_index, model_folder, tmp_path):
+    with pytest.raises(TypeError, match=r"no option 'sed'.*seed"):
+        ffmem.experiment("agreement", tiny_index, tmp_path / "out", sed=1, model=model_folder)
+
+
+def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_folder, tmp_path):
+    model = ffmem.load(model_folder)
+    with pytest.raises(ffmem.FfmemError, match="bfloat16 was asked for beside a model in memory"):
+        ffmem.experiment("agreement", tiny_index, tmp_path / "out", model=model, dtype="bfloat16")

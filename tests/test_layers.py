@@ -46,7 +46,10 @@ ORDER = [
     *("reporting.key_findings", "reporting.mixing_findings", "reporting.judges"),
     *("reporting.claims", "reporting.findings", "reporting.drawing", "reporting.commands"),
     *("reporting.examples", "reporting.page", "reporting.report"),
-    *("api", "commands.options", "commands.indexing", "commands.looking", "commands.measuring"),
+    *("causal.edits", "causal.editing", "causal.prompt", "causal.generation", "causal.traced"),
+    *("causal.trace", "causal.opened"),
+    *("api", "acting", "commands.options", "commands.edit_options", "commands.indexing"),
+    *("commands.looking", "commands.measuring", "commands.tracing"),
     *("demo", "cli", "__main__", "__init__"),
 ]
 

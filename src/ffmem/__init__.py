@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ffmem.acting import trace
     from ffmem.api import (
         experiment,
         export,
@@ -46,6 +47,7 @@ _HOMES = {
     "open": "ffmem.api",
     "report": "ffmem.api",
     "search": "ffmem.api",
+    "trace": "ffmem.acting",
     "verify": "ffmem.api",
 }
 
@@ -65,6 +67,7 @@ __all__ = [
     "open",
     "report",
     "search",
+    "trace",
     "verify",
 ]
 

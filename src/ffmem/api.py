@@ -245,6 +245,10 @@ def _study(
     from ffmem.experiments import catalogue
     from ffmem.experiments.study import Study
 
+    known = ("prompt", "sample", "draw", "seed", "per_layer", "triggers")
+    for name in options:
+        if name not in known:
+            raise TypeError(f"There is no option {name!r}. There are {', '.join(known)}.")
     parts = catalogue.parts(names)
     return Study(
         index=index, memories=model, corpus=corpus, parts=parts, progress=progress, **options
@@ -259,6 +263,12 @@ def _model(index: Index, options: dict[str, Any], progress: Progress) -> "Memori
     device = options.pop("device", "auto")
     if given is not None and not isinstance(given, str | Path):
         memories: Memories = given
+        has = str(memories.dtype).removeprefix("torch.")
+        if dtype not in {None, has}:
+            raise ModelError(
+                f"dtype {dtype} was asked for beside a model in memory, which has {has}."
+                " Load the model in the dtype that you want."
+            )
         return memories
     progress.say(f"Loading {given or index.manifest.model.source}.")
     try:

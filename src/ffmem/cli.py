@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ffmem.commands import indexing, looking, measuring
+from ffmem.commands import indexing, looking, measuring, tracing
 from ffmem.errors import FfmemError
 
 
@@ -38,6 +38,7 @@ def cli() -> None:
 for command in (
     *(indexing.describe, indexing.index, indexing.extend, indexing.merge),
     *(looking.show, looking.search),
+    tracing.trace,
     *(measuring.experiment, measuring.report),
     *(looking.export, indexing.verify),
 ):

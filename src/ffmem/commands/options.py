@@ -33,6 +33,22 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def prompt_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add how a prompt starts, and where and in which numbers its model runs."""
+    for option in (
+        device_option,
+        click.option(
+            "--dtype",
+            type=click.Choice(["float32", "bfloat16"]),
+            help="Number format of the model; else as the index, or float32.",
+        ),
+        click.option("--model", help="Where the index's model is now, if it has moved."),
+        click.option("--start", help="auto, none, bos, eos or a token; else as the index."),
+    ):
+        command = option(command)
+    return command
+
+
 def corpus_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add how a corpus is read."""
     for option in (

@@ -82,6 +82,13 @@ class Index:
         group, place = divmod(cell.memory, GROUP)
         return next(self._memories(cell.layer, group, [place]))
 
+    def sample(self, cell: Cell) -> ndarray:
+        """Return a memory's coefficients on the sample of prefixes."""
+        cell.within(self.n_layers, self.n_memories)
+        group, place = divmod(cell.memory, GROUP)
+        path = self.folder / layer_file("samples", cell.layer)
+        return np.asarray(read_group(path, group)["coefficient"][place])
+
     def memories(self, layer: int) -> Iterator[Memory]:
         """Return all memories of a layer in order, many at a time."""
         for group in range(-(-self.n_memories // GROUP)):

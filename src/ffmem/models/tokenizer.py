@@ -68,6 +68,10 @@ class Tokenizer(ABC):
     def shown(self, size: int) -> list[str]:
         """Return the token of every id below `size` as it is shown to people."""
 
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text that tokens stand for, special tokens included."""
+
     @property
     @abstractmethod
     def vocabulary(self) -> dict[str, int]:
@@ -164,6 +168,11 @@ class WordTokenizer(Tokenizer):
         """Return the word of every id below `size`."""
         return [*self.words[:size], *map(_unused, range(len(self.words), size))]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the words with a space between them."""
+        size = len(self.words)
+        return " ".join(self.words[id] if id < size else _unused(id) for id in ids)
+
 
 class SubwordTokenizer(Tokenizer):
     """A Hugging Face tokenizer, fast or slow."""
@@ -234,6 +243,11 @@ class SubwordTokenizer(Tokenizer):
             added[id] if id in added else self._shown(tokens[id]) if id in tokens else _unused(id)
             for id in range(size)
         ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text; a sentence-piece tokenizer drops the space in front."""
+        text: str = self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        return text
 
     @cached_property
     def _shown(self) -> Callable[[str], str]:

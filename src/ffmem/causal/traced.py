@@ -1,0 +1,221 @@
+"""What a model computed on one prompt at one position, layer by layer, as people read it."""
+
+import html
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ffmem.causal.generation import Continuation
+from ffmem.cells import Cell
+from ffmem.indexing.memory import visible, visible_token
+
+
+class TokenChance(NamedTuple):
+    """A token and its probability."""
+
+    token: str
+    id: int
+    probability: float
+
+
+class MemoryAtWork(NamedTuple):
+    """One memory on one prompt."""
+
+    cell: Cell
+    coefficient: float
+    contribution: float
+    """|m| · ‖v‖, in output-normed blocks what is left of it behind the norm."""
+    share: float
+    """Of the contributions of all memories of the layer."""
+    percentile: float | None
+    """The share of the index's sampled prefixes whose coefficient is not larger; None without."""
+    value_top: list[str]
+    """The tokens that m · v promotes most."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `trace --json` prints."""
+        return {**self._asdict(), "cell": str(self.cell)}
+
+
+@dataclass(frozen=True)
+class TracedLayer:
+    """One layer: what its vectors predict, and the memories that contribute most."""
+
+    layer: int
+    residual_top: list[TokenChance]
+    ff_top: list[TokenChance]
+    output_top: list[TokenChance]
+    case: str
+    """Where the layer's prediction comes from: residual, agreement, ffn or composition."""
+    active: float
+    """The share of memories at work: m > 0, in gated models those whose gate is open."""
+    memories: list[MemoryAtWork]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `trace --json` prints."""
+        tops = {
+            name: [chance._asdict() for chance in getattr(self, name)]
+            for name in ("residual_top", "ff_top", "output_top")
+        }
+        return {
+            "layer": self.layer,
+            **tops,
+            "case": self.case,
+            "active": self.active,
+            "memories": [memory.to_dict() for memory in self.memories],
+        }
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One run of a model over a prompt, read at one position."""
+
+    layers: list[TracedLayer]
+    output_top: list[TokenChance]
+    """The model's own prediction."""
+
+    @property
+    def saturation(self) -> int:
+        """The layer from which on the prediction is the model's final one."""
+        final = self.output_top[0].id
+        kept = len(self.layers)
+        while kept > 0 and self.layers[kept - 1].output_top[0].id == final:
+            kept -= 1
+        return min(kept, len(self.layers) - 1)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A prompt traced, and traced again under edits if there are any."""
+
+    prompt: str
+    tokens: list[str]
+    position: int
+    plain: Traced
+    edits: list[str] = field(default_factory=list)
+    edited: Traced | None = None
+    generated: Continuation | None = None
+    edited_generated: Continuation | None = None
+
+    @property
+    def layers(self) -> list[TracedLayer]:
+        """The layers of the unedited run."""
+        return self.plain.layers
+
+    @property
+    def output_top(self) -> list[TokenChance]:
+        """What the unedited model predicts."""
+        return self.plain.output_top
+
+    @property
+    def saturation(self) -> int:
+        """The layer from which on the unedited prediction no longer changes."""
+        return self.plain.saturation
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `trace --json` prints."""
+        found: dict[str, Any] = {
+            "prompt": self.prompt,
+            "tokens": self.tokens,
+            "position": self.position,
+            "layers": [layer.to_dict() for layer in self.layers],
+            "saturation": self.saturation,
+            "output_top": [chance._asdict() for chance in self.output_top],
+        }
+        if self.edited is not None:
+            found |= {
+                "edits": self.edits,
+                "edited_layers": [layer.to_dict() for layer in self.edited.layers],
+                "edited_saturation": self.edited.saturation,
+                "edited_output_top": [chance._asdict() for chance in self.edited.output_top],
+            }
+        for name in ("generated", "edited_generated"):
+            continuation: Continuation | None = getattr(self, name)
+            if continuation is not None:
+                found |= {name: continuation.text, f"{name}_ended": continuation.ended}
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows; everything from model or prompt is escaped."""
+        escape = html.escape
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+        rows = "".join(
+            "<tr>"
+            + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in cells)
+            + "</tr>"
+            for cells in map(_cells, self.layers)
+        )
+        notes = "<br>".join(escape(line) for line in _notes(self))
+        return f"<p>{escape(_reading(self))}</p><table><tr>{head}</tr>{rows}</table><p>{notes}</p>"
+
+
+COLUMNS = ("layer", "residual", "ff", "output", "case", "active", "memories that contribute most")
+
+
+def _lines(trace: Trace) -> list[str]:
+    """Return a trace as lines of plain text."""
+    rows = [COLUMNS, *map(_cells, trace.layers)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return [_reading(trace), "", *table, "", *_notes(trace)]
+
+
+def _reading(trace: Trace) -> str:
+    """Return the prompt with the position at which it was read."""
+    shown = [visible_token(token) for token in trace.tokens]
+    shown[trace.position] = f"[{shown[trace.position]}]"
+    return " ".join(shown)
+
+
+def _cells(layer: TracedLayer, n: int = 3) -> tuple[str, ...]:
+    def best(chances: list[TokenChance]) -> str:
+        return f"{visible_token(chances[0].token)} {chances[0].probability:.2f}"
+
+    memories = "  ".join(
+        f"{memory.cell} {memory.coefficient:+.2f}{_percentile(memory)}"
+        f" {visible_token(memory.value_top[0])}"
+        for memory in layer.memories[:n]
+    )
+    return (
+        str(layer.layer),
+        best(layer.residual_top),
+        best(layer.ff_top),
+        best(layer.output_top),
+        layer.case,
+        f"{layer.active:.0%}",
+        memories,
+    )
+
+
+def _percentile(memory: MemoryAtWork) -> str:
+    return "" if memory.percentile is None else f" p{100 * memory.percentile:.0f}"
+
+
+def _notes(trace: Trace) -> list[str]:
+    """Return what stands below the table: predictions, saturation, continuations."""
+    notes = [f"predicts  {_chances(trace.output_top)}"]
+    notes.append(f"The prediction no longer changes from layer {trace.saturation} on.")
+    if trace.edited is not None:
+        notes += [
+            "",
+            f"edited    {', '.join(trace.edits)}",
+            f"predicts  {_chances(trace.edited.output_top)}",
+            f"The prediction no longer changes from layer {trace.edited.saturation} on.",
+        ]
+    ended = {"end": " ∎", "context": " … (the context is full)", "length": " …"}
+    for name, continuation in (
+        ("continues", trace.generated),
+        ("edited   ", trace.edited_generated),
+    ):
+        if continuation is not None:
+            notes.append(f"{name}  {visible(continuation.text)}{ended[continuation.ended]}")
+    return notes
+
+
+def _chances(chances: list[TokenChance], n: int = 5) -> str:
+    return "  ".join(f"{visible_token(c.token)} {c.probability:.3f}" for c in chances[:n])

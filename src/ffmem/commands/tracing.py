@@ -1,0 +1,57 @@
+"""The command that follows a prompt through a model: trace."""
+
+from typing import Any
+
+import click
+
+from ffmem import acting
+from ffmem.commands.edit_options import edit_options, taken
+from ffmem.commands.options import json_option, print_json, prompt_options
+from ffmem.progress import Progress
+
+
+@click.command()
+@click.argument("place", metavar="MODEL_OR_DIR")
+@click.argument("prompt")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Tokens and memories of each layer, in --json.",
+)
+@click.option("--position", default=-1, show_default=True, help="Where to read; the start is 0.")
+@edit_options
+@click.option("--at", "positions", type=int, multiple=True, help="Edit at this position only.")
+@click.option(
+    "--generate",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Continue the prompt by N tokens.",
+)
+@click.option("--temperature", type=float, help="Sample the continuation; else greedy.")
+@click.option("--seed", default=0, show_default=True, help="Of the sampled continuation.")
+@prompt_options
+@json_option
+def trace(place: str, prompt: str, as_json: bool, **options: Any) -> None:
+    """Follow PROMPT through a model: what each layer predicts, which memories contribute.
+
+    With an index DIR in place of the model, percentiles tell how unusual a coefficient is. Edits
+    act at every position unless --at names some; both runs are shown.
+    """
+    edits = taken(options)
+    at = list(options.pop("positions")) or None
+    generate = options.pop("generate") or 0
+    found = acting.trace(
+        place,
+        prompt,
+        generate=generate,
+        positions=at,
+        progress=Progress(),
+        **edits,
+        **options,
+    )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        click.echo(str(found))

@@ -1,0 +1,74 @@
+"""Which edits there are, and which are refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffmem.causal.edits import Edit, Edits, place
+from ffmem.cells import Cell
+from ffmem.errors import FfmemError, UnknownCell
+
+
+def test_every_edit_is_a_factor_and_a_constant():
+    edits = Edits.of(off=["L0N1"], set={"L0N2": 3}, scale={"1.0": 0.5})
+    assert list(edits) == [
+        Edit(Cell(0, 1), "off", 0.0, 0.0),
+        Edit(Cell(0, 2), "set", 0.0, 3.0),
+        Edit(Cell(1, 0), "scale", 0.5, 0.0),
+    ]
+    assert str(edits) == "L0N1 off, L0N2 = 3, L1N0 × 0.5"
+
+
+def test_one_name_alone_is_a_list_of_one():
+    assert Edits.of(off="L0N1") == Edits.of(off=["L0N1"])
+
+
+def test_the_same_edit_twice_is_one():
+    assert len(Edits.of(off=["L0N1", "0.1"])) == 1
+
+
+@pytest.mark.parametrize(
+    "both", [{"off": ["L0N1"], "set": {"0.1": 2}}, {"scale": {"L0N1": 2, "0:1": 3}}]
+)
+def test_two_different_edits_of_one_memory_are_refused(both):
+    with pytest.raises(FfmemError, match="L0N1 is edited twice"):
+        Edits.of(**both)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), "3", True, None])
+def test_only_finite_numbers_are_taken(number):
+    with pytest.raises(FfmemError, match="finite number"):
+        Edits.of(set={"L0N1": number})
+
+
+def test_a_mean_needs_an_index():
+    with pytest.raises(FfmemError, match="an index knows"):
+        Edits.of(mean=["L0N1"])
+
+
+def test_a_list_with_numbers_is_refused():
+    with pytest.raises(FfmemError, match="without numbers"):
+        Edits.of(off={"L0N1": 2})
+
+
+def test_a_memory_that_the_model_lacks_is_refused():
+    edits = Edits.of(off=["L2N0"])
+    assert edits.within(3, 1) is edits
+    with pytest.raises(UnknownCell, match="L2N0"):
+        edits.within(2, 10)
+
+
+@given(st.integers(1, 50), st.data())
+def test_positions_count_from_both_ends(n, data):
+    position = data.draw(st.integers(-n, n - 1))
+    assert place(position, n) == range(n)[position]
+
+
+@pytest.mark.parametrize("position", [3, -4])
+def test_a_position_outside_the_prompt_is_refused(position):
+    with pytest.raises(FfmemError, match="has 3 tokens"):
+        Edits.of(off=["L0N0"], positions=[position]).placed(3)
+
+
+def test_positions_are_placed_once_and_in_order():
+    assert Edits.of(off=["L0N0"], positions=[-1, 0, 2]).placed(3).positions == (0, 2)

@@ -1,0 +1,77 @@
+"""Continuations with a cache against the whole text read anew for every token."""
+
+import pytest
+import torch
+
+import ffmem
+from ffmem.causal.editing import editing
+from ffmem.causal.edits import Edits
+from ffmem.causal.generation import continued
+from ffmem.causal.prompt import read_prompt
+from ffmem.errors import FfmemError
+from tests.tiny import TINY, tiny, tiny_tokenizer
+
+TEXT = "w5 w9 w2"
+
+
+@pytest.fixture(scope="module", params=list(TINY))
+def memories(request):
+    found = ffmem.load(tiny(request.param), tiny_tokenizer())
+    found.tokenizer.eos = None
+    return found
+
+
+def plain(memories, ids, n):
+    """Greedy, the whole text read anew each time."""
+    ids = list(ids)
+    for _ in range(n):
+        ids.append(int(memories.logits(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[-n:]
+
+
+def test_a_cache_changes_nothing(memories):
+    prompt = read_prompt(memories, TEXT, 0)
+    assert continued(memories, prompt, 6).ids == plain(memories, prompt.ids, 6)
+
+
+@pytest.mark.parametrize("positions", [None, [1], [0, 4]])
+def test_edits_act_on_the_same_positions_with_and_without_a_cache(memories, positions):
+    prompt = read_prompt(memories, TEXT, 0)
+    many = {f"L0N{memory}": 4.0 for memory in range(0, memories.n_memories, 2)}
+    with editing(memories, Edits.of(set=many, positions=positions)):
+        assert continued(memories, prompt, 6).ids == plain(memories, prompt.ids, 6)
+
+
+def test_the_same_seed_writes_the_same_text_and_another_does_not():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    prompt = read_prompt(memories, TEXT, 0)
+    texts = [continued(memories, prompt, 20, 2.0, seed).text for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_low_temperature_is_greedy():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    prompt = read_prompt(memories, TEXT, 0)
+    assert continued(memories, prompt, 8, 1e-6) == continued(memories, prompt, 8)
+
+
+def test_the_end_of_text_token_ends_it_and_the_context_too():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    prompt = read_prompt(memories, TEXT, 0)
+    written = continued(memories, prompt, 1000)
+    if written.ended == "end":
+        memories.tokenizer.eos = None
+        written = continued(memories, prompt, 1000)
+    assert written.ended == "context"
+    assert len(prompt.ids) + len(written.ids) == memories.context + 1
+    memories.tokenizer.eos = written.ids[2]
+    stopped = continued(memories, prompt, 1000)
+    assert stopped.ended == "end"
+    assert stopped.ids == written.ids[: written.ids.index(written.ids[2])]
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_must_be_positive(temperature):
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    with pytest.raises(FfmemError, match="above 0"):
+        continued(memories, read_prompt(memories, TEXT, 0), 3, temperature)

@@ -1,0 +1,101 @@
+"""`ffmem trace` as people and programs use it: the contract's JSON, the table, the errors."""
+
+import json
+
+import pytest
+
+import ffmem
+from tests.test_cli import run
+
+PROMPT = "The cat sat on the mat"
+
+
+def traced(place, *arguments):
+    code, out, error = run("trace", place, PROMPT, *arguments, "--json")
+    assert code == 0, error
+    return json.loads(out)
+
+
+def test_the_json_is_the_contract(model_folder):
+    content = traced(model_folder, "--top", "4", "--generate", "3", "--off", "L0N1,L1N2")
+    assert content["tokens"]
+    for layer, found in enumerate(content["layers"]):
+        assert found["layer"] == layer
+        assert found["case"] in {"residual", "agreement", "ffn", "composition"}
+        assert 0 <= found["active"] <= 1
+        for name in ("residual_top", "ff_top", "output_top"):
+            assert len(found[name]) == 4
+            assert set(found[name][0]) == {"token", "id", "probability"}
+        assert len(found["memories"]) == 4
+        assert {"cell", "coefficient", "contribution", "value_top"} <= set(found["memories"][0])
+    assert content["output_top"] == content["layers"][-1]["output_top"]
+    assert content["edited_output_top"] == content["edited_layers"][-1]["output_top"]
+    assert content["edits"] == ["L0N1 off", "L1N2 off"]
+    assert isinstance(content["generated"], str)
+    assert isinstance(content["edited_generated"], str)
+
+
+def test_the_command_and_the_function_say_the_same(model_folder):
+    content = traced(model_folder, "--set", "L0N3=2.5", "--at", "-1", "--position", "2")
+    found = ffmem.trace(model_folder, PROMPT, set={"L0N3": 2.5}, positions=[-1], position=2)
+    assert content == found.to_dict()
+
+
+def test_an_index_adds_percentiles_and_its_own_start(tiny_index, model_folder):
+    content = traced(tiny_index.folder, "--model", model_folder)
+    assert content["layers"][0]["memories"][0]["percentile"] is not None
+    start = tiny_index.manifest.start.token
+    assert (content["tokens"][0] == start) == (start is not None)
+
+
+def test_the_table_names_every_layer_and_the_prediction(model_folder):
+    code, out, _ = run("trace", model_folder, PROMPT)
+    assert code == 0
+    assert "predicts" in out
+    assert "no longer changes from layer" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--off", "L99N0"], "There is no memory L99N0"),
+        (["--off", "nonsense"], "is not the name of a memory"),
+        (["--off", "L0N1", "--scale", "0.1=2"], "edited twice"),
+        (["--mean", "L0N1"], "an index knows"),
+        (["--position", "99"], "Position 99"),
+        (["--off", "L0N1", "--at", "50"], "Position 50"),
+        (["--start", "no such token"], "is not one token"),
+        (["--generate", "2", "--temperature", "0"], "above 0"),
+    ],
+)
+def test_wrong_input_is_told(model_folder, arguments, message):
+    code, out, error = run("trace", model_folder, PROMPT, *arguments)
+    assert code == 1
+    assert message in error
+    assert not out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--set", "L0N1"], ["--scale", "L0N1=x"], ["--set", "L0N1=1", "--set", "L0N1=2"]]
+)
+def test_wrong_numbers_are_wrong_usage(model_folder, arguments):
+    assert run("trace", model_folder, PROMPT, *arguments)[0] == 2
+
+
+def test_a_wrong_place_is_told_before_anything_is_loaded():
+    code, _, error = run("trace", "no/such/place/at/all", PROMPT)
+    assert code == 1
+    assert "no such file or folder" in error
+
+
+def test_an_empty_prompt_and_a_long_one_are_refused(model_folder):
+    for prompt, message in (("", "empty"), ("cat " * 500, "the model reads")):
+        code, _, error = run("trace", model_folder, prompt)
+        assert code == 1
+        assert message in error
+
+
+def test_an_index_of_another_model_is_refused(ungated_index, model_folder):
+    code, _, error = run("trace", ungated_index.folder, PROMPT, "--model", model_folder)
+    assert code == 1
+    assert "was made with the model of hash" in error
