@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 MODEL = "smollm2-135m"
 
 sys.path.insert(0, str(Path(__file__).parent))
+import effect  # noqa: E402
 import passes  # noqa: E402
 
 import ffmem  # noqa: E402
@@ -293,6 +294,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "memory": memory_of_a_pass,
     "values": values_of_smollm2,
     "section5": section5,
+    "effect": effect.effect_of_smollm2,
     "lookups": look_ups,
     "agreement": agreement_with_transformer_lens,
 }

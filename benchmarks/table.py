@@ -17,6 +17,7 @@ def rows() -> list[tuple[str, str, str]]:
     """Return (what, figure, target or limit) of every benchmark."""
     best, every, values, lookups = map(result, ("best", "all", "values", "lookups"))
     section5 = result("section5")
+    effect = result("effect")
     speed, over, peak = best["tokens_per_second"], best["index_over"], best["peak_gemm_gflops"]
     found = [
         (
@@ -65,6 +66,11 @@ def rows() -> list[tuple[str, str, str]]:
             "… over a pass that projects y as well",
             f"{section5['over_three_projections']:.2f}×",
             f"{section5['mib_over_the_model']:,} MiB over the model",
+        ),
+        (
+            f"{effect['ablations']} exact ablations of a {effect['tokens']}-token prompt",
+            f"{effect['seconds']:.1f} s, {effect['ratio']:.1f}× one forward pass each",
+            f"target 5; largest difference {effect['largest_difference']:.0e}",
         ),
         (
             "`ffmem show`, whole process",

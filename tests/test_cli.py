@@ -57,7 +57,8 @@ def test_every_command_and_option_has_help(name):
 
 def test_the_commands_of_the_contract_are_there():
     assert {
-        *("describe", "index", "extend", "merge", "show", "search", "export", "demo", "verify")
+        *("describe", "index", "extend", "merge", "show", "search", "export", "demo", "verify"),
+        *("trace", "effect", "edit", "compare", "experiment", "report"),
     } <= set(COMMANDS)
     options = {flag for parameter in COMMANDS["index"].params for flag in parameter.opts}
     assert {

@@ -47,9 +47,16 @@ ORDER = [
     *("reporting.claims", "reporting.findings", "reporting.drawing", "reporting.commands"),
     *("reporting.examples", "reporting.page", "reporting.report"),
     *("causal.edits", "causal.editing", "causal.prompt", "causal.generation", "causal.traced"),
-    *("causal.trace", "causal.opened"),
+    "causal.parts",
+    *("causal.trace", "causal.opened", "causal.upward", "causal.likelihood", "causal.ablation"),
+    *("causal.estimates", "causal.candidates", "causal.affected", "causal.effect"),
+    *("causal.facts", "causal.known", "causal.knowledge"),
+    *("causal.weights", "causal.patch", "causal.checkpoint", "causal.side_effects", "causal.kept"),
+    *("comparing.overlap", "comparing.matching", "comparing.value_change", "comparing.changes"),
+    *("comparing.changed", "comparing.comparison", "comparing.chart", "comparing.compare"),
     *("api", "acting", "commands.options", "commands.edit_options", "commands.indexing"),
-    *("commands.looking", "commands.measuring", "commands.tracing"),
+    *("commands.looking", "commands.measuring", "commands.tracing", "commands.effects"),
+    *("commands.editing", "commands.comparing"),
     *("demo", "cli", "__main__", "__init__"),
 ]
 

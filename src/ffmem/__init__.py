@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ffmem.acting import trace
+    from ffmem.acting import compare, edit, effect, trace
     from ffmem.api import (
         experiment,
         export,
@@ -38,6 +38,9 @@ _HOMES = {
     "Index": "ffmem.indexing.store",
     "Memories": "ffmem.models.memories",
     "Memory": "ffmem.indexing.memory",
+    "compare": "ffmem.acting",
+    "edit": "ffmem.acting",
+    "effect": "ffmem.acting",
     "experiment": "ffmem.api",
     "export": "ffmem.api",
     "extend": "ffmem.api",
@@ -58,6 +61,9 @@ __all__ = [
     "Index",
     "Memories",
     "Memory",
+    "compare",
+    "edit",
+    "effect",
     "experiment",
     "export",
     "extend",

@@ -1,4 +1,4 @@
-"""The public functions that run prompts and change memories: trace.
+"""The public functions that run prompts, change memories and compare them.
 
 Each takes the arguments of its command; heavy libraries are imported when one is called.
 """
@@ -11,8 +11,13 @@ from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
+    from ffmem.causal.affected import Effect
+    from ffmem.causal.kept import Kept
+    from ffmem.causal.known import Knowledge
     from ffmem.causal.opened import Opened
     from ffmem.causal.traced import Trace
+    from ffmem.comparing.comparison import Comparison
+    from ffmem.corpus.corpus import Corpus
     from ffmem.models.memories import Memories
 
 
@@ -47,6 +52,51 @@ def trace(
     return trace_prompt(at.memories, read, edits, index=at.index, **options)
 
 
+def effect(
+    place: "Memories | Index | str | Path",
+    prompt: str | None = None,
+    *,
+    prompts: str | Path | None = None,
+    against: str | Path | None = None,
+    start: str | None = None,
+    model: "Memories | str | Path | None" = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    **options: Any,
+) -> "Effect | Knowledge":
+    """Measure what switching memories off, one at a time, does to the next token of a prompt.
+
+    `prompts` is a file of prompts instead, `against` one of control prompts. `options`: top,
+    candidates, cells, integrated, steps; for one prompt also target, position, positions.
+    """
+    from ffmem.errors import FfmemError
+
+    if (prompt is None) == (prompts is None):
+        raise FfmemError("Give one prompt, or a file of prompts: one of the two.")
+    if prompt is not None and against is not None:
+        raise FfmemError("Control prompts are compared with a file of prompts, not with one.")
+    if prompts is not None:
+        from ffmem.causal.facts import read_facts
+
+        for path in (prompts, against):  # a wrong file is told before a model is loaded
+            if path is not None:
+                read_facts(path)
+    at = _opened(place, start, model, dtype, device, progress)
+    if prompt is not None:
+        from ffmem.causal.effect import effect as effect_of_prompt
+        from ffmem.causal.prompt import read_prompt
+
+        read = read_prompt(at.memories, prompt, at.start)
+        return effect_of_prompt(at.memories, read, progress=progress, **options)
+    from ffmem.causal.knowledge import effect_of_facts
+
+    assert prompts is not None, "it was asked above"
+    return effect_of_facts(
+        at.memories, prompts, at.start, against=against, progress=progress, **options
+    )
+
+
 def _opened(
     place: "Memories | Index | str | Path",
     start: str | None,
@@ -63,3 +113,78 @@ def _opened(
     from ffmem.causal.opened import opened
 
     return opened(place, start=start, model=model, dtype=dtype, device=device, progress=progress)
+
+
+def edit(
+    place: "Memories | Index | str | Path",
+    out: str | Path,
+    *,
+    off: Sequence[object] = (),
+    set: Mapping[str, float] | None = None,
+    scale: Mapping[str, float] | None = None,
+    mean: Sequence[object] = (),
+    patch: str | Path | None = None,
+    undo: str | Path | None = None,
+    corpus: "Corpus | str | None" = "wikitext-2:valid",
+    start: str | None = None,
+    model: "Memories | str | Path | None" = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    **reading: Any,
+) -> "Kept":
+    """Write edits into the weights, or apply or undo a patch; save the model in a new folder.
+
+    Side effects are measured on `corpus`, unless it is None. `reading` says how that is read:
+    unit, column, detokenize, limit (200).
+    """
+    from ffmem.causal.kept import Request, keep
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.errors import CorpusError
+
+    if isinstance(corpus, str):
+        corpus = Corpus(corpus, **({"limit": 200} | reading))
+    elif corpus is not None and reading:
+        raise CorpusError(f"A Corpus says itself how it is read: {', '.join(reading)} came too.")
+    asked = {"off": off, "set": set, "scale": scale, "mean": mean}
+    request = Request.of(Path(out), asked, patch, undo, corpus)
+    at = _opened(place, start, model, "auto", device, progress)
+    return keep(at, request, start, progress or Progress(quiet=True))
+
+
+def compare(
+    first: str | Path | Index,
+    second: str | Path | Index,
+    out: str | Path,
+    *,
+    models: bool = True,
+    first_model: "Memories | str | Path | None" = None,
+    second_model: "Memories | str | Path | None" = None,
+    top: int = 50,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "Comparison":
+    """Compare two indexes of one architecture over one corpus; write numbers and figure.
+
+    The models are those that the indexes name, or are where `first_model` and `second_model` say.
+    Without `models`, nothing is said about the directions of values, and none is loaded.
+    """
+    from ffmem.api import refuse_bad_place
+    from ffmem.comparing.matching import refuse_unlike
+
+    one = first if isinstance(first, Index) else Index(first)
+    other = second if isinstance(second, Index) else Index(second)
+    refuse_unlike(one, other)  # told before anything heavy is loaded
+    refuse_bad_place(Path(out))
+    from ffmem.comparing.compare import compare as compare_indexes
+
+    return compare_indexes(
+        one,
+        other,
+        Path(out),
+        models=models,
+        first_model=first_model,
+        second_model=second_model,
+        top=top,
+        device=device,
+        progress=progress,
+    )

@@ -149,7 +149,7 @@ def experiment(
     from ffmem.reporting.drawing import draw
 
     results = []
-    _refuse_bad_place(Path(out))
+    refuse_bad_place(Path(out))
     for result in _measured(names, folder, corpus, progress, options):
         result.write(Path(out))
         draw(result, Path(out))
@@ -174,14 +174,14 @@ def report(
 
     index = folder if isinstance(folder, Index) else Index(folder)
     results = []
-    _refuse_bad_place(Path(out))
+    refuse_bad_place(Path(out))
     for result in _measured(NAMES, index, corpus, progress, options):
         result.write(Path(out))  # what was measured is kept, whatever comes
         results.append(result)
     return write_report(Path(out), results, index)
 
 
-def _refuse_bad_place(out: Path) -> None:
+def refuse_bad_place(out: Path) -> None:
     """Refuse a folder that results cannot or should not be written to, before any work."""
     from ffmem.errors import StoreError
     from ffmem.files import refuse_unwritable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ffmem.commands import indexing, looking, measuring, tracing
+from ffmem.commands import comparing, editing, effects, indexing, looking, measuring, tracing
 from ffmem.errors import FfmemError
 
 
@@ -38,7 +38,7 @@ def cli() -> None:
 for command in (
     *(indexing.describe, indexing.index, indexing.extend, indexing.merge),
     *(looking.show, looking.search),
-    tracing.trace,
+    *(tracing.trace, effects.effect, editing.edit, comparing.compare),
     *(measuring.experiment, measuring.report),
     *(looking.export, indexing.verify),
 ):

@@ -76,8 +76,11 @@ def _change(
         else:
             flat, rows = _at(coefficients, positions, places)
         found = flat[rows[:, None], cells]
-        # Few numbers: in float64, so that an edit rounds once, to the dtype of the model.
-        changed = found.double() * factor.to(found.device) + constant.to(found.device)
+        # In float32 at least, so that a half-precision model rounds once.
+        exact = torch.promote_types(found.dtype, torch.float32)
+        changed = found.to(exact) * factor.to(found.device, exact) + constant.to(
+            found.device, exact
+        )
         flat[rows[:, None], cells] = changed.to(found.dtype)
         return (coefficients,)
 

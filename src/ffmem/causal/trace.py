@@ -16,14 +16,13 @@ from torch import Tensor
 from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits, place
 from ffmem.causal.generation import continued
+from ffmem.causal.parts import divisor, promoted
 from ffmem.causal.prompt import Prompt
 from ffmem.causal.traced import MemoryAtWork, TokenChance, Trace, Traced, TracedLayer
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.indexing.store import Index
-from ffmem.models.head import Norm
 from ffmem.models.memories import Memories
-from ffmem.models.modules import module
 from ffmem.models.trace import LayerTrace
 
 CASES = {
@@ -33,8 +32,6 @@ CASES = {
     (False, False): "composition",
 }
 """By whether the output's top token is the residual's, and whether it is the feed-forward's."""
-
-VALUE_TOKENS = 5
 
 
 def trace(
@@ -113,11 +110,10 @@ class _Reader:
     def _memories(self, layer: int, trace: LayerTrace) -> list[MemoryAtWork]:
         m = trace.coefficients[0].float().cpu()
         values = self.memories.readable_values(layer).float()
-        sizes = m.abs() * values.norm(dim=1).cpu() / self._norm(layer, trace)
+        sizes = m.abs() * values.norm(dim=1).cpu() / divisor(self.memories, layer, trace)
         best = np.argsort(-sizes.numpy(), kind="stable")[: self.top].tolist()
         total = max(float(sizes.double().sum()), np.finfo(np.float64).tiny)
-        at_work = torch.where(m[best] == 0, 1.0, m[best])  # one that rests is read as v
-        tops = self._value_tops(values[best] * at_work[:, None].to(values.device))
+        tops = promoted(self.memories, values[best], m[best], self.shown)
         return [
             MemoryAtWork(
                 cell := Cell(layer, memory),
@@ -129,20 +125,6 @@ class _Reader:
             )
             for memory, tokens in zip(best, tops, strict=True)
         ]
-
-    def _norm(self, layer: int, trace: LayerTrace) -> float:
-        """Return what the block's post-norm divides y by; 1 where there is none."""
-        path = self.memories.row.post_norm
-        if path is None:
-            return 1.0
-        norm = Norm(module(self.memories.blocks[layer], path), self.memories.hidden)
-        return float(norm.denominator(trace.value_output)[0])
-
-    def _value_tops(self, parts: Float[Tensor, "memory hidden"]) -> list[list[str]]:
-        """Return the tokens that each m · v promotes most; none is left out for being special."""
-        logits = self.memories.head.folded(parts)
-        ids = logits.topk(min(VALUE_TOKENS, logits.shape[1]), dim=1).indices.tolist()
-        return [[self.shown[id] for id in row] for row in ids]
 
     def _percentile(self, cell: Cell, coefficient: float) -> float | None:
         if self.index is None:

@@ -66,6 +66,10 @@ class Family:
     context: str | None = "max_position_embeddings"
     """In the config: the longest input. None where positions have no end."""
 
+    bias_flag: str | None = None
+    """In the config: the switch that gives the value map a bias, where it may be without one.
+    Other maps may get one by the same switch."""
+
     variants: tuple[Variant, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
     """Flags of the config under which the equations do not hold, and what to do instead."""
@@ -123,6 +127,7 @@ _OPT = Family(
     final_norm="model.decoder.final_layer_norm",
     project_out="model.decoder.project_out",
     activation="activation_function",
+    bias_flag="enable_bias",
     variants=(
         Variant(
             "do_layer_norm_before", False, {"residual": "fc1", "output_norm": "final_layer_norm"}
@@ -149,6 +154,7 @@ _FALCON = Family(
     attention="self_attention",
     final_norm="transformer.ln_f",
     activation="activation",
+    bias_flag="bias",
     variants=(
         Variant(
             "parallel_attn", False, {"attention": None, "residual": "post_attention_layernorm"}
@@ -164,7 +170,8 @@ _LLAMA = Family(
     residual="post_attention_layernorm",
     final_norm="model.norm",
 )
-_UNGATED_LLAMA = replace(_LLAMA, keys="mlp.up_proj", up=None)
+_LLAMA_WITH_SWITCH = replace(_LLAMA, bias_flag="mlp_bias")
+_UNGATED_LLAMA = replace(_LLAMA_WITH_SWITCH, keys="mlp.up_proj", up=None)
 _OLMO2 = replace(_LLAMA, residual="mlp", post_norm="post_feedforward_layernorm")
 _GEMMA2 = replace(
     _LLAMA,
@@ -197,8 +204,8 @@ FAMILIES = {
     "codegen": _GPTJ,
     "cohere": _COHERE,
     "cohere2": _COHERE,
-    "cwm": _LLAMA,
-    "ernie4_5": _LLAMA,
+    "cwm": _LLAMA_WITH_SWITCH,
+    "ernie4_5": replace(_LLAMA, bias_flag="use_bias"),
     "exaone4": _OLMO2,
     "falcon": _FALCON,
     "ffmem_adaptive": _FAIRSEQ,
@@ -226,11 +233,13 @@ FAMILIES = {
         variants=(),
     ),
     "gptj": _GPTJ,
-    "granite": replace(_LLAMA, multiplier="residual_multiplier", divisor="logits_scaling"),
-    "helium": _LLAMA,
+    "granite": replace(
+        _LLAMA_WITH_SWITCH, multiplier="residual_multiplier", divisor="logits_scaling"
+    ),
+    "helium": _LLAMA_WITH_SWITCH,
     "hunyuan_v1_dense": _LLAMA,
     "jais2": _UNGATED_LLAMA,
-    "llama": _LLAMA,
+    "llama": _LLAMA_WITH_SWITCH,
     "ministral": _LLAMA,
     "ministral3": _LLAMA,
     "mistral": _LLAMA,
@@ -270,15 +279,17 @@ FAMILIES = {
     "phi3": _GLM,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
-    "seed_oss": _LLAMA,
-    "smollm3": _LLAMA,
+    "seed_oss": _LLAMA_WITH_SWITCH,
+    "smollm3": _LLAMA_WITH_SWITCH,
     "stablelm": replace(
         _LLAMA,
         variants=(
             Variant("use_parallel_residual", True, {"attention": "self_attn", "residual": None}),
         ),
     ),
-    "starcoder2": replace(_LLAMA, values="mlp.c_proj", keys="mlp.c_fc", up=None),
+    "starcoder2": replace(
+        _LLAMA, values="mlp.c_proj", keys="mlp.c_fc", up=None, bias_flag="use_bias"
+    ),
     "vaultgemma": replace(_GEMMA2, post_norm=None),
     "xglm": replace(_FAIRSEQ, activation="activation_function"),
 }

@@ -31,7 +31,13 @@ from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
 from ffmem.registry import cache_folder, fetch
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "auto": None,
+}
+"""What weights are cast to; auto leaves them as they are stored."""
 
 
 def load(
@@ -54,7 +60,7 @@ def load(
         raise ModelError(f"--dtype {dtype} was asked for; there are {', '.join(DTYPES)}.")
     place = find_device(device)
     source, revision = canonical(str(model)), None
-    with _quiet(), _explaining(source):
+    with quiet(), _explaining(source):
         if Path(source).exists() or source in NAMED:
             network, tokens = _local(source)
         else:
@@ -63,7 +69,7 @@ def load(
         # The weights' hash is taken before any cast, so that it does not depend on --dtype.
         weights = fingerprint(network)
         untyped: Any = network
-        network = untyped.to(device=place, dtype=DTYPES[dtype])
+        network = untyped.to(place) if dtype == "auto" else untyped.to(place, DTYPES[dtype])
     used = tokens if tokenizer is None else _wrapped(tokenizer)
     return Memories(network, used, source, revision or None, weights)
 
@@ -192,7 +198,7 @@ def _short(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers' bars and warnings off the screen: what matters is raised."""
     level = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()

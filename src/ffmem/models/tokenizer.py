@@ -68,9 +68,10 @@ class Tokenizer(ABC):
     def shown(self, size: int) -> list[str]:
         """Return the token of every id below `size` as it is shown to people."""
 
-    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text that tokens stand for, special tokens included."""
+        shown = self.shown(max(ids, default=-1) + 1)
+        return "".join(shown[id] for id in ids)
 
     @property
     @abstractmethod

@@ -17,7 +17,7 @@ from ffmem.files import committing, write_text
 from ffmem.indexing.memory import visible
 from ffmem.reporting.charts import chart
 from ffmem.reporting.findings import measured, title
-from ffmem.reporting.style import DARK
+from ffmem.reporting.style import DARK, Chart
 
 VEGA_LITE = "6.4"
 
@@ -28,15 +28,20 @@ _MACHINERY = re.compile(r' (?:aria-[a-z]+|role|pointer-events|class)="[^"]*"')
 
 def figure(result: Result) -> str:
     """Return a figure as SVG without colours of its own for dark pages, to stand in a page."""
-    drawn = _drawn(result)
-    width, height = _size(drawn)
     name = result.experiment
+    return framed(name, heading(result), measured(name), chart(result))
+
+
+def framed(name: str, title: str, description: str, drawing: Chart) -> str:
+    """Return a chart as SVG with a title and a description for those who do not see it."""
+    drawn = _drawn(drawing)
+    width, height = _size(drawn)
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" role="img"'
         f' aria-labelledby="{name}-title {name}-desc" width="{width}" height="{height}"'
         f' viewBox="0 0 {width} {height}">'
-        f'<title id="{name}-title">{_plain(heading(result))}</title>'
-        f'<desc id="{name}-desc">{_plain(measured(name))}</desc>'
+        f'<title id="{name}-title">{_plain(title)}</title>'
+        f'<desc id="{name}-desc">{_plain(description)}</desc>'
     )
     return opening + drawn[_end_of_opening(drawn) :]
 
@@ -70,10 +75,10 @@ def heading(result: Result) -> str:
     return f"{title(result.experiment)} ({result.paper})" + (f", {model}" if model else "")
 
 
-def _drawn(result: Result) -> str:
+def _drawn(drawing: Chart) -> str:
     """Return what Vega draws; no mark is clipped, so it holds no id that pages could share."""
     # Charts are checked against the schema in tests; it takes longer than drawing them.
-    spec: dict[str, Any] = chart(result).to_dict(validate=False)
+    spec: dict[str, Any] = drawing.to_dict(validate=False)
     svg: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
     return _MACHINERY.sub("", svg)
 

@@ -1,0 +1,169 @@
+"""What switching memories off does to one prediction, as people read it."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ffmem.causal.traced import TokenChance
+from ffmem.cells import Cell
+from ffmem.indexing.memory import visible_token
+
+
+class Target(NamedTuple):
+    """The token whose log p is watched, and what the unchanged model gives it."""
+
+    token: str
+    id: int
+    probability: float
+    log_probability: float
+    rank: int
+    """1 is the model's own next token."""
+
+
+class MemoryEffect(NamedTuple):
+    """One memory: the exact change of log p(target) when it is off, beside the estimates."""
+
+    cell: Cell
+    change: float
+    """log p(target | m → 0) − log p(target): negative where the memory supported the target."""
+    gradient: float
+    direct: float | None
+    integrated: float | None
+    coefficient: float
+    """m at the position."""
+    value_top: list[str]
+    """The tokens that m · v promotes most."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `effect --json` prints."""
+        return {**self._asdict(), "cell": str(self.cell)}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A prompt, its next token, and the memories that matter most for it."""
+
+    prompt: str
+    tokens: list[str]
+    position: int
+    target: Target
+    top: list[TokenChance]
+    """What the unchanged model predicts."""
+    positions: list[int] | None
+    """Where memories were switched off; None: everywhere."""
+    candidates: int
+    """How many memories were measured; the largest changes are shown."""
+    correlation: dict[str, float | None]
+    """Spearman's, of each estimate with the exact change, over the candidates."""
+    sums: dict[str, float | None]
+    """Of the exact change and of each estimate, over the candidates."""
+    memories: list[MemoryEffect]
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `effect --json` prints."""
+        return {
+            "prompt": self.prompt,
+            "tokens": self.tokens,
+            "position": self.position,
+            "target": self.target._asdict(),
+            "top": [chance._asdict() for chance in self.top],
+            "ablation": "off",
+            "positions": self.positions,
+            "candidates": self.candidates,
+            "correlation": self.correlation,
+            "sum": self.sums,
+            "memories": [memory.to_dict() for memory in self.memories],
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*_above(self), "", *columns(_table(self)), "", *_below(self)])
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows; everything from model or prompt is escaped."""
+        return page(_above(self), _table(self), _below(self))
+
+
+def number(value: float | None, form: str = "+.4f") -> str:
+    """Return a number as tables show it; a dash where there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines of plain text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def page(above: list[str], rows: Sequence[Sequence[str]], below: list[str]) -> str:
+    """Return lines, a table and lines as HTML, everything escaped."""
+
+    def paragraph(lines: list[str]) -> str:
+        return f"<p>{'<br>'.join(map(html.escape, lines))}</p>"
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    head, *body = rows
+    table = row(head, "th") + "".join(row(cells, "td") for cells in body)
+    return f"{paragraph(above)}<table>{table}</table>{paragraph(below)}"
+
+
+def _above(effect: Effect) -> list[str]:
+    """Return the prompt with the position at which it was read, and its target."""
+    shown = [visible_token(token) for token in effect.tokens]
+    shown[effect.position] = f"[{shown[effect.position]}]"
+    target = effect.target
+    top = "  ".join(f"{visible_token(c.token)} {c.probability:.3f}" for c in effect.top)
+    return [
+        " ".join(shown),
+        f"predicts  {top}",
+        f"target    {visible_token(target.token)}, p {target.probability:.3g},"
+        f" log p {target.log_probability:.3f}, rank {target.rank:,}",
+    ]
+
+
+def _table(effect: Effect) -> list[list[str]]:
+    names = shown_estimates(effect.memories)
+    rows = [["memory", "change", *names, "m", "value promotes"]]
+    for memory in effect.memories:
+        rows.append(
+            [
+                str(memory.cell),
+                number(memory.change),
+                *(number(getattr(memory, name)) for name in names),
+                number(memory.coefficient, "+.2f"),
+                " ".join(map(visible_token, memory.value_top)),
+            ]
+        )
+    return rows
+
+
+def shown_estimates(memories: Sequence[Any]) -> list[str]:
+    """Return the estimates that there are."""
+    return [
+        name
+        for name in ("gradient", "direct", "integrated")
+        if any(getattr(memory, name) is not None for memory in memories)
+    ]
+
+
+def _below(effect: Effect) -> list[str]:
+    """Return what stands below the table: its meaning, correlations, sums, notes."""
+    names = shown_estimates(effect.memories)
+    where = "everywhere" if effect.positions is None else f"at {effect.positions}"
+    correlations = ", ".join(f"{name} {number(effect.correlation[name], '.2f')}" for name in names)
+    sums = ", ".join(f"{name} {number(effect.sums[name], '+.3f')}" for name in ("change", *names))
+    return [
+        "change: of log p(target) with the memory off"
+        f" ({where}), exact; negative: it supported the target.",
+        f"{effect.candidates} memories measured, the {len(effect.memories)} of largest |change|"
+        " shown.",
+        f"rank correlation with the exact change: {correlations}; sums: {sums}.",
+        *effect.notes,
+    ]

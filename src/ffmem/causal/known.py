@@ -1,0 +1,152 @@
+"""The memories that a set of facts hangs on, as people read them."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ffmem.causal.affected import columns, number, page, shown_estimates
+from ffmem.causal.facts import Facts
+from ffmem.cells import Cell
+from ffmem.indexing.memory import visible_token
+
+
+class FactsRead(NamedTuple):
+    """A file of prompts, and what was read of it."""
+
+    file: str
+    prompts: int
+    empty_lines: int
+
+    @classmethod
+    def of(cls, facts: Facts) -> "FactsRead":
+        """Return what was read."""
+        return cls(str(facts.path), len(facts.facts), facts.empty)
+
+    def __str__(self) -> str:
+        ignored = f" ({self.empty_lines} empty lines ignored)" if self.empty_lines else ""
+        return f"{self.prompts} prompts of {self.file}{ignored}"
+
+
+class KnownFact(NamedTuple):
+    """A prompt, and what the unchanged model gives its target."""
+
+    prompt: str
+    token: str
+    id: int
+    probability: float
+    log_probability: float
+    rank: int
+    """1 is the model's own next token."""
+
+
+class KnownMemory(NamedTuple):
+    """One memory over all prompts: changes of log p(target) when it is off."""
+
+    cell: Cell
+    mean: float
+    median: float
+    lowers: float
+    """The share of prompts whose target becomes less likely without the memory."""
+    largest: float
+    """The change of largest size."""
+    largest_prompt: int
+    """On which prompt, counted from 0 in `prompts`."""
+    against: float | None
+    """The mean change on the control prompts."""
+    difference: float | None
+    """mean − against"""
+    gradient: float
+    direct: float | None
+    integrated: float | None
+    coefficient: float = 0.0
+    """The mean of m at the last token of the prompts."""
+    value_top: list[str] = []  # noqa: RUF012
+    """The tokens that m · v promotes most."""
+
+    @property
+    def sorted_by(self) -> float:
+        """What rows are sorted by: the difference where there is one, else the mean."""
+        return self.mean if self.difference is None else self.difference
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `effect --json` prints."""
+        return {**self._asdict(), "cell": str(self.cell)}
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """A file of prompts, and the memories that matter most for it."""
+
+    read: FactsRead
+    against: FactsRead | None
+    prompts: list[KnownFact]
+    candidates: int
+    """How many memories were measured, each on every prompt."""
+    correlation: dict[str, float | None]
+    """Spearman's, of each mean estimate with the mean change, over the candidates."""
+    memories: list[KnownMemory]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sorted_by(self) -> str:
+        """What rows are sorted by, the most negative first."""
+        return "mean" if self.against is None else "difference"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `effect --json` prints."""
+        return {
+            **self.read._asdict(),
+            "against": None if self.against is None else self.against._asdict(),
+            "facts": [fact._asdict() for fact in self.prompts],
+            "ablation": "off",
+            "candidates": self.candidates,
+            "correlation": self.correlation,
+            "sorted_by": self.sorted_by,
+            "memories": [memory.to_dict() for memory in self.memories],
+            "notes": self.notes,
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*_above(self), "", *columns(_table(self)), "", *_below(self)])
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows; everything from model or prompts is escaped."""
+        return page(_above(self), _table(self), _below(self))
+
+
+def _above(found: Knowledge) -> list[str]:
+    """Return what was read, and how much of it the model knows."""
+    first = sum(fact.rank == 1 for fact in found.prompts)
+    lines = [str(found.read), f"the target is the model's own next token in {first} of them"]
+    return lines if found.against is None else [*lines, f"against {found.against}"]
+
+
+def _table(found: Knowledge) -> list[list[str]]:
+    numbers = ["mean", "median", "largest"]
+    if found.against is not None:
+        numbers += ["against", "difference"]
+    numbers += shown_estimates(found.memories)
+    rows = [["memory", *numbers, "lowers", "value promotes"]]
+    for memory in found.memories:
+        rows.append(
+            [
+                str(memory.cell),
+                *(number(getattr(memory, name)) for name in numbers),
+                f"{memory.lowers:.0%}",
+                " ".join(map(visible_token, memory.value_top)),
+            ]
+        )
+    return rows
+
+
+def _below(found: Knowledge) -> list[str]:
+    """Return what stands below the table: its meaning, correlations, notes."""
+    names = shown_estimates(found.memories)
+    said = ", ".join(f"{name} {number(found.correlation[name], '.2f')}" for name in names)
+    return [
+        "mean, median, largest: change of log p(target) with the memory off, exact; negative: it"
+        " supported the target. lowers: the share of prompts in which it did.",
+        f"{found.candidates} memories measured on every prompt, {len(found.memories)} shown,"
+        f" the lowest {found.sorted_by} first.",
+        f"rank correlation of the mean estimates with the mean change: {said}.",
+        *found.notes,
+    ]

@@ -1,0 +1,1 @@
+"""Two indexes of one architecture over one corpus, memory by memory."""

@@ -1,0 +1,16 @@
+"""A model whose answer hangs on one memory."""
+
+import ffmem
+from tests.tiny import tiny, tiny_tokenizer
+
+
+def planted():
+    """L1N7 is always on, and its value says w11; everything else hardly speaks."""
+    memories = ffmem.load(tiny("gpt2 untied"), tiny_tokenizer())
+    for layer in range(memories.n_layers):
+        memories.values(layer).mul_(0.01)
+    embedding = memories.head.embedding
+    embedding.div_(embedding.norm(dim=1, keepdim=True))
+    memories.values(1)[7] = 500 * embedding[11]
+    memories.key_maps[1].bias[7] = 3.0
+    return memories

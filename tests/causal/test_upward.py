@@ -1,0 +1,123 @@
+"""Passes from a layer upward against whole passes; what they leave behind, in every family."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import ffmem
+from ffmem.causal.likelihood import log_probabilities, log_probability
+from ffmem.causal.upward import Upward
+from ffmem.errors import ModelError
+from tests.tiny import TINY, tiny, tiny_tokenizer
+
+IDS = [0, 5, 9, 2, 17, 30, 8]
+AT = 5
+
+
+@pytest.fixture(scope="module", params=list(TINY))
+def memories(request):
+    return ffmem.load(tiny(request.param), tiny_tokenizer())
+
+
+def traces_left(model):
+    """Every hook and every replaced forward that hangs on a model."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = sum(len(getattr(module, name)) for module in model.modules() for name in names)
+    return hooks, [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+def whole(memories, layer, change):
+    """The last layer's output at the position, of a whole pass with one layer changed."""
+    shape = (1, len(IDS), memories.n_memories)
+
+    def hook(_, args):
+        return (change(args[0].clone().reshape(shape)).reshape(args[0].shape),)
+
+    handle = memories.value_maps[layer].register_forward_pre_hook(hook)
+    try:
+        return memories.trace(torch.tensor([IDS]))[-1].layer_output[0, AT]
+    finally:
+        handle.remove()
+
+
+def halved(m):
+    return m * torch.linspace(-1, 1, m.shape[-1])
+
+
+def test_from_any_layer_upward_is_a_whole_pass(memories):
+    upward = Upward(memories, IDS, AT)
+    for changed in range(memories.n_layers):
+        expected = whole(memories, changed, halved)
+        assert not torch.allclose(expected, upward.output[0], atol=1e-3)
+        for lowest in {0, changed}:
+            with torch.no_grad():
+                found = upward.outputs(lowest, 3, {changed: halved})
+            size = float(expected.abs().max())
+            assert_close(found, expected.expand(3, -1), rtol=0, atol=1e-5 * max(size, 1))
+
+
+def test_rows_are_changed_apart(memories):
+    last = memories.n_layers - 1
+
+    def second_only(m):
+        return torch.stack([m[0], halved(m[1]), m[2]])
+
+    upward = Upward(memories, IDS, AT)
+    with torch.no_grad():
+        found = upward.outputs(0, 3, {last: second_only})
+    size = max(1, float(found.abs().max()))
+    assert_close(found[[0, 2]], upward.output.expand(2, -1), rtol=0, atol=1e-5 * size)
+    assert_close(found[1], whole(memories, last, halved), rtol=0, atol=1e-5 * size)
+
+
+def test_nothing_is_left_behind_even_after_an_exception(memories):
+    tokens = torch.tensor([IDS])
+    before, hanging = memories.logits(tokens), traces_left(memories.model)
+    upward = Upward(memories, IDS, AT)
+
+    def broken(_):
+        assert traces_left(memories.model) != hanging
+        raise RuntimeError("on purpose")
+
+    last = memories.n_layers - 1
+    with pytest.raises(RuntimeError, match="on purpose"):
+        upward.outputs(last, 2, {last: broken})
+    with torch.no_grad():
+        upward.outputs(last, 2, {last: halved})
+    assert traces_left(memories.model) == hanging
+    assert torch.equal(memories.logits(tokens), before)
+
+
+def test_a_forward_that_others_put_there_is_put_back():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    block = memories.blocks[0]
+    theirs = block.forward
+    block.forward = theirs
+    Upward(memories, IDS, AT)
+    assert vars(block)["forward"] is theirs
+
+
+def test_log_p_is_the_models_own(memories):
+    upward = Upward(memories, IDS, AT)
+    expected = memories.logits(torch.tensor([IDS]))[0, AT].double().log_softmax(dim=0)
+    found = log_probabilities(memories.head, upward.output)[0]
+    assert_close(found, expected, rtol=0, atol=1e-4)
+    many = log_probability(memories.head, upward.output.repeat(130, 1), 7)
+    assert_close(many, expected[7].expand(130), rtol=0, atol=1e-4)
+
+
+def test_a_model_whose_layers_pass_on_more_than_their_output_is_refused():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    first, last = memories.blocks[0], memories.blocks[-1]
+    seen = []
+    handles = [
+        first.register_forward_pre_hook(lambda _, args: seen.clear()),
+        first.self_attn.register_forward_hook(lambda _, args, output: seen.append(output[0])),
+        last.mlp.register_forward_hook(lambda _, args, output: output + sum(seen)),
+    ]
+    try:
+        with pytest.raises(ModelError, match="pass on more than their output"):
+            Upward(memories, IDS, AT)
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,169 @@
+"""Edits written into weights against the same edits of coefficients, in every family."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import ffmem
+from ffmem.causal.editing import editing
+from ffmem.causal.edits import Edits
+from ffmem.causal.patch import edited
+from ffmem.causal.weights import changed, twin
+from ffmem.errors import FfmemError, ModelError, UnknownCell
+from ffmem.models.families import FAMILIES
+from tests.causal.checkpoints import TOKENS, kept, plain_logits, saved, stored, without_bias
+from tests.tiny import TINY, tiny, tiny_tokenizer
+
+SAVED = [name for name in TINY if name != "ffmem_adaptive"]
+SWITCHED = [name for name in TINY if FAMILIES[TINY[name].model_type].bias_flag and " " not in name]
+
+
+def loaded(name):
+    return ffmem.load(tiny(name), tiny_tokenizer())
+
+
+def under(memories, edits):
+    """Return the logits of a model while its coefficients are edited."""
+    with editing(memories, edits):
+        return memories.logits(TOKENS)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_saved_checkpoint_predicts_as_under_the_edit_of_coefficients(name, tmp_path):
+    memories = loaded(name)
+    last = memories.n_layers - 1
+    asked = {"off": ["L0N3", f"L{last}N0"], "scale": {"L0N4": -2.5}}
+    has_bias = memories.value_maps[0].bias is not None
+    if has_bias or memories.row.bias_flag is not None:
+        asked["set"] = {"L1N7": 1.5, "L1N8": -0.5}
+    else:
+        with pytest.raises(ModelError, match=r"L1N7 = 1\.5 was asked for.*off and scale can"):
+            changed(memories, Edits.of(set={"L1N7": 1.5}))
+    found = kept(memories, tmp_path / "out", **asked)
+    expected = under(memories, Edits.of(**asked))
+    assert not torch.allclose(expected, memories.logits(TOKENS), atol=1e-3)
+    assert_close(plain_logits(tmp_path / "out"), expected, rtol=2e-5, atol=2e-5)
+    assert (found.flag is not None) == ("set" in asked and not has_bias)
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_a_switched_on_bias_changes_nothing_by_itself(name, tmp_path):
+    memories = ffmem.load(without_bias(name), tiny_tokenizer())
+    assert memories.value_maps[0].bias is None
+    other = ffmem.load(twin(memories.model, memories.row.bias_flag), tiny_tokenizer())
+    assert other.value_maps[0].bias is not None
+    assert torch.equal(other.logits(TOKENS), memories.logits(TOKENS))
+    edits = {"set": {"L0N3": 2.0}, "off": ["L1N1"]}
+    found = kept(memories, tmp_path / "out", **edits)
+    assert found.flag == memories.row.bias_flag
+    expected = under(memories, Edits.of(**edits))
+    assert_close(plain_logits(tmp_path / "out"), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_every_switch_gives_a_bias_and_families_without_one_have_none():
+    assert {FAMILIES[TINY[name].model_type].bias_flag for name in SWITCHED} == {
+        *("mlp_bias", "use_bias", "bias", "enable_bias")
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_model_itself_is_never_touched(name):
+    memories = loaded(name)
+    weights = {key: tensor.clone() for key, tensor in memories.model.state_dict().items()}
+    config = memories.model.config.to_dict()
+    logits = memories.logits(TOKENS)
+    model = edited(memories, Edits.of(off=["L0N1"], set={"L1N2": 3.0})).model
+    assert model is not memories.model
+    assert torch.equal(memories.logits(TOKENS), logits)
+    assert memories.model.config.to_dict() == config
+    assert memories.model.state_dict().keys() == weights.keys()
+    assert all(torch.equal(memories.model.state_dict()[key], weights[key]) for key in weights)
+
+
+def test_a_twin_shares_all_but_the_rewritten_layers():
+    memories = loaded("gpt2")
+    model = edited(memories, Edits.of(off=["L1N1"])).model
+    apart = [
+        name
+        for (name, one), other in zip(
+            memories.model.named_parameters(), model.parameters(), strict=True
+        )
+        if one.data_ptr() != other.data_ptr()
+    ]
+    assert apart == ["transformer.h.1.mlp.c_proj.weight"]
+
+
+def test_the_rewritten_numbers_are_those_of_the_definition():
+    memories = loaded("gpt2")
+    v, b = memories.values(0).double(), memories.bias(0).double()
+    edits = Edits.of(off=["L0N1"], scale={"L0N2": 0.3}, set={"L0N5": 2.0, "L0N6": -1.0})
+    (layer,) = changed(memories, edits).layers
+    assert layer.memories == [1, 2, 5, 6]
+    expected = torch.stack([0 * v[1].abs(), 0.3 * v[2], 0 * v[5].abs(), 0 * v[6].abs()])
+    assert torch.equal(layer.after, expected.float())
+    assert not torch.signbit(layer.after[0]).any()
+    assert torch.equal(layer.bias_after, (b + (2.0 * v[5] - 1.0 * v[6])).float())
+    assert torch.equal(layer.before, memories.values(0)[[1, 2, 5, 6]])
+
+
+def test_set_to_zero_needs_no_bias():
+    change = changed(loaded("qwen2"), Edits.of(set={"L0N1": 0.0}))
+    assert change.flag is None
+    assert change.layers[0].bias_after is None
+
+
+def test_values_shared_between_layers_are_refused():
+    model = tiny("llama")
+    model.model.layers[1].mlp.down_proj.weight = model.model.layers[0].mlp.down_proj.weight
+    memories = ffmem.load(model, tiny_tokenizer())
+    with pytest.raises(ModelError, match=r"layer 1 are shared: .*layers\.0.*layers\.1"):
+        changed(memories, Edits.of(off=["L1N1"]))
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        (Edits.of(off=["L0N1"], positions=[2]), "weights act at every position"),
+        (Edits.of(), "No edit was asked for"),
+        (Edits.of(off=["L9N1"]), "There is no memory L9N1"),
+        (Edits.of(scale={"L0N1": 1e39}), "numbers that torch.float32 cannot hold"),
+    ],
+)
+def test_what_weights_cannot_say_is_refused(edits, message):
+    with pytest.raises(FfmemError, match=message):
+        changed(loaded("llama"), edits)
+    assert issubclass(UnknownCell, FfmemError)
+
+
+def test_a_fairseq_model_is_refused():
+    with pytest.raises(ModelError, match="fairseq checkpoint cannot be saved"):
+        changed(loaded("ffmem_adaptive"), Edits.of(off=["L0N1"]))
+
+
+def test_a_model_cast_in_memory_is_refused(tmp_path):
+    folder = saved(tiny("llama").bfloat16(), tmp_path / "model")
+    with pytest.raises(ModelError, match="not those that are stored"):
+        edited(ffmem.load(folder), Edits.of(off=["L0N1"]))
+    assert stored(folder).dtype == torch.bfloat16
+
+
+def test_a_half_precision_checkpoint_stays_so_and_its_rounding_is_told(tmp_path):
+    memories = stored(saved(tiny("llama").bfloat16(), tmp_path / "model"))
+    found = kept(memories, tmp_path / "out", scale={"L0N1": 0.3}, set={"L0N2": 1.7})
+    assert any("stored in bfloat16" in note for note in found.notes)
+    assert 0 < found.rounding < 2**-8
+    after = stored(tmp_path / "out")
+    assert after.dtype == torch.bfloat16
+    exact = 0.3 * memories.values(0)[1].double()
+    assert torch.equal(after.values(0)[1], exact.bfloat16())
+    halved = kept(memories, tmp_path / "exact", scale={"L0N1": 0.5})
+    assert (halved.rounding, halved.notes) == (0, [])
+
+
+def test_an_edit_of_a_value_that_is_gone_is_told(tmp_path):
+    kept(loaded("gpt2"), tmp_path / "one", off=["L0N1"])
+    found = kept(stored(tmp_path / "one"), tmp_path / "two", set={"L0N1": 4.0})
+    assert found.notes == [
+        "The value of L0N1 is all zeros already: L0N1 = 4 does nothing.",
+        "The weights do not change.",
+    ]
