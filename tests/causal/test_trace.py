@@ -10,6 +10,7 @@ from ffmem.causal.edits import Edits
 from ffmem.causal.prompt import read_prompt, target_id
 from ffmem.causal.trace import percentile, trace
 from ffmem.errors import CorpusError, FfmemError, ModelError
+from tests.causal.planted import planted
 from tests.indexing.folders import indexed, write_corpus
 from tests.tiny import TINY, tiny, tiny_tokenizer
 
@@ -105,18 +106,6 @@ def test_what_stands_behind_the_position_does_not_matter(memories):
     whole, part = traced(memories, position=2), traced(memories, text="w5 w9")
     for one, other in zip(whole.layers, part.layers, strict=True):
         assert [c.id for c in one.output_top] == [c.id for c in other.output_top]
-
-
-def planted():
-    """A model whose answer hangs on L1N7: it is always on, and its value says w11."""
-    memories = ffmem.load(tiny("gpt2 untied"), tiny_tokenizer())
-    for layer in range(memories.n_layers):
-        memories.values(layer).mul_(0.01)
-    embedding = memories.head.embedding
-    embedding.div_(embedding.norm(dim=1, keepdim=True))
-    memories.values(1)[7] = 500 * embedding[11]
-    memories.key_maps[1].bias[7] = 3.0
-    return memories
 
 
 def test_a_planted_memory_dictates_and_switching_it_off_flips_the_prediction():

@@ -1,11 +1,10 @@
 """What switching memories off does to one prediction, as people read it."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ffmem.causal.traced import TokenChance
+from ffmem.causal.tabled import Tabled, TokenChance, listed, number, placed
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible_token
 
@@ -41,7 +40,7 @@ class MemoryEffect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Effect:
+class Effect(Tabled):
     """A prompt, its next token, and the memories that matter most for it."""
 
     prompt: str
@@ -78,59 +77,32 @@ class Effect:
             "notes": self.notes,
         }
 
-    def __str__(self) -> str:
-        return "\n".join([*_above(self), "", *columns(_table(self)), "", *_below(self)])
+    def above(self) -> list[str]:
+        """Return the prompt with the position at which it was read, and its target."""
+        return _above(self)
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows; everything from model or prompt is escaped."""
-        return page(_above(self), _table(self), _below(self))
+    def table(self) -> list[Sequence[str]]:
+        """Return the memories of largest change."""
+        return _table(self)
 
-
-def number(value: float | None, form: str = "+.4f") -> str:
-    """Return a number as tables show it; a dash where there is none."""
-    return "–" if value is None else format(value, form)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of plain text, in columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def page(above: list[str], rows: Sequence[Sequence[str]], below: list[str]) -> str:
-    """Return lines, a table and lines as HTML, everything escaped."""
-
-    def paragraph(lines: list[str]) -> str:
-        return f"<p>{'<br>'.join(map(html.escape, lines))}</p>"
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    head, *body = rows
-    table = row(head, "th") + "".join(row(cells, "td") for cells in body)
-    return f"{paragraph(above)}<table>{table}</table>{paragraph(below)}"
+    def below(self) -> list[str]:
+        """Return what the numbers mean, correlations, sums and notes."""
+        return _below(self)
 
 
 def _above(effect: Effect) -> list[str]:
-    """Return the prompt with the position at which it was read, and its target."""
-    shown = [visible_token(token) for token in effect.tokens]
-    shown[effect.position] = f"[{shown[effect.position]}]"
     target = effect.target
-    top = "  ".join(f"{visible_token(c.token)} {c.probability:.3f}" for c in effect.top)
     return [
-        " ".join(shown),
-        f"predicts  {top}",
+        placed(effect.tokens, effect.position),
+        f"predicts  {listed(effect.top)}",
         f"target    {visible_token(target.token)}, p {target.probability:.3g},"
         f" log p {target.log_probability:.3f}, rank {target.rank:,}",
     ]
 
 
-def _table(effect: Effect) -> list[list[str]]:
+def _table(effect: Effect) -> list[Sequence[str]]:
     names = shown_estimates(effect.memories)
-    rows = [["memory", "change", *names, "m", "value promotes"]]
+    rows: list[Sequence[str]] = [["memory", "change", *names, "m", "value promotes"]]
     for memory in effect.memories:
         rows.append(
             [
@@ -154,7 +126,6 @@ def shown_estimates(memories: Sequence[Any]) -> list[str]:
 
 
 def _below(effect: Effect) -> list[str]:
-    """Return what stands below the table: its meaning, correlations, sums, notes."""
     names = shown_estimates(effect.memories)
     where = "everywhere" if effect.positions is None else f"at {effect.positions}"
     correlations = ", ".join(f"{name} {number(effect.correlation[name], '.2f')}" for name in names)

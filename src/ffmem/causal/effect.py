@@ -22,7 +22,7 @@ from ffmem.causal.estimates import NAMES, NO_DIRECT, Estimates, estimates
 from ffmem.causal.likelihood import log_probabilities
 from ffmem.causal.parts import promoted
 from ffmem.causal.prompt import Prompt, target_id
-from ffmem.causal.traced import TokenChance
+from ffmem.causal.tabled import TokenChance
 from ffmem.causal.upward import Upward
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError

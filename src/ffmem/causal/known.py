@@ -1,10 +1,12 @@
 """The memories that a set of facts hangs on, as people read them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ffmem.causal.affected import columns, number, page, shown_estimates
+from ffmem.causal.affected import shown_estimates
 from ffmem.causal.facts import Facts
+from ffmem.causal.tabled import Tabled, number
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible_token
 
@@ -73,7 +75,7 @@ class KnownMemory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class Knowledge(Tabled):
     """A file of prompts, and the memories that matter most for it."""
 
     read: FactsRead
@@ -105,27 +107,31 @@ class Knowledge:
             "notes": self.notes,
         }
 
-    def __str__(self) -> str:
-        return "\n".join([*_above(self), "", *columns(_table(self)), "", *_below(self)])
+    def above(self) -> list[str]:
+        """Return what was read, and how much of it the model knows."""
+        return _above(self)
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows; everything from model or prompts is escaped."""
-        return page(_above(self), _table(self), _below(self))
+    def table(self) -> list[Sequence[str]]:
+        """Return the memories."""
+        return _table(self)
+
+    def below(self) -> list[str]:
+        """Return what the numbers mean, correlations and notes."""
+        return _below(self)
 
 
 def _above(found: Knowledge) -> list[str]:
-    """Return what was read, and how much of it the model knows."""
     first = sum(fact.rank == 1 for fact in found.prompts)
     lines = [str(found.read), f"the target is the model's own next token in {first} of them"]
     return lines if found.against is None else [*lines, f"against {found.against}"]
 
 
-def _table(found: Knowledge) -> list[list[str]]:
+def _table(found: Knowledge) -> list[Sequence[str]]:
     numbers = ["mean", "median", "largest"]
     if found.against is not None:
         numbers += ["against", "difference"]
     numbers += shown_estimates(found.memories)
-    rows = [["memory", *numbers, "lowers", "value promotes"]]
+    rows: list[Sequence[str]] = [["memory", *numbers, "lowers", "value promotes"]]
     for memory in found.memories:
         rows.append(
             [
@@ -139,7 +145,6 @@ def _table(found: Knowledge) -> list[list[str]]:
 
 
 def _below(found: Knowledge) -> list[str]:
-    """Return what stands below the table: its meaning, correlations, notes."""
     names = shown_estimates(found.memories)
     said = ", ".join(f"{name} {number(found.correlation[name], '.2f')}" for name in names)
     return [

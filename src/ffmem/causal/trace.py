@@ -18,7 +18,8 @@ from ffmem.causal.edits import Edits, place
 from ffmem.causal.generation import continued
 from ffmem.causal.parts import divisor, promoted
 from ffmem.causal.prompt import Prompt
-from ffmem.causal.traced import MemoryAtWork, TokenChance, Trace, Traced, TracedLayer
+from ffmem.causal.tabled import TokenChance
+from ffmem.causal.traced import MemoryAtWork, Trace, Traced, TracedLayer
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.indexing.store import Index

@@ -1,20 +1,13 @@
 """What a model computed on one prompt at one position, layer by layer, as people read it."""
 
-import html
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ffmem.causal.generation import Continuation
+from ffmem.causal.tabled import Tabled, TokenChance, listed, placed
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible, visible_token
-
-
-class TokenChance(NamedTuple):
-    """A token and its probability."""
-
-    token: str
-    id: int
-    probability: float
 
 
 class MemoryAtWork(NamedTuple):
@@ -84,7 +77,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Tabled):
     """A prompt traced, and traced again under edits if there are any."""
 
     prompt: str
@@ -134,42 +127,20 @@ class Trace:
                 found |= {name: continuation.text, f"{name}_ended": continuation.ended}
         return found
 
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
+    def above(self) -> list[str]:
+        """Return the prompt with the position at which it was read."""
+        return [placed(self.tokens, self.position)]
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows; everything from model or prompt is escaped."""
-        escape = html.escape
-        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-        rows = "".join(
-            "<tr>"
-            + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in cells)
-            + "</tr>"
-            for cells in map(_cells, self.layers)
-        )
-        notes = "<br>".join(escape(line) for line in _notes(self))
-        return f"<p>{escape(_reading(self))}</p><table><tr>{head}</tr>{rows}</table><p>{notes}</p>"
+    def table(self) -> list[Sequence[str]]:
+        """Return the layers of the unedited run."""
+        return [COLUMNS, *map(_cells, self.layers)]
+
+    def below(self) -> list[str]:
+        """Return predictions, saturation and continuations."""
+        return _notes(self)
 
 
 COLUMNS = ("layer", "residual", "ff", "output", "case", "active", "memories that contribute most")
-
-
-def _lines(trace: Trace) -> list[str]:
-    """Return a trace as lines of plain text."""
-    rows = [COLUMNS, *map(_cells, trace.layers)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return [_reading(trace), "", *table, "", *_notes(trace)]
-
-
-def _reading(trace: Trace) -> str:
-    """Return the prompt with the position at which it was read."""
-    shown = [visible_token(token) for token in trace.tokens]
-    shown[trace.position] = f"[{shown[trace.position]}]"
-    return " ".join(shown)
 
 
 def _cells(layer: TracedLayer, n: int = 3) -> tuple[str, ...]:
@@ -198,13 +169,13 @@ def _percentile(memory: MemoryAtWork) -> str:
 
 def _notes(trace: Trace) -> list[str]:
     """Return what stands below the table: predictions, saturation, continuations."""
-    notes = [f"predicts  {_chances(trace.output_top)}"]
+    notes = [f"predicts  {listed(trace.output_top)}"]
     notes.append(f"The prediction no longer changes from layer {trace.saturation} on.")
     if trace.edited is not None:
         notes += [
             "",
             f"edited    {', '.join(trace.edits)}",
-            f"predicts  {_chances(trace.edited.output_top)}",
+            f"predicts  {listed(trace.edited.output_top)}",
             f"The prediction no longer changes from layer {trace.edited.saturation} on.",
         ]
     ended = {"end": " ∎", "context": " … (the context is full)", "length": " …"}
@@ -215,7 +186,3 @@ def _notes(trace: Trace) -> list[str]:
         if continuation is not None:
             notes.append(f"{name}  {visible(continuation.text)}{ended[continuation.ended]}")
     return notes
-
-
-def _chances(chances: list[TokenChance], n: int = 5) -> str:
-    return "  ".join(f"{visible_token(c.token)} {c.probability:.3f}" for c in chances[:n])
