@@ -47,7 +47,7 @@ ORDER = [
     *("reporting.claims", "reporting.findings", "reporting.drawing", "reporting.commands"),
     *("reporting.examples", "reporting.page", "reporting.report"),
     *("causal.edits", "causal.editing", "causal.prompt", "causal.generation", "causal.tabled"),
-    "causal.traced",
+    *("causal.grid", "causal.traced"),
     "causal.parts",
     *("causal.trace", "causal.opened", "causal.upward", "causal.likelihood", "causal.ablation"),
     *("causal.estimates", "causal.candidates", "causal.affected", "causal.effect"),

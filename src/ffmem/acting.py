@@ -40,7 +40,7 @@ def trace(
     """Follow a prompt through a model, layer by layer; with edits, a second time under them.
 
     `place` is a model, or an index, which adds percentiles. `options`: position, top, generate (a
-    number of tokens), temperature, seed.
+    number of tokens), temperature, seed, grid (every layer at every position as well).
     """
     from ffmem.causal.edits import Edits
     from ffmem.causal.prompt import read_prompt

@@ -7,6 +7,7 @@ divided by what the norm divides y by, so that the parts add up to y.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits, place
 from ffmem.causal.generation import continued
+from ffmem.causal.grid import grid as read_grid
 from ffmem.causal.parts import divisor, promoted
 from ffmem.causal.prompt import Prompt
 from ffmem.causal.tabled import TokenChance
@@ -46,8 +48,12 @@ def trace(
     temperature: float | None = None,
     seed: int = 0,
     index: Index | None = None,
+    grid: bool = False,
 ) -> Trace:
-    """Return what every layer does at a position of a prompt, with and without edits."""
+    """Return what every layer does at a position of a prompt, with and without edits.
+
+    With `grid`, also what every layer predicts at every position.
+    """
     if top < 1 or generate < 0:
         raise FfmemError(f"top {top} and generate {generate} were asked for; give 1 and 0 or more.")
     at = place(position, len(prompt.ids))
@@ -56,13 +62,21 @@ def trace(
     reader = _Reader(memories, prompt, at, top, index)
     plain = reader.read()
     generated = continued(memories, prompt, generate, temperature, seed) if generate else None
+    places = read_grid(memories, prompt.ids, reader.shown) if grid else None
+    found = Trace(prompt.text, prompt.tokens, at, plain, generated=generated, grid=places)
     if not placed:
-        return Trace(prompt.text, prompt.tokens, at, plain, generated=generated)
+        return found
     with editing(memories, placed):
         edited = reader.read()
         rewritten = continued(memories, prompt, generate, temperature, seed) if generate else None
-    names = [str(edit) for edit in placed]
-    return Trace(prompt.text, prompt.tokens, at, plain, names, edited, generated, rewritten)
+        places = read_grid(memories, prompt.ids, reader.shown) if grid else None
+    return replace(
+        found,
+        edits=[str(edit) for edit in placed],
+        edited=edited,
+        edited_generated=rewritten,
+        edited_grid=places,
+    )
 
 
 class _Reader:

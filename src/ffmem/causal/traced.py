@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ffmem.causal.generation import Continuation
+from ffmem.causal.grid import Grid, lines
 from ffmem.causal.tabled import Tabled, TokenChance, listed, placed
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible, visible_token
@@ -88,6 +89,9 @@ class Trace(Tabled):
     edited: Traced | None = None
     generated: Continuation | None = None
     edited_generated: Continuation | None = None
+    grid: Grid | None = None
+    """Every layer at every position, where it was asked for."""
+    edited_grid: Grid | None = None
 
     @property
     def layers(self) -> list[TracedLayer]:
@@ -121,6 +125,10 @@ class Trace(Tabled):
                 "edited_saturation": self.edited.saturation,
                 "edited_output_top": [chance._asdict() for chance in self.edited.output_top],
             }
+        for name in ("grid", "edited_grid"):
+            rows: Grid | None = getattr(self, name)
+            if rows is not None:
+                found[name] = [[place.to_dict() for place in row] for row in rows]
         for name in ("generated", "edited_generated"):
             continuation: Continuation | None = getattr(self, name)
             if continuation is not None:
@@ -185,4 +193,8 @@ def _notes(trace: Trace) -> list[str]:
     ):
         if continuation is not None:
             notes.append(f"{name}  {visible(continuation.text)}{ended[continuation.ended]}")
+    for title, grid in (("", trace.grid), (", edited", trace.edited_grid)):
+        if grid is not None:
+            said = f"What the output of each layer predicts at each position{title}:"
+            notes += ["", said, "", *lines(grid, trace.tokens)]
     return notes

@@ -31,6 +31,7 @@ from ffmem.progress import Progress
 )
 @click.option("--temperature", type=float, help="Sample the continuation; else greedy.")
 @click.option("--seed", default=0, show_default=True, help="Of the sampled continuation.")
+@click.option("--grid", is_flag=True, help="Also every layer at every position.")
 @prompt_options
 @json_option
 def trace(place: str, prompt: str, as_json: bool, **options: Any) -> None:
