@@ -19,6 +19,7 @@ ORDER = [
         "models.selfcheck",
         "models.describe",
         "models.load",
+        "models.neighbours",
     ),
     *("indexing.tables", "indexing.sentences", "indexing.memory", "indexing.manifest"),
     *("indexing.store", "indexing.triggers", "indexing.statistics", "indexing.sample"),

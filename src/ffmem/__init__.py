@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ffmem.acting import compare, edit, effect, trace
+    from ffmem.acting import compare, edit, effect, neighbours, trace
     from ffmem.api import (
         experiment,
         export,
@@ -47,6 +47,7 @@ _HOMES = {
     "index": "ffmem.api",
     "load": "ffmem.api",
     "merge": "ffmem.api",
+    "neighbours": "ffmem.acting",
     "open": "ffmem.api",
     "report": "ffmem.api",
     "search": "ffmem.api",
@@ -70,6 +71,7 @@ __all__ = [
     "index",
     "load",
     "merge",
+    "neighbours",
     "open",
     "report",
     "search",

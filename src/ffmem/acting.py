@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ffmem.comparing.comparison import Comparison
     from ffmem.corpus.corpus import Corpus
     from ffmem.models.memories import Memories
+    from ffmem.models.neighbours import Neighbour
 
 
 def trace(
@@ -95,6 +96,28 @@ def effect(
     return effect_of_facts(
         at.memories, prompts, at.start, against=against, progress=progress, **options
     )
+
+
+def neighbours(
+    place: "Memories | Index | str | Path",
+    cell: object,
+    *,
+    by: str = "value",
+    n: int = 10,
+    model: "Memories | str | Path | None" = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "list[Neighbour]":
+    """Return the memories whose values, or keys, point most nearly the same or opposite way."""
+    from ffmem.cells import Cell
+
+    asked = Cell.of(cell)
+    # No text is read, so no start token needs to be measured.
+    at = _opened(place, "none", model, dtype, device, progress)
+    from ffmem.models.neighbours import neighbours as find
+
+    return find(at.memories, asked, by, n)
 
 
 def _opened(

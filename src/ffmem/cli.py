@@ -38,7 +38,7 @@ def cli() -> None:
 for command in (
     *(indexing.describe, indexing.index, indexing.extend, indexing.merge),
     *(looking.show, looking.search),
-    *(tracing.trace, effects.effect, editing.edit, comparing.compare),
+    *(tracing.trace, effects.effect, tracing.neighbours, editing.edit, comparing.compare),
     *(measuring.experiment, measuring.report),
     *(looking.export, indexing.verify),
 ):

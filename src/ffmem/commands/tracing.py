@@ -1,4 +1,4 @@
-"""The command that follows a prompt through a model: trace."""
+"""Commands that look into a model: trace, neighbours."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import click
 
 from ffmem import acting
 from ffmem.commands.edit_options import edit_options, taken
-from ffmem.commands.options import json_option, print_json, prompt_options
+from ffmem.commands.options import device_option, json_option, print_json, prompt_options
 from ffmem.progress import Progress
 
 
@@ -56,3 +56,36 @@ def trace(place: str, prompt: str, as_json: bool, **options: Any) -> None:
         print_json(found.to_dict())
     else:
         click.echo(str(found))
+
+
+@click.command()
+@click.argument("place", metavar="MODEL_OR_DIR")
+@click.argument("cell")
+@click.option(
+    "--by",
+    type=click.Choice(["value", "key"]),
+    default="value",
+    show_default=True,
+    help="Which of a memory's vectors to compare; in gated models the gate's key.",
+)
+@click.option(
+    "--limit",
+    "n",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="Memories to show.",
+)
+@click.option("--model", help="Where the index's model is now, if it has moved.")
+@device_option
+@json_option
+def neighbours(place: str, cell: str, as_json: bool, **options: Any) -> None:
+    """Find memories whose vectors point the way of CELL's, or the opposite way."""
+    found = acting.neighbours(place, cell, progress=Progress(), **options)
+    if as_json:
+        print_json([{"cell": str(one.cell), "cosine": one.cosine} for one in found])
+        return
+    for one in found:
+        click.echo(f"{one.cell!s:12} {one.cosine:+.4f}")
+    if not found:
+        click.echo(f"{cell} has no neighbours: its {options['by']} is all zeros.")
