@@ -4,6 +4,7 @@ Each takes the arguments of its command; heavy libraries are imported when one i
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,13 +45,18 @@ def trace(
     number of tokens), temperature, seed, grid (every layer at every position as well).
     """
     from ffmem.causal.edits import Edits
+
+    asked = {"off": off, "set": set, "scale": scale, "mean": mean}
+    _refuse_unknown_cells(place, asked, positions)
+    at = _opened(place, start, model, dtype, device, progress)
+    edits = Edits.of(off=off, set=set, scale=scale, mean=mean, index=at.index, positions=positions)
     from ffmem.causal.prompt import read_prompt
     from ffmem.causal.trace import trace as trace_prompt
 
-    at = _opened(place, start, model, dtype, device, progress)
-    edits = Edits.of(off=off, set=set, scale=scale, mean=mean, index=at.index, positions=positions)
     read = read_prompt(at.memories, prompt, at.start)
-    return trace_prompt(at.memories, read, edits, index=at.index, **options)
+    found = trace_prompt(at.memories, read, edits, index=at.index, **options)
+    found.notes.extend(_other_settings(at))
+    return found
 
 
 def effect(
@@ -120,6 +126,38 @@ def neighbours(
     return find(at.memories, asked, by, n)
 
 
+def _other_settings(at: "Opened") -> list[str]:
+    """Return what makes a prompt's coefficients hard to compare with those of the index."""
+    if at.index is None:
+        return []
+    manifest, notes = at.index.manifest, []
+    dtype = str(at.memories.dtype).removeprefix("torch.")
+    if at.start != manifest.start.id:
+        notes.append(
+            "Percentiles are those of an index whose sentences start otherwise"
+            f" ({manifest.start.token or 'without a start token'})."
+        )
+    if dtype != manifest.dtype:
+        notes.append(f"Percentiles are those of an index in {manifest.dtype}; this is {dtype}.")
+    return notes
+
+
+def _refuse_unknown_cells(
+    place: object, asked: Mapping[str, Any], positions: Sequence[int] | None
+) -> None:
+    """Refuse what is no edit, or not of this index, before a model is loaded."""
+    from ffmem.causal.edits import Edits, cells_of
+
+    known = {name: cells for name, cells in asked.items() if name != "mean"}
+    edits = Edits.of(**known, positions=positions)
+    cells = [edit.cell for edit in edits] + cells_of("mean", asked["mean"])
+    if isinstance(place, str | Path) and (Path(place) / "manifest.json").is_file():
+        place = Index(place)
+    if isinstance(place, Index):
+        for cell in cells:
+            cell.within(place.n_layers, place.n_memories)
+
+
 def _opened(
     place: "Memories | Index | str | Path",
     start: str | None,
@@ -133,6 +171,10 @@ def _opened(
         from ffmem.models.argument import canonical
 
         canonical(str(place))
+    elif place is None or isinstance(place, int | float | bytes | list | tuple | dict):
+        raise TypeError(
+            f"A model or an index was expected, by name or loaded; {place!r} was given."
+        )
     from ffmem.causal.opened import opened
 
     return opened(place, start=start, model=model, dtype=dtype, device=device, progress=progress)
@@ -165,10 +207,17 @@ def edit(
     from ffmem.errors import CorpusError
 
     if isinstance(corpus, str):
+        for name in reading:
+            if name not in ("unit", "column", "detokenize", "limit"):
+                raise TypeError(
+                    f"edit() has no option {name!r}. How the corpus is read: unit, column,"
+                    " detokenize, limit; corpus=None measures no side effects."
+                )
         corpus = Corpus(corpus, **({"limit": 200} | reading))
     elif corpus is not None and reading:
         raise CorpusError(f"A Corpus says itself how it is read: {', '.join(reading)} came too.")
     asked = {"off": off, "set": set, "scale": scale, "mean": mean}
+    _refuse_unknown_cells(place, asked, None)
     request = Request.of(Path(out), asked, patch, undo, corpus)
     at = _opened(place, start, model, "auto", device, progress)
     return keep(at, request, start, progress or Progress(quiet=True))
@@ -197,17 +246,24 @@ def compare(
     one = first if isinstance(first, Index) else Index(first)
     other = second if isinstance(second, Index) else Index(second)
     refuse_unlike(one, other)  # told before anything heavy is loaded
+    new = not Path(out).exists()
     refuse_bad_place(Path(out))
     from ffmem.comparing.compare import compare as compare_indexes
 
-    return compare_indexes(
-        one,
-        other,
-        Path(out),
-        models=models,
-        first_model=first_model,
-        second_model=second_model,
-        top=top,
-        device=device,
-        progress=progress,
-    )
+    try:
+        return compare_indexes(
+            one,
+            other,
+            Path(out),
+            models=models,
+            first_model=first_model,
+            second_model=second_model,
+            top=top,
+            device=device,
+            progress=progress,
+        )
+    except BaseException:
+        if new:  # nothing is left behind; a folder with something in it stays
+            with suppress(OSError):
+                Path(out).rmdir()
+        raise

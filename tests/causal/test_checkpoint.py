@@ -127,3 +127,10 @@ def test_whoever_may_read_the_config_may_read_the_weights(tmp_path):
     assert len(modes) > 3
     assert len(set(modes.values())) == 1
     assert modes["config.json"] & 0o600 == 0o600
+
+
+def test_an_edit_that_overflows_is_blamed_on_the_edit(tmp_path):
+    memories = stored(saved(tiny("llama"), tmp_path / "model"))
+    with pytest.raises(ModelError, match="With this edit"):
+        kept(memories, tmp_path / "out", scale={"L0N1": 1e37})
+    assert not (tmp_path / "out").exists()

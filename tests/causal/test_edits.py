@@ -1,5 +1,6 @@
 """Which edits there are, and which are refused."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ def test_two_different_edits_of_one_memory_are_refused(both):
         Edits.of(**both)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), "3", True, None])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), "3", True, None, 1j])
 def test_only_finite_numbers_are_taken(number):
     with pytest.raises(FfmemError, match="finite number"):
         Edits.of(set={"L0N1": number})
@@ -72,3 +73,19 @@ def test_a_position_outside_the_prompt_is_refused(position):
 
 def test_positions_are_placed_once_and_in_order():
     assert Edits.of(off=["L0N0"], positions=[-1, 0, 2]).placed(3).positions == (0, 2)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert Edits.of(set={"L0N0": np.float32(2)}) == Edits.of(set={"L0N0": 2})
+
+
+@pytest.mark.parametrize("positions", [[], [0.5], "0"])
+def test_edits_that_act_nowhere_are_refused(positions):
+    with pytest.raises(FfmemError, match="Positions"):
+        Edits.of(off=["L0N0"], positions=positions)
+
+
+@pytest.mark.parametrize("wrong", [{"off": 5}, {"set": ["L0N1=2"]}, {"scale": "L0N1"}])
+def test_lists_and_numbers_are_told_apart(wrong):
+    with pytest.raises(FfmemError, match="takes"):
+        Edits.of(**wrong)

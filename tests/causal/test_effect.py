@@ -130,7 +130,7 @@ def test_the_page_escapes_what_comes_from_prompt_and_model(llama):
         ({"target": "w5 w6"}, ModelError, "not one token"),
         ({"position": 6}, FfmemError, "has 6 tokens"),
         ({"positions": [9]}, FfmemError, "has 6 tokens"),
-        ({"steps": 0}, FfmemError, "0 steps"),
+        ({"steps": 0}, FfmemError, "steps 0"),
         ({"top": 0}, FfmemError, "top 0"),
         ({"candidates": 0}, FfmemError, "nothing to measure"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from ffmem.cli import cli
-from ffmem.errors import CorpusError, UnknownCell
+from ffmem.errors import CorpusError, FfmemError, UnknownCell
 
 
 def run(*arguments, code=0):
@@ -75,6 +75,18 @@ def test_errors_are_answers(model_folder, tmp_path):
     with pytest.raises(UnknownCell, match="L99N0"):
         run(model_folder, "The river", "--cell", "L99N0")
     with pytest.raises(CorpusError, match="empty"):
-        run(model_folder, " ")
+        run(model_folder, "")
     with pytest.raises(CorpusError, match="No such file"):
         run(model_folder, "--prompts", tmp_path / "none.txt")
+
+
+def test_several_cells_stand_between_commas_and_steps_need_integration(model_folder):
+    options = ("--candidates", 0, "--cell", "L0N3,L1N4", "--json")
+    found = json.loads(run(model_folder, "The river", *options))
+    assert {memory["cell"] for memory in found["memories"]} == {"L0N3", "L1N4"}
+    run(model_folder, "The river", "--steps", 5, code=2)
+
+
+def test_a_memory_off_behind_the_position_is_refused(model_folder):
+    with pytest.raises(FfmemError, match="nothing can change there"):
+        run(model_folder, "The river", "--at", 2, "--position", 1)

@@ -52,7 +52,7 @@ def test_the_same_seed_writes_the_same_text_and_another_does_not():
 def test_a_low_temperature_is_greedy():
     memories = ffmem.load(tiny("llama"), tiny_tokenizer())
     prompt = read_prompt(memories, TEXT, 0)
-    assert continued(memories, prompt, 8, 1e-6) == continued(memories, prompt, 8)
+    assert continued(memories, prompt, 8, 1e-3) == continued(memories, prompt, 8)
 
 
 def test_the_end_of_text_token_ends_it_and_the_context_too():
@@ -70,8 +70,26 @@ def test_the_end_of_text_token_ends_it_and_the_context_too():
     assert stopped.ids == written.ids[: written.ids.index(written.ids[2])]
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_a_temperature_must_be_positive(temperature):
+@pytest.mark.parametrize("temperature", [0.0, -1.0, 1e-300, float("nan"), float("inf")])
+def test_a_temperature_must_be_one(temperature):
     memories = ffmem.load(tiny("llama"), tiny_tokenizer())
-    with pytest.raises(FfmemError, match="above 0"):
+    with pytest.raises(FfmemError, match="Temperature"):
         continued(memories, read_prompt(memories, TEXT, 0), 3, temperature)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
+def test_a_seed_must_be_one(seed):
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    with pytest.raises(FfmemError, match="Seed"):
+        continued(memories, read_prompt(memories, TEXT, 0), 3, 1.0, seed)
+
+
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_numbers_that_overflow_are_told(temperature):
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    prompt = read_prompt(memories, TEXT, 0)
+    with (
+        pytest.raises(FfmemError, match="cannot hold"),
+        editing(memories, Edits.of(set={"L0N1": 1e39})),
+    ):
+        continued(memories, prompt, 3, temperature)

@@ -176,16 +176,47 @@ def test_everything_of_a_trace_stands_in_its_json_and_its_table():
     assert set(content["layers"][0]["memories"][0]) >= {
         *("cell", "coefficient", "contribution", "value_top", "percentile"),
     }
-    assert content["edits"] == ["L1N7 off"]
+    assert content["edits"] == [{"cell": "L1N7", "how": "off", "factor": 0, "constant": 0}]
+    assert content["positions"] == [5]
+    assert content["generated_ended"] == "length"
     table = str(found)
-    for part in ("L1N7", "w11", "from layer 1 on"):
+    for part in ("L1N7 off at position 5 only", "w11", "that of the last layer alone"):
         assert part in table
 
 
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_prompt_is_refused(text):
-    with pytest.raises(CorpusError, match="empty"):
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "empty"), ("  \n", "no token"), (None, "NoneType"), (["a"], "list")]
+)
+def test_a_prompt_without_tokens_is_refused(text, message):
+    with pytest.raises(CorpusError, match=message):
         traced(ffmem.load(tiny("llama"), tiny_tokenizer()), text)
+
+
+@pytest.mark.parametrize("number", [1e39, 1e30])
+def test_an_edit_that_overflows_is_told_and_not_shown_as_numbers(number):
+    with pytest.raises(ModelError, match="cannot hold"):
+        traced(ffmem.load(tiny("llama"), tiny_tokenizer()), edits=Edits.of(set={"L0N1": number}))
+
+
+def test_notes_say_what_the_table_does_not():
+    memories = planted()
+    behind = Edits.of(off=["L1N7"], positions=[4])
+    found = traced(memories, edits=behind, position=2, generate=1)
+    assert len(found.notes) == 2
+    assert "follows the whole prompt" in str(found)
+    assert "stands behind position 2" in str(found)
+    assert found.edited.layers == found.plain.layers
+    assert traced(memories, edits=behind, position=4).notes == []
+
+
+def test_how_a_continuation_was_sampled_is_kept():
+    found = traced(planted(), generate=2, temperature=0.5, seed=3).to_dict()
+    assert found["sampling"] == {"temperature": 0.5, "seed": 3}
+    assert traced(planted(), generate=2).to_dict()["sampling"] is None
+
+
+def test_its_repr_is_one_short_line():
+    assert repr(traced(planted())) == "<Trace: <s> w5 w9 <unk> w17 [w30]>"
 
 
 def test_a_prompt_past_the_context_is_refused():

@@ -30,7 +30,8 @@ def test_the_json_is_the_contract(model_folder):
         assert {"cell", "coefficient", "contribution", "value_top"} <= set(found["memories"][0])
     assert content["output_top"] == content["layers"][-1]["output_top"]
     assert content["edited_output_top"] == content["edited_layers"][-1]["output_top"]
-    assert content["edits"] == ["L0N1 off", "L1N2 off"]
+    assert [edit["cell"] for edit in content["edits"]] == ["L0N1", "L1N2"]
+    assert content["positions"] is None
     assert isinstance(content["generated"], str)
     assert isinstance(content["edited_generated"], str)
 
@@ -52,7 +53,7 @@ def test_the_table_names_every_layer_and_the_prediction(model_folder):
     code, out, _ = run("trace", model_folder, PROMPT)
     assert code == 0
     assert "predicts" in out
-    assert "no longer changes from layer" in out
+    assert "The prediction " in out
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_the_table_names_every_layer_and_the_prediction(model_folder):
         (["--position", "99"], "Position 99"),
         (["--off", "L0N1", "--at", "50"], "Position 50"),
         (["--start", "no such token"], "is not one token"),
-        (["--generate", "2", "--temperature", "0"], "above 0"),
+        (["--generate", "2", "--temperature", "0"], "Temperature 0"),
     ],
 )
 def test_wrong_input_is_told(model_folder, arguments, message):
@@ -76,7 +77,18 @@ def test_wrong_input_is_told(model_folder, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--set", "L0N1"], ["--scale", "L0N1=x"], ["--set", "L0N1=1", "--set", "L0N1=2"]]
+    "arguments",
+    [
+        ["--set", "L0N1"],
+        ["--scale", "L0N1=x"],
+        ["--set", "L0N1=inf"],
+        ["--set", "L0N1=1", "--set", "L0N1=2"],
+        ["--off", ""],
+        ["--off", "L0N1,"],
+        ["--at", "0"],
+        ["--temperature", "1"],
+        ["--generate", "2", "--seed", "5"],
+    ],
 )
 def test_wrong_numbers_are_wrong_usage(model_folder, arguments):
     assert run("trace", model_folder, PROMPT, *arguments)[0] == 2
@@ -99,3 +111,29 @@ def test_an_index_of_another_model_is_refused(ungated_index, model_folder):
     code, _, error = run("trace", ungated_index.folder, PROMPT, "--model", model_folder)
     assert code == 1
     assert "was made with the model of hash" in error
+
+
+def test_another_start_than_the_indexs_is_noted(tiny_index, model_folder):
+    content = traced(tiny_index.folder, "--model", model_folder, "--start", "none")
+    assert ("start otherwise" in "".join(content["notes"])) == (
+        tiny_index.manifest.start.id is not None
+    )
+
+
+def test_a_memory_that_the_index_lacks_is_told_before_the_model_is_loaded(tiny_index):
+    code, _, error = run("trace", tiny_index.folder, PROMPT, "--mean", "L99N0")
+    assert code == 1
+    assert "There is no memory L99N0" in error
+    assert "Loading" not in error
+
+
+def test_a_model_that_has_moved_is_told_with_the_option_that_helps(tiny_index):
+    code, _, error = run("trace", tiny_index.folder, PROMPT)
+    assert code == 1
+    assert "say where with --model" in error
+
+
+@pytest.mark.parametrize("place", [None, 5, ["a"]])
+def test_what_is_no_model_is_a_type_error(place):
+    with pytest.raises(TypeError, match="model or an index was expected"):
+        ffmem.trace(place, PROMPT)

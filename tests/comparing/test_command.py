@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -60,3 +61,14 @@ def test_both_folders_and_a_place_are_needed(folders):
     assert run(folders / "first", "--out", "x").exit_code == 2
     assert run(folders / "first", folders / "second").exit_code == 2
     assert run(folders / "first", folders / "second", "--out", "x", "--top", 0).exit_code == 2
+
+
+def test_a_damaged_index_is_refused_and_nothing_is_left_behind(folders, tmp_path):
+    shutil.copytree(folders / "second", tmp_path / "damaged")
+    path = tmp_path / "damaged" / "stats" / "layer-000.parquet"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x55
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"is damaged: stats/layer-000\.parquet"):
+        run(folders / "first", tmp_path / "damaged", "--out", tmp_path / "new", "--no-models")
+    assert not (tmp_path / "new").exists()

@@ -39,7 +39,7 @@ class MemoryEffect(NamedTuple):
         return {**self._asdict(), "cell": str(self.cell)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Effect(Tabled):
     """A prompt, its next token, and the memories that matter most for it."""
 

@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 from jaxtyping import Float
 
+from ffmem.causal.edits import cells_of
 from ffmem.causal.estimates import Estimates
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
@@ -30,9 +31,11 @@ def candidates(estimates: Estimates, n: int, named: Iterable[Cell] = ()) -> list
     return list(dict.fromkeys([*in_turn, *named]))
 
 
-def named_cells(memories: Memories, names: Iterable[object], n: int) -> list[Cell]:
+def named_cells(memories: Memories, names: object, n: int) -> list[Cell]:
     """Return the memories that were asked for by name; with no others, there must be one."""
-    cells = [Cell.of(name).within(memories.n_layers, memories.n_memories) for name in names]
+    cells = [
+        cell.within(memories.n_layers, memories.n_memories) for cell in cells_of("cells", names)
+    ]
     if n < 0 or not (n or cells):
         raise FfmemError(
             f"{n} candidates and {len(cells)} named memories were asked for: nothing to measure."

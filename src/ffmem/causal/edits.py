@@ -7,8 +7,9 @@ every family; it acts at every position, the start token included, unless positi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from ffmem.cells import Cell
@@ -26,6 +27,10 @@ class Edit(NamedTuple):
     """a"""
     constant: float
     """c"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the edit as JSON has it: m → factor · m + constant."""
+        return {**self._asdict(), "cell": str(self.cell)}
 
     def __str__(self) -> str:
         if self.how == "off":
@@ -49,21 +54,21 @@ class Edits:
         cls,
         *,
         off: Any = (),
-        set: Mapping[Any, Any] | None = None,
-        scale: Mapping[Any, Any] | None = None,
+        set: Any = None,
+        scale: Any = None,
         mean: Any = (),
         index: Index | None = None,
-        positions: Sequence[int] | None = None,
+        positions: Any = None,
     ) -> "Edits":
         """Return edits by the names of memories; `mean` needs the index that knows it."""
         found = [Edit(Cell.of(cell), "off", 0.0, 0.0) for cell in _listed("off", off)]
         found += [
             Edit(Cell.of(cell), "set", 0.0, _number("set", cell, number))
-            for cell, number in (set or {}).items()
+            for cell, number in _numbered("set", set).items()
         ]
         found += [
             Edit(Cell.of(cell), "scale", _number("scale", cell, number), 0.0)
-            for cell, number in (scale or {}).items()
+            for cell, number in _numbered("scale", scale).items()
         ]
         for cell in _listed("mean", mean):
             if index is None:
@@ -72,7 +77,7 @@ class Edits:
                     " Give the folder of an index instead of the model."
                 )
             found.append(Edit(Cell.of(cell), "mean", 0.0, index[cell].stats.mean))
-        return cls(_one_per_cell(found), None if positions is None else tuple(positions))
+        return cls(_one_per_cell(found), _places(positions))
 
     def __bool__(self) -> bool:
         return bool(self.edits)
@@ -106,12 +111,17 @@ class Edits:
         return found
 
 
+def cells_of(name: str, cells: Any) -> list[Cell]:
+    """Return the memories of a list of names; one name alone is a list of one."""
+    return [Cell.of(cell) for cell in _listed(name, cells)]
+
+
 def place(position: int, n_tokens: int) -> int:
     """Return a position of a prompt counted from 0; −1 is the last."""
-    if not -n_tokens <= position < n_tokens:
+    if not isinstance(position, int) or not -n_tokens <= position < n_tokens:
         raise FfmemError(
-            f"Position {position} was asked for; the prompt has {n_tokens} tokens, the start token"
-            f" included: 0 to {n_tokens - 1}, or −1 for the last."
+            f"Position {position} was asked for; the prompt has {n_tokens} tokens, a start token"
+            f" included: 0 to {n_tokens - 1}, or -1 for the last."
         )
     return position % n_tokens
 
@@ -132,12 +142,32 @@ def _listed(name: str, cells: Any) -> Sequence[Any]:
     """Return a list of cells; one name alone is a mistake that would be read letter by letter."""
     if isinstance(cells, str | Cell):
         return [cells]
-    if isinstance(cells, Mapping):
+    if isinstance(cells, Mapping) or not isinstance(cells, Iterable):
         raise FfmemError(f"{name} takes a list of memories, without numbers.")
     return list(cells)
 
 
+def _numbered(name: str, numbers: Any) -> Mapping[Any, Any]:
+    """Return the number of each cell."""
+    if numbers is not None and not isinstance(numbers, Mapping):
+        raise FfmemError(f"{name} takes memories with numbers, like {{'L5N1234': 2.5}}.")
+    return numbers or {}
+
+
 def _number(how: str, cell: object, number: object) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+    if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
         raise FfmemError(f"{how} {cell} to {number!r} was asked for. Give a finite number.")
     return float(number)
+
+
+def _places(positions: Any) -> tuple[int, ...] | None:
+    """Return where edits act; nowhere is a mistake."""
+    if positions is None:
+        return None
+    found = tuple(positions) if isinstance(positions, Iterable) else (positions,)
+    if not found or not all(isinstance(p, Integral) for p in found):
+        raise FfmemError(
+            f"Positions {positions!r} were asked for. Give a list of whole numbers, or None for"
+            " every position."
+        )
+    return tuple(map(int, found))

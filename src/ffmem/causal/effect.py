@@ -38,16 +38,16 @@ class Choice(NamedTuple):
 
     top: int = 20
     candidates: int = 200
-    cells: Sequence[object] = ()
+    cells: object = ()
     integrated: bool = False
     steps: int = 20
 
     def checked(self) -> "Choice":
         """Return the choice itself, if its numbers can be asked for."""
-        if self.top < 1:
-            raise FfmemError(f"top {self.top} was asked for. Give 1 or more.")
-        if self.steps < 1:
-            raise FfmemError(f"{self.steps} steps were asked for. Give 1 or more.")
+        for name, least in (("top", 1), ("steps", 1), ("candidates", 0)):
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < least:
+                raise FfmemError(f"{name} {number!r} was asked for. Give {least} or more.")
         return self
 
     @property
@@ -84,6 +84,11 @@ def effect(
     at = place(position, len(prompt.ids))
     off = None if positions is None else sorted({place(p, len(prompt.ids)) for p in positions})
     reached = None if off is None else [p for p in off if p <= at]  # no later one reaches it
+    if reached is not None and not reached:
+        raise FfmemError(
+            f"Memories are to be off at {off}, which is behind position {at}, where the prompt is"
+            " read: nothing can change there."
+        )
     asked = ask(memories, prompt, target, at)
     say = progress or Progress(quiet=True)
     steps = choose.integration

@@ -5,6 +5,7 @@ edit in force (`editing`) acts on the prompt and on every token behind it, unles
 positions.
 """
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.causal.prompt import Prompt
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, ModelError
 from ffmem.models.memories import Memories
+
+OVERFLOW = (
+    "The model computes numbers that its dtype cannot hold. If coefficients are set or scaled, give"
+    " smaller numbers."
+)
 
 
 class Continuation(NamedTuple):
@@ -34,8 +40,7 @@ def continued(
     seed: int = 0,
 ) -> Continuation:
     """Return up to `n` tokens behind a prompt; greedy without a temperature."""
-    if temperature is not None and not temperature > 0:
-        raise FfmemError(f"Temperature {temperature} was asked for. Give a number above 0.")
+    refuse_odd(temperature, seed)
     generator = torch.Generator().manual_seed(seed)
     steps = _Steps(memories)
     found: list[int] = []
@@ -51,6 +56,19 @@ def continued(
         found.append(token)
         read = [token]
     return Continuation(memories.tokenizer.decode(found), found, ended)
+
+
+def refuse_odd(temperature: float | None, seed: int) -> None:
+    """Raise unless a continuation can be sampled so."""
+    if temperature is not None and not (
+        isinstance(temperature, Real) and 1e-3 <= temperature <= 1e3
+    ):
+        raise FfmemError(
+            f"Temperature {temperature} was asked for. Give a number from 0.001 to 1000; without"
+            " one the continuation is greedy."
+        )
+    if not (isinstance(seed, int) and 0 <= seed < 2**63):
+        raise FfmemError(f"Seed {seed} was asked for. Give a whole number from 0 to 2⁶³ − 1.")
 
 
 class _Steps:
@@ -81,6 +99,8 @@ def _pick(
     logits: Float[Tensor, " vocab"], temperature: float | None, generator: torch.Generator
 ) -> int:
     logits = logits.float().cpu()
+    if not torch.isfinite(logits).all():
+        raise ModelError(OVERFLOW)
     if temperature is None:
         return int(logits.numpy().argmax())
     shares = (logits / temperature).softmax(dim=0)

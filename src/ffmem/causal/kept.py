@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from ffmem.causal.checkpoint import refuse_taken, save
 from ffmem.causal.edits import Edits
@@ -13,7 +14,7 @@ from ffmem.causal.opened import Opened
 from ffmem.causal.patch import NAME, Patch, Rewritten, applied, edited, undone
 from ffmem.causal.side_effects import SideEffects, measure, read_text
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
 from ffmem.indexing.start import choose
 from ffmem.models.memories import Memories
@@ -89,15 +90,7 @@ class Kept:
             "folder": str(self.folder),
             "how": self.how,
             "model": self.model,
-            "edits": [
-                {
-                    "cell": str(edit.cell),
-                    "how": edit.how,
-                    "factor": edit.factor,
-                    "constant": edit.constant,
-                }
-                for edit in self.edits
-            ],
+            "edits": [edit.to_dict() for edit in self.edits],
             "config": {} if self.flag is None else {self.flag: self.how != "undone"},
             "hash_before": self.before,
             "hash_after": self.after,
@@ -132,7 +125,7 @@ def keep(at: Opened, request: Request, start: str | None, progress: Progress) ->
     hashes = [record.before, record.after]
     before, after = reversed(hashes) if request.undo else hashes
     # The self-check proves the paper's equations on what is to be saved, too.
-    other = Memories(rewritten.model, memories.tokenizer, str(request.folder), None, after)
+    other = _checked(rewritten.model, memories, request, after)
     notes = _notes(memories, request, rewritten)
     for note in notes:
         progress.say(note)
@@ -158,6 +151,17 @@ def keep(at: Opened, request: Request, start: str | None, progress: Progress) ->
 
     save(rewritten.model, memories.tokenizer, request.folder, after, add)
     return kept
+
+
+def _checked(model: PreTrainedModel, memories: Memories, request: Request, after: str) -> Memories:
+    """Return the edited model, if the paper's equations still hold on it."""
+    try:
+        return Memories(model, memories.tokenizer, str(request.folder), None, after)
+    except SelfCheckFailed as error:
+        raise ModelError(
+            "With this edit the model computes numbers that its dtype cannot hold. Give smaller"
+            f" ones. (The self-check: {error})"
+        ) from None
 
 
 def _notes(memories: Memories, request: Request, rewritten: Rewritten) -> list[str]:

@@ -74,7 +74,7 @@ class KnownMemory(NamedTuple):
         return {**self._asdict(), "cell": str(self.cell)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Knowledge(Tabled):
     """A file of prompts, and the memories that matter most for it."""
 

@@ -63,7 +63,15 @@ def opened(
     if not isinstance(wanted, Memories):
         (progress or Progress(quiet=True)).say(f"Loading {wanted}.")
         stored = "float32" if index is None else index.manifest.dtype
-        wanted = load(wanted, dtype=dtype or stored, device=device)
+        try:
+            wanted = load(wanted, dtype=dtype or stored, device=device)
+        except ModelError as error:
+            if index is None or model is not None:
+                raise
+            raise ModelError(
+                f"{error} The index was made with that model: if it has moved, say where with"
+                " --model."
+            ) from None
     memories = wanted
     if index is not None:
         refuse_other_weights(index, memories.fingerprint())

@@ -16,17 +16,20 @@ class Prompt(NamedTuple):
     start: int | None
 
 
-def read_prompt(memories: Memories, text: str, start: int | None) -> Prompt:
+def read_prompt(memories: Memories, text: object, start: int | None) -> Prompt:
     """Return a prompt that the model can read as a whole."""
-    if not text.strip():
+    if not isinstance(text, str):
+        raise CorpusError(f"A prompt is a text; {type(text).__name__} was given.")
+    if not text:
         raise CorpusError("The prompt is empty. Give a text of at least one token.")
     (encoding,) = memories.tokenizer.encode([text])
     ids = [*([] if start is None else [start]), *encoding.ids]
     if not encoding.ids:
         raise CorpusError(f"The prompt {text!r} has no token for this model's tokenizer.")
     if memories.context is not None and len(ids) > memories.context:
+        included = "" if start is None else ", the start token included"
         raise CorpusError(
-            f"The prompt has {len(ids):,} tokens, the start token included; the model reads"
+            f"The prompt has {len(ids):,} tokens{included}; the model reads"
             f" {memories.context:,}. Shorten it."
         )
     if max(ids) >= memories.vocabulary:
@@ -38,8 +41,10 @@ def read_prompt(memories: Memories, text: str, start: int | None) -> Prompt:
     return Prompt(text, ids, [shown[id] for id in ids], start)
 
 
-def target_id(memories: Memories, target: str) -> int:
+def target_id(memories: Memories, target: object) -> int:
     """Return the one token that a target is: as the vocabulary writes it, shows it, or as text."""
+    if not isinstance(target, str) or not target:
+        raise ModelError(f"The target {target!r} is not a token. Give one as text.")
     try:
         return memories.tokenizer.id_of(target)
     except ModelError:
@@ -47,8 +52,8 @@ def target_id(memories: Memories, target: str) -> int:
         if len(encoding.ids) == 1:
             return encoding.ids[0]
         shown = memories.tokenizer.shown(memories.vocabulary)
-        pieces = ", ".join(repr(shown[id]) for id in encoding.ids) or "nothing"
+        pieces = ", ".join(repr(shown[id]) for id in encoding.ids) or "none"
         raise ModelError(
             f"The target {target!r} is not one token: the tokenizer gives {pieces}. Give a single"
-            " token, with its leading space if it has one; the first of these is a way to ask."
+            " token, with its leading space if it has one."
         ) from None

@@ -31,6 +31,9 @@ class Tabled(ABC):
     def below(self) -> list[str]:
         """Return the lines below."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.above()[0]}>"
+
     def __str__(self) -> str:
         return "\n".join([*self.above(), "", *columns(self.table()), "", *self.below()])
 

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits, place
-from ffmem.causal.generation import continued
+from ffmem.causal.generation import OVERFLOW, continued, refuse_odd
 from ffmem.causal.grid import grid as read_grid
 from ffmem.causal.parts import divisor, promoted
 from ffmem.causal.prompt import Prompt
 from ffmem.causal.tabled import TokenChance
-from ffmem.causal.traced import MemoryAtWork, Trace, Traced, TracedLayer
+from ffmem.causal.traced import MemoryAtWork, Sampling, Trace, Traced, TracedLayer
 from ffmem.cells import Cell
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, ModelError
 from ffmem.indexing.store import Index
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
@@ -54,8 +54,10 @@ def trace(
 
     With `grid`, also what every layer predicts at every position.
     """
-    if top < 1 or generate < 0:
-        raise FfmemError(f"top {top} and generate {generate} were asked for; give 1 and 0 or more.")
+    for name, number, least in (("top", top, 1), ("generate", generate, 0)):
+        if not isinstance(number, int) or number < least:
+            raise FfmemError(f"{name} {number!r} was asked for. Give {least} or more.")
+    refuse_odd(temperature, seed)
     at = place(position, len(prompt.ids))
     placed = (edits or Edits()).placed(len(prompt.ids))
     placed.within(memories.n_layers, memories.n_memories)
@@ -63,7 +65,17 @@ def trace(
     plain = reader.read()
     generated = continued(memories, prompt, generate, temperature, seed) if generate else None
     places = read_grid(memories, prompt.ids, reader.shown) if grid else None
-    found = Trace(prompt.text, prompt.tokens, at, plain, generated=generated, grid=places)
+    sampling = None if temperature is None else Sampling(temperature, seed)
+    found = Trace(
+        prompt.text,
+        prompt.tokens,
+        at,
+        plain,
+        generated=generated,
+        sampling=sampling if generate else None,
+        grid=places,
+        notes=_notes(at, len(prompt.ids), placed, generate),
+    )
     if not placed:
         return found
     with editing(memories, placed):
@@ -72,11 +84,26 @@ def trace(
         places = read_grid(memories, prompt.ids, reader.shown) if grid else None
     return replace(
         found,
-        edits=[str(edit) for edit in placed],
+        edits=placed,
         edited=edited,
         edited_generated=rewritten,
         edited_grid=places,
     )
+
+
+def _notes(at: int, n_tokens: int, edits: Edits, generate: int) -> list[str]:
+    """Return what a reader might otherwise wonder about."""
+    notes = []
+    if generate and at != n_tokens - 1:
+        notes.append(
+            f"The table is read at position {at}; the continuation follows the whole prompt."
+        )
+    if edits and edits.positions is not None and min(edits.positions) > at:
+        notes.append(
+            f"Every edited position stands behind position {at}, where the table is read: nothing"
+            " can change there."
+        )
+    return notes
 
 
 class _Reader:
@@ -96,6 +123,10 @@ class _Reader:
     def read(self) -> Traced:
         """Return what the layers compute now, edited or not."""
         found = self.memories.trace(self.tokens, self.at)
+        for layer in found:
+            # Norms square what they are given.
+            if not float(layer.layer_output.abs().max()) < 1e18:
+                raise ModelError(OVERFLOW)
         layers = [self._layer(layer, trace) for layer, trace in enumerate(found)]
         return Traced(layers, layers[-1].output_top)
 

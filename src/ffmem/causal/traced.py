@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ffmem.causal.edits import Edits
 from ffmem.causal.generation import Continuation
 from ffmem.causal.grid import Grid, lines
 from ffmem.causal.tabled import Tabled, TokenChance, listed, placed
@@ -77,7 +78,14 @@ class Traced:
         return min(kept, len(self.layers) - 1)
 
 
-@dataclass(frozen=True)
+class Sampling(NamedTuple):
+    """How a continuation was sampled."""
+
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, repr=False)
 class Trace(Tabled):
     """A prompt traced, and traced again under edits if there are any."""
 
@@ -85,13 +93,16 @@ class Trace(Tabled):
     tokens: list[str]
     position: int
     plain: Traced
-    edits: list[str] = field(default_factory=list)
+    edits: Edits = field(default_factory=Edits)
     edited: Traced | None = None
     generated: Continuation | None = None
     edited_generated: Continuation | None = None
     grid: Grid | None = None
     """Every layer at every position, where it was asked for."""
     edited_grid: Grid | None = None
+    sampling: Sampling | None = None
+    """How continuations were sampled; None: greedily."""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def layers(self) -> list[TracedLayer]:
@@ -120,7 +131,8 @@ class Trace(Tabled):
         }
         if self.edited is not None:
             found |= {
-                "edits": self.edits,
+                "edits": [edit.to_dict() for edit in self.edits],
+                "positions": self.edits.positions and list(self.edits.positions),
                 "edited_layers": [layer.to_dict() for layer in self.edited.layers],
                 "edited_saturation": self.edited.saturation,
                 "edited_output_top": [chance._asdict() for chance in self.edited.output_top],
@@ -133,7 +145,9 @@ class Trace(Tabled):
             continuation: Continuation | None = getattr(self, name)
             if continuation is not None:
                 found |= {name: continuation.text, f"{name}_ended": continuation.ended}
-        return found
+        if self.generated is not None:
+            found["sampling"] = None if self.sampling is None else self.sampling._asdict()
+        return found | {"notes": self.notes}
 
     def above(self) -> list[str]:
         """Return the prompt with the position at which it was read."""
@@ -178,13 +192,13 @@ def _percentile(memory: MemoryAtWork) -> str:
 def _notes(trace: Trace) -> list[str]:
     """Return what stands below the table: predictions, saturation, continuations."""
     notes = [f"predicts  {listed(trace.output_top)}"]
-    notes.append(f"The prediction no longer changes from layer {trace.saturation} on.")
+    notes.append(_saturated(trace.plain))
     if trace.edited is not None:
         notes += [
             "",
-            f"edited    {', '.join(trace.edits)}",
+            f"edited    {trace.edits}{_where(trace.edits)}",
             f"predicts  {listed(trace.edited.output_top)}",
-            f"The prediction no longer changes from layer {trace.edited.saturation} on.",
+            _saturated(trace.edited),
         ]
     ended = {"end": " ∎", "context": " … (the context is full)", "length": " …"}
     for name, continuation in (
@@ -197,4 +211,17 @@ def _notes(trace: Trace) -> list[str]:
         if grid is not None:
             said = f"What the output of each layer predicts at each position{title}:"
             notes += ["", said, "", *lines(grid, trace.tokens)]
+    notes += ["", *trace.notes] if trace.notes else []
     return notes
+
+
+def _where(edits: Edits) -> str:
+    if edits.positions is None:
+        return ""
+    return f" at position {', '.join(map(str, edits.positions))} only"
+
+
+def _saturated(run: Traced) -> str:
+    if run.saturation == len(run.layers) - 1:
+        return "The prediction is that of the last layer alone."
+    return f"The prediction no longer changes from layer {run.saturation} on."

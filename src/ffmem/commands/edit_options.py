@@ -1,5 +1,6 @@
 """Options that edit memories: --off, --set, --scale, --mean, as `trace` and `edit` take them."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def edit_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def taken(options: dict[str, Any]) -> dict[str, Any]:
     """Take the edits out of a command's options, as `Edits.of` wants them."""
-    given = {name: _parts(options.pop(f"{name}_")) for name in NAMES}
+    given = {name: parts(options.pop(f"{name}_")) for name in NAMES}
     return {
         "off": given["off"],
         "mean": given["mean"],
@@ -46,8 +47,12 @@ def edits_of(
     return Edits.of(**taken(options), index=index, positions=positions)
 
 
-def _parts(values: tuple[str, ...]) -> list[str]:
-    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+def parts(values: tuple[str, ...]) -> list[str]:
+    """Return what stands between commas; nothing there is a mistake."""
+    found = [part.strip() for value in values for part in value.split(",")]
+    if not all(found):
+        raise click.UsageError("An empty name was given where a memory is expected.")
+    return found
 
 
 def _numbers(name: str, parts: list[str]) -> dict[str, float]:
@@ -59,9 +64,9 @@ def _numbers(name: str, parts: list[str]) -> dict[str, float]:
             value = float(number)
         except ValueError:
             value = float("nan")
-        if not equals or value != value:
+        if not equals or not math.isfinite(value):
             raise click.UsageError(
-                f"--{name} {part} was given. Write a memory and a number, like L5N1234=2.5."
+                f"--{name} {part} was given. Write a memory and a finite number, like L5N1234=2.5."
             )
         if found.setdefault(cell.strip(), value) != value:
             raise click.UsageError(f"--{name} gives {cell.strip()} two numbers. Keep one.")

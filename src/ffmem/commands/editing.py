@@ -50,7 +50,10 @@ def edit(
     """
     edits = taken(options)
     if sum((any(edits.values()), patch is not None, undo is not None)) != 1:
-        raise click.UsageError("Give edits (--off, --set, --scale, --mean), --patch or --undo.")
+        raise click.UsageError(
+            "Give one of the three, and only one: edits (--off, --set, --scale, --mean), --patch or"
+            " --undo."
+        )
     if options.pop("no_report"):
         options["corpus"] = None
     kept = acting.edit(place, out, patch=patch, undo=undo, progress=Progress(), **edits, **options)

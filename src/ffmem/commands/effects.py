@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from ffmem import acting
+from ffmem.commands.edit_options import parts
 from ffmem.commands.options import json_option, print_json, prompt_options
 from ffmem.progress import Progress
 
@@ -33,9 +34,7 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Of integrated gradients.",
+    help="Of integrated gradients; 20 unless told.",
 )
 @click.option("--prompts", type=FILE, help="A .jsonl, .tsv or .txt of prompts and targets.")
 @click.option("--against", type=FILE, help="Control prompts, whose mean is subtracted.")
@@ -49,7 +48,14 @@ def effect(place: str, prompt: str | None, as_json: bool, **options: Any) -> Non
     """
     one = {name: options.pop(name) for name in ("target", "position", "positions")}
     if (prompt is None) == (options["prompts"] is None):
-        raise click.UsageError("Give a PROMPT, or a file of them with --prompts.")
+        raise click.UsageError(
+            "Give one of the two, not both: a PROMPT, or a file of them with --prompts."
+        )
+    steps = options.pop("steps")
+    if steps is not None and not options["integrated"]:
+        raise click.UsageError("--steps are those of --integrated.")
+    options["steps"] = steps or 20
+    options["cells"] = parts(options["cells"])
     if prompt is None and (one["target"] is not None or one["position"] is not None):
         raise click.UsageError(
             "--target and --position belong to one PROMPT; --prompts has its own."

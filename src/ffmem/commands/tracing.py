@@ -30,7 +30,7 @@ from ffmem.progress import Progress
     help="Continue the prompt by N tokens.",
 )
 @click.option("--temperature", type=float, help="Sample the continuation; else greedy.")
-@click.option("--seed", default=0, show_default=True, help="Of the sampled continuation.")
+@click.option("--seed", type=int, help="Of the sampled continuation; 0 unless told.")
 @click.option("--grid", is_flag=True, help="Also every layer at every position.")
 @prompt_options
 @json_option
@@ -42,7 +42,14 @@ def trace(place: str, prompt: str, as_json: bool, **options: Any) -> None:
     """
     edits = taken(options)
     at = list(options.pop("positions")) or None
-    generate = options.pop("generate") or 0
+    generate, seed = options.pop("generate") or 0, options.pop("seed")
+    if at and not any(edits.values()):
+        raise click.UsageError("--at says where edits act; give one (--off, --set, …).")
+    if options["temperature"] is not None and not generate:
+        raise click.UsageError("--temperature is that of --generate.")
+    if seed is not None and options["temperature"] is None:
+        raise click.UsageError("--seed is that of a sampled continuation: add --temperature.")
+    options["seed"] = seed or 0
     found = acting.trace(
         place,
         prompt,

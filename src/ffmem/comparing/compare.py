@@ -15,8 +15,9 @@ from ffmem.comparing.comparison import Comparison, summed_up
 from ffmem.comparing.matching import differences, refuse_unlike
 from ffmem.comparing.overlap import P
 from ffmem.comparing.value_change import Changes, Named, Side, value_changes
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.store import Index
+from ffmem.indexing.verify import damaged
 from ffmem.progress import Progress
 
 Numbers = dict[str, ndarray]
@@ -38,6 +39,8 @@ def compare(
     refuse_unlike(first, second)
     _refuse_idle(models, first_model, second_model, top)
     say = progress or Progress(quiet=True)
+    for index in (first, second):
+        _refuse_damaged(index)
     for name, (one, other) in differences(first.manifest, second.manifest).items():
         say.say(f"The indexes differ in {name}: {one} and {other}.")
     sides = (
@@ -53,6 +56,13 @@ def compare(
     found.write(out)
     draw(found.to_dict(), out)
     return found
+
+
+def _refuse_damaged(index: Index) -> None:
+    """Raise if a file is not the one that was written: wrong numbers look like any others."""
+    wrong = damaged(index)
+    if wrong:
+        raise StoreError(f"The index {index.folder} is damaged: {' '.join(wrong[:3])}")
 
 
 def _refuse_idle(

@@ -42,5 +42,5 @@ def refuse_other_weights(index: Index, weights: str) -> None:
     if weights != index.manifest.model.hash:
         raise StoreError(
             f"{index.folder} was made with the model of hash {index.manifest.model.hash}, not"
-            f" {weights}. Give the model that it was made with, or choose another folder."
+            f" {weights}. Give the model that it was made with, or another index."
         )

@@ -29,7 +29,7 @@ class Corpus(NamedTuple):
 
 def verify(index: Index) -> list[str]:
     """Return what is wrong with an index, a sentence each; an empty list if nothing is."""
-    wrong = list(_files(index))
+    wrong = damaged(index)
     if wrong:
         return wrong  # what is damaged need not make sense
     try:
@@ -38,6 +38,11 @@ def verify(index: Index) -> list[str]:
         return [str(error)]
     except (KeyError, ValueError, IndexError) as error:
         return [f"a file does not have the columns or rows of an index ({error!r})."]
+
+
+def damaged(index: Index) -> list[str]:
+    """Return which files are not those that were written, a sentence each."""
+    return list(_files(index))
 
 
 def _files(index: Index) -> Iterator[str]:
