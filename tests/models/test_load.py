@@ -163,7 +163,7 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
         [*command, "org/tiny@v2"], env=environment, capture_output=True, text=True
     )
     assert lost.returncode == 1
-    assert lost.stderr.startswith("Error: Cannot load the model org/tiny@v2")
+    assert lost.stderr.startswith("Error: There is no file or folder 'org/tiny@v2'")
     assert len(lost.stderr.splitlines()) == 1
 
 
@@ -242,3 +242,19 @@ def test_a_truncated_gguf_file_is_refused_and_nothing_is_cached(tmp_path, monkey
     with pytest.raises(ModelError, match="Cannot load the model"):
         load(path)
     assert not list((tmp_path / "cache" / "gguf").iterdir())
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_a_misspelt_folder_is_not_only_blamed_on_the_hub(monkeypatch, online):
+    module = sys.modules["ffmem.models.load"]
+    monkeypatch.setattr(module, "_hub_is_known", lambda: online)
+    asked = []
+
+    def nothing(name, **options):
+        asked.append(options["local_files_only"])
+        raise OSError("not there")
+
+    monkeypatch.setattr(module.AutoConfig, "from_pretrained", nothing)
+    with pytest.raises(ModelError, match="no file or folder 'misspelt'"):
+        load("misspelt")
+    assert asked == [not online]

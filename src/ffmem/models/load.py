@@ -5,15 +5,19 @@ MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`mod
 """
 
 import io
+import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
+from huggingface_hub.constants import ENDPOINT
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,7 +29,7 @@ from transformers.utils import logging
 
 from ffmem.errors import FfmemError, ModelError
 from ffmem.files import sha256, storage_errors
-from ffmem.models.argument import NAMED, canonical
+from ffmem.models.argument import FORMS, NAMED, canonical
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
@@ -65,7 +69,7 @@ def load(
             network, tokens = _local(source)
         else:
             name, _, revision = source.partition("@")
-            network, tokens = _hugging_face(name, revision=revision or None)
+            network, tokens = _from_hub(name, revision or None)
         # The weights' hash is taken before any cast, so that it does not depend on --dtype.
         weights = fingerprint(network)
         untyped: Any = network
@@ -106,15 +110,41 @@ def _local(source: str) -> tuple[PreTrainedModel, Tokenizer]:
     return _hugging_face(str(path))
 
 
+def _from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, SubwordTokenizer]:
+    """Load a Hub id; without a network, from the cache alone and at once."""
+    online = _hub_is_known()
+    try:
+        return _hugging_face(name, revision, local_files_only=not online)
+    except OSError as error:
+        asked = name if revision is None else f"{name}@{revision}"
+        why = f"the Hub gives none ({_short(error, 120)})" if online else "no way to the Hub"
+        raise ModelError(
+            f"There is no file or folder {asked!r} here, no such model in the cache, and {why}."
+            f" {FORMS}"
+        ) from error
+
+
+def _hub_is_known() -> bool:
+    """Return whether the Hub's name can be looked up, here or by a proxy."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
 def _hugging_face(
-    name: str, revision: str | None = None
+    name: str, revision: str | None = None, *, local_files_only: bool = False
 ) -> tuple[PreTrainedModel, SubwordTokenizer]:
     """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
-    config = AutoConfig.from_pretrained(name, revision=revision)
+    where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
+    config = AutoConfig.from_pretrained(name, **where)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         name,
         config=config,
-        revision=revision,
+        **where,
         dtype="auto",
         use_safetensors=True,
         output_loading_info=True,
@@ -129,7 +159,7 @@ def _hugging_face(
                 " random numbers; give a whole checkpoint."
             )
     try:
-        tokens = AutoTokenizer.from_pretrained(name, revision=revision)
+        tokens = AutoTokenizer.from_pretrained(name, **where)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{name} has no tokenizer that transformers can load ({_short(error)})."
@@ -191,10 +221,10 @@ def _explaining(source: str) -> Iterator[None]:
         raise ModelError(f"Cannot load the model {source}: {_short(error)}") from error
 
 
-def _short(error: Exception) -> str:
+def _short(error: Exception, most: int = 300) -> str:
     """Return what a library says, on one line, without its longer lists."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return reason if len(reason) <= 300 else reason[:300] + "…"
+    return reason if len(reason) <= most else reason[:most] + "…"
 
 
 @contextmanager
