@@ -159,8 +159,8 @@ def _checked(model: PreTrainedModel, memories: Memories, request: Request, after
         return Memories(model, memories.tokenizer, str(request.folder), None, after)
     except SelfCheckFailed as error:
         raise ModelError(
-            "With this edit the model computes numbers that its dtype cannot hold. Give smaller"
-            f" ones. (The self-check: {error})"
+            "With this edit the model fails its self-check, as where numbers grow too large for its"
+            f" dtype. Give smaller ones. ({str(error).partition(' ffmem will not')[0]})"
         ) from None
 
 
