@@ -1,6 +1,7 @@
 """What many tests share: tiny models indexed over a text of hard characters."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
@@ -9,6 +10,10 @@ from tests.texts import LINES
 from tests.tiny import TINY
 
 VOCABULARY = 320
+
+# A law holds or not, however busy the machine is.
+settings.register_profile("ffmem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ffmem")
 
 
 @pytest.fixture(scope="session")
