@@ -33,4 +33,6 @@ def demo(out: Path, limit: int) -> Index:
     print(f"    ffmem show {out} L12N34")
     print(f"    ffmem search {out} river")
     print(f"    ffmem search {out} 'in the summer of' --in triggers")
+    print(f"    ffmem trace {out} 'In the last election the party won 48' --off L22N873")
+    print(f"    ffmem effect {out} 'The capital of France is'")
     return index
