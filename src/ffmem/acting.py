@@ -119,8 +119,7 @@ def neighbours(
     from ffmem.cells import Cell
 
     asked = Cell.of(cell)
-    # No text is read, so no start token needs to be measured.
-    at = _opened(place, "none", model, dtype, device, progress)
+    at = _opened(place, None, model, dtype, device, progress)
     from ffmem.models.neighbours import neighbours as find
 
     return find(at.memories, asked, by, n)

@@ -41,7 +41,7 @@ def stored(folder):
 def kept(memories, folder, patch=None, undo=None, corpus=None, index=None, **edits):
     """Keep an edit of a model in a folder; nothing is measured without a corpus."""
     request = Request.of(folder, edits, patch, undo, corpus)
-    return keep(Opened(memories, index, 0), request, None, QUIET)
+    return keep(Opened(memories, index, "id:0"), request, None, QUIET)
 
 
 def plain_logits(folder):

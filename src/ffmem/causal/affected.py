@@ -79,41 +79,46 @@ class Effect(Tabled):
 
     def above(self) -> list[str]:
         """Return the prompt with the position at which it was read, and its target."""
-        return _above(self)
+        target = self.target
+        return [
+            placed(self.tokens, self.position),
+            f"predicts  {listed(self.top)}",
+            f"target    {visible_token(target.token)}, p {target.probability:.3g},"
+            f" log p {target.log_probability:.3f}, rank {target.rank:,}",
+        ]
 
     def table(self) -> list[Sequence[str]]:
         """Return the memories of largest change."""
-        return _table(self)
+        names = shown_estimates(self.memories)
+        rows: list[Sequence[str]] = [["memory", "change", *names, "m", "value promotes"]]
+        for memory in self.memories:
+            rows.append(
+                [
+                    str(memory.cell),
+                    number(memory.change),
+                    *(number(getattr(memory, name)) for name in names),
+                    number(memory.coefficient, "+.2f"),
+                    " ".join(map(visible_token, memory.value_top)),
+                ]
+            )
+        return rows
 
     def below(self) -> list[str]:
         """Return what the numbers mean, correlations, sums and notes."""
-        return _below(self)
-
-
-def _above(effect: Effect) -> list[str]:
-    target = effect.target
-    return [
-        placed(effect.tokens, effect.position),
-        f"predicts  {listed(effect.top)}",
-        f"target    {visible_token(target.token)}, p {target.probability:.3g},"
-        f" log p {target.log_probability:.3f}, rank {target.rank:,}",
-    ]
-
-
-def _table(effect: Effect) -> list[Sequence[str]]:
-    names = shown_estimates(effect.memories)
-    rows: list[Sequence[str]] = [["memory", "change", *names, "m", "value promotes"]]
-    for memory in effect.memories:
-        rows.append(
-            [
-                str(memory.cell),
-                number(memory.change),
-                *(number(getattr(memory, name)) for name in names),
-                number(memory.coefficient, "+.2f"),
-                " ".join(map(visible_token, memory.value_top)),
-            ]
+        names = shown_estimates(self.memories)
+        where = "everywhere" if self.positions is None else f"at {self.positions}"
+        correlations = ", ".join(
+            f"{name} {number(self.correlation[name], '.2f')}" for name in names
         )
-    return rows
+        sums = ", ".join(f"{name} {number(self.sums[name], '+.3f')}" for name in ("change", *names))
+        return [
+            "change: of log p(target) with the memory off"
+            f" ({where}), exact; negative: it supported the target.",
+            f"{self.candidates} memories measured, the {len(self.memories)} of largest |change|"
+            " shown.",
+            f"rank correlation with the exact change: {correlations}; sums: {sums}.",
+            *self.notes,
+        ]
 
 
 def shown_estimates(memories: Sequence[Any]) -> list[str]:
@@ -122,19 +127,4 @@ def shown_estimates(memories: Sequence[Any]) -> list[str]:
         name
         for name in ("gradient", "direct", "integrated")
         if any(getattr(memory, name) is not None for memory in memories)
-    ]
-
-
-def _below(effect: Effect) -> list[str]:
-    names = shown_estimates(effect.memories)
-    where = "everywhere" if effect.positions is None else f"at {effect.positions}"
-    correlations = ", ".join(f"{name} {number(effect.correlation[name], '.2f')}" for name in names)
-    sums = ", ".join(f"{name} {number(effect.sums[name], '+.3f')}" for name in ("change", *names))
-    return [
-        "change: of log p(target) with the memory off"
-        f" ({where}), exact; negative: it supported the target.",
-        f"{effect.candidates} memories measured, the {len(effect.memories)} of largest |change|"
-        " shown.",
-        f"rank correlation with the exact change: {correlations}; sums: {sums}.",
-        *effect.notes,
     ]

@@ -7,7 +7,7 @@ the exact change, with their rank correlation, so that one sees how far to trust
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,14 +72,14 @@ def effect(
     position: int = -1,
     positions: Sequence[int] | None = None,
     progress: Progress | None = None,
-    **choice: object,
+    **choice: Any,
 ) -> Effect:
     """Return the exact change of log p when memories are off, one at a time.
 
     The target is the model's own next token unless one is given; memories are off everywhere
     unless positions are named. `choice`: top, candidates, cells, integrated, steps.
     """
-    choose = Choice(**choice).checked()  # type: ignore[arg-type]
+    choose = Choice(**choice).checked()
     named = named_cells(memories, choose.cells, choose.candidates)
     at = place(position, len(prompt.ids))
     off = None if positions is None else sorted({place(p, len(prompt.ids)) for p in positions})

@@ -196,9 +196,11 @@ def _side_effects(
     if corpus is None:
         progress.say("Side effects were not measured.")
         return None
-    memories, token = at.memories, at.start
+    memories = at.memories
     text = read_text(memories, corpus)
     if at.index is None and start is None:
         token = choose(memories, [ids for _, ids in text.sentences], "auto").start.id
+    else:
+        token = at.start
     progress.say(f"Measuring side effects on {len(text.sentences):,} sentences.")
     return measure(memories, other, text, token, progress)

@@ -9,7 +9,7 @@ a second set of prompts: difference = mean change here − mean change there.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,13 +42,13 @@ def effect_of_facts(
     *,
     against: str | Path | None = None,
     progress: Progress | None = None,
-    **choice: object,
+    **choice: Any,
 ) -> Knowledge:
     """Return the memories that a file of prompts hangs on, at the last token of each.
 
     `against` is a file of control prompts. `choice`: top, candidates, cells, integrated, steps.
     """
-    choose = Choice(**choice).checked()  # type: ignore[arg-type]
+    choose = Choice(**choice).checked()
     named = named_cells(memories, choose.cells, choose.candidates)
     read = {path: read_facts(path) for path in (prompts, against) if path is not None}
     asked = {path: _questions(memories, facts, start) for path, facts in read.items()}

@@ -61,7 +61,7 @@ class KnownMemory(NamedTuple):
     integrated: float | None
     coefficient: float = 0.0
     """The mean of m at the last token of the prompts."""
-    value_top: list[str] = []  # noqa: RUF012
+    value_top: Sequence[str] = ()
     """The tokens that m · v promotes most."""
 
     @property
@@ -109,49 +109,37 @@ class Knowledge(Tabled):
 
     def above(self) -> list[str]:
         """Return what was read, and how much of it the model knows."""
-        return _above(self)
+        first = sum(fact.rank == 1 for fact in self.prompts)
+        lines = [str(self.read), f"the target is the model's own next token in {first} of them"]
+        return lines if self.against is None else [*lines, f"against {self.against}"]
 
     def table(self) -> list[Sequence[str]]:
         """Return the memories."""
-        return _table(self)
+        numbers = ["mean", "median", "largest"]
+        if self.against is not None:
+            numbers += ["against", "difference"]
+        numbers += shown_estimates(self.memories)
+        rows: list[Sequence[str]] = [["memory", *numbers, "lowers", "value promotes"]]
+        for memory in self.memories:
+            rows.append(
+                [
+                    str(memory.cell),
+                    *(number(getattr(memory, name)) for name in numbers),
+                    f"{memory.lowers:.0%}",
+                    " ".join(map(visible_token, memory.value_top)),
+                ]
+            )
+        return rows
 
     def below(self) -> list[str]:
         """Return what the numbers mean, correlations and notes."""
-        return _below(self)
-
-
-def _above(found: Knowledge) -> list[str]:
-    first = sum(fact.rank == 1 for fact in found.prompts)
-    lines = [str(found.read), f"the target is the model's own next token in {first} of them"]
-    return lines if found.against is None else [*lines, f"against {found.against}"]
-
-
-def _table(found: Knowledge) -> list[Sequence[str]]:
-    numbers = ["mean", "median", "largest"]
-    if found.against is not None:
-        numbers += ["against", "difference"]
-    numbers += shown_estimates(found.memories)
-    rows: list[Sequence[str]] = [["memory", *numbers, "lowers", "value promotes"]]
-    for memory in found.memories:
-        rows.append(
-            [
-                str(memory.cell),
-                *(number(getattr(memory, name)) for name in numbers),
-                f"{memory.lowers:.0%}",
-                " ".join(map(visible_token, memory.value_top)),
-            ]
-        )
-    return rows
-
-
-def _below(found: Knowledge) -> list[str]:
-    names = shown_estimates(found.memories)
-    said = ", ".join(f"{name} {number(found.correlation[name], '.2f')}" for name in names)
-    return [
-        "mean, median, largest: change of log p(target) with the memory off, exact; negative: it"
-        " supported the target. lowers: the share of prompts in which it did.",
-        f"{found.candidates} memories measured on every prompt, {len(found.memories)} shown,"
-        f" the lowest {found.sorted_by} first.",
-        f"rank correlation of the mean estimates with the mean change: {said}.",
-        *found.notes,
-    ]
+        names = shown_estimates(self.memories)
+        said = ", ".join(f"{name} {number(self.correlation[name], '.2f')}" for name in names)
+        return [
+            "mean, median, largest: change of log p(target) with the memory off, exact; negative:"
+            " it supported the target. lowers: the share of prompts in which it did.",
+            f"{self.candidates} memories measured on every prompt, {len(self.memories)} shown,"
+            f" the lowest {self.sorted_by} first.",
+            f"rank correlation of the mean estimates with the mean change: {said}.",
+            *self.notes,
+        ]

@@ -1,6 +1,7 @@
 """MODEL_OR_DIR: a model alone, or an index that names its model and knows how texts start."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ffmem.errors import ModelError
@@ -28,8 +29,16 @@ class Opened:
 
     memories: Memories
     index: Index | None
-    start: int | None
-    """The token in front of every prompt."""
+    asked: str | None
+    """How prompts are to start, as `--start` says it; None: as the index, or `auto`."""
+
+    @cached_property
+    def start(self) -> int | None:
+        """The token in front of every prompt; measured only when somebody asks."""
+        if self.index is not None and self.asked is None:
+            return self.index.manifest.start.id
+        sentences = [encoding.ids for encoding in self.memories.tokenizer.encode(list(OPENINGS))]
+        return choose(self.memories, sentences, self.asked or "auto").start.id
 
 
 def is_index(place: str | Path) -> bool:
@@ -75,7 +84,4 @@ def opened(
     memories = wanted
     if index is not None:
         refuse_other_weights(index, memories.fingerprint())
-    if index is not None and start is None:
-        return Opened(memories, index, index.manifest.start.id)
-    sentences = [encoding.ids for encoding in memories.tokenizer.encode(list(OPENINGS))]
-    return Opened(memories, index, choose(memories, sentences, start or "auto").start.id)
+    return Opened(memories, index, start)
