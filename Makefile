@@ -4,12 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check bench clean
+.PHONY: demo test bench browser pictures clean
 
 demo: $(READY)
 	$(BIN)/ffmem demo
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -20,6 +20,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
+
+# The explorer is tested in a real browser: Debian's, if there is none yet and it can be installed.
+browser:
+	@command -v chromium || command -v google-chrome || test -n "$$FFMEM_BROWSER" || \
+	(SUDO=$$(test "$$(id -u)" = 0 || echo "sudo -n"); command -v apt-get && \
+	$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends chromium) || \
+	echo "No browser was found or installed: the tests that need one will say that they were skipped."
+
+pictures: $(READY) browser
+	PYTHONPATH=. $(BIN)/python docs/pictures.py demo
 
 bench: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]'

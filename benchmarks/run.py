@@ -24,6 +24,7 @@ MODEL = "smollm2-135m"
 
 sys.path.insert(0, str(Path(__file__).parent))
 import effect  # noqa: E402
+import explorer  # noqa: E402
 import passes  # noqa: E402
 
 import ffmem  # noqa: E402
@@ -296,6 +297,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "section5": section5,
     "effect": effect.effect_of_smollm2,
     "lookups": look_ups,
+    "explorer": explorer.explorer_of_smollm2,
     "agreement": agreement_with_transformer_lens,
 }
 

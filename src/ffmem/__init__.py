@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ffmem.acting import compare, edit, effect, neighbours, trace
+    from ffmem.acting import compare, edit, effect, neighbours, serve, trace
     from ffmem.api import (
         experiment,
         export,
@@ -51,6 +51,7 @@ _HOMES = {
     "open": "ffmem.api",
     "report": "ffmem.api",
     "search": "ffmem.api",
+    "serve": "ffmem.acting",
     "trace": "ffmem.acting",
     "verify": "ffmem.api",
 }
@@ -75,6 +76,7 @@ __all__ = [
     "open",
     "report",
     "search",
+    "serve",
     "trace",
     "verify",
 ]

@@ -266,3 +266,17 @@ def compare(
             with suppress(OSError):
                 Path(out).rmdir()
         raise
+
+
+def serve(folders: Sequence[str | Path], **options: Any) -> None:
+    """Show indexes on a local web page, until it is stopped.
+
+    `options`: reports (folders of figures), host, port, token ("new" makes one), allowed (further
+    names of this machine), model, device, ready (is told the address).
+    """
+    from ffmem.web.serving import serve as run
+
+    if isinstance(folders, str | Path):
+        folders = [folders]
+    given = options.pop("reports", ())
+    run([Path(one) for one in folders], reports=[Path(one) for one in given], **options)

@@ -125,7 +125,7 @@ def search(folder: str | Path | Index, query: str, **options: Any) -> "list[Hit]
 def export(
     folder: str | Path | Index, to: str, out: str | Path, step: Step = lambda n: None
 ) -> None:
-    """Write an index as `jsonl` or `csv`; `step` is told of every memory."""
+    """Write an index as `jsonl`, `csv` or `neuronpedia` (a folder); `step` is told of memories."""
     from ffmem.indexing.export import export as export_index
 
     index = folder if isinstance(folder, Index) else Index(folder)

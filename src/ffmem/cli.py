@@ -10,7 +10,16 @@ from pathlib import Path
 
 import click
 
-from ffmem.commands import comparing, editing, effects, indexing, looking, measuring, tracing
+from ffmem.commands import (
+    comparing,
+    editing,
+    effects,
+    indexing,
+    looking,
+    measuring,
+    serving,
+    tracing,
+)
 from ffmem.errors import FfmemError
 
 
@@ -37,7 +46,7 @@ def cli() -> None:
 
 for command in (
     *(indexing.describe, indexing.index, indexing.extend, indexing.merge),
-    *(looking.show, looking.search),
+    *(looking.show, looking.search, serving.serve),
     *(tracing.trace, effects.effect, tracing.neighbours, editing.edit, comparing.compare),
     *(measuring.experiment, measuring.report),
     *(looking.export, indexing.verify),
@@ -60,12 +69,18 @@ for command in (
     show_default=True,
     help="Sentences to read.",
 )
-@click.option("--no-serve", is_flag=True, help="Do not open a page at the end; there is none yet.")
+@click.option("--no-serve", is_flag=True, help="Do not open the explorer at the end.")
 def demo(out: Path, limit: int, no_serve: bool) -> None:
-    """Index smollm2-135m over a part of WikiText-2, and look at some of its memories."""
+    """Index smollm2-135m over a part of WikiText-2, measure the paper, open the explorer.
+
+    The explorer is opened on a terminal only.
+    """
     from ffmem.demo import demo as run_demo
+    from ffmem.demo import explore
 
     run_demo(out, limit)
+    if not no_serve and sys.stdout.isatty():
+        explore(out)
 
 
 def main() -> None:

@@ -35,4 +35,19 @@ def demo(out: Path, limit: int) -> Index:
     print(f"    ffmem search {out} 'in the summer of' --in triggers")
     print(f"    ffmem trace {out} 'In the last election the party won 48' --off L22N873")
     print(f"    ffmem effect {out} 'The capital of France is'")
+    print(f"    ffmem serve {out}")
     return index
+
+
+def explore(out: Path) -> None:
+    """Open the explorer on what was made; if its port is taken, on another."""
+    import webbrowser
+
+    from ffmem.acting import serve
+    from ffmem.web.serving import PORT, is_free
+
+    def ready(address: str) -> None:
+        print(f"\nThe explorer is at {address}\nCtrl-C stops it.")
+        webbrowser.open(address)
+
+    serve([out], port=PORT if is_free(PORT) else 0, ready=ready)

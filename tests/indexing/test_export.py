@@ -85,7 +85,7 @@ def test_line_ends_and_quotes_are_within_these_texts(awkward):
     assert any("\n" in text and '"' in text for text in texts)
 
 
-@pytest.mark.parametrize("to", ["xml", "", "neuronpedia"])
+@pytest.mark.parametrize("to", ["xml", "", "JSONL"])
 def test_an_unknown_format_is_refused(tiny_index, tmp_path, to):
     with pytest.raises(FfmemError, match="jsonl or csv"):
         ffmem.export(tiny_index.folder, to, tmp_path / "out")

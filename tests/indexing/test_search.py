@@ -1,5 +1,6 @@
 """Search against a plain look at every memory of the index."""
 
+import errno
 import re
 import shutil
 import unicodedata
@@ -7,12 +8,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ffmem
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing import search
+from ffmem.indexing.expression import Expression
 from ffmem.indexing.memory import visible_token
-from ffmem.indexing.search import Search
+from ffmem.indexing.search import Query, Search
+from ffmem.indexing.searchable import NotSearchable
 from tests.texts import LINES
 
 ALL = 10_000
@@ -237,9 +242,8 @@ def test_a_damaged_index_is_named_when_its_search_file_is_made(folder):
 
 
 def test_a_regular_expression_that_never_ends_is_stopped(tiny_index, monkeypatch):
-    monkeypatch.setattr(search, "SECONDS", 0.3)
     with pytest.raises(FfmemError, match=r"takes too long: no answer after 0\.3 seconds\. Make"):
-        search._Pattern("(a|aa)+$").search("a" * 60 + "b")
+        Expression("(a|aa)+$", 0.3).search("a" * 60 + "b")
     monkeypatch.setattr(search, "SECONDS", 0.0)
     with pytest.raises(FfmemError, match="takes too long"):
         ffmem.search(tiny_index, "the", place="triggers", regex=True)
@@ -250,3 +254,246 @@ def test_a_token_is_found_as_it_is_shown(tiny_index):
     shown = ffmem.search(tiny_index, visible_token(token), limit=1000)
     assert shown == ffmem.search(tiny_index, token, limit=1000)
     assert "L0N0" in {hit.cell for hit in shown}
+
+
+def holds_beginning(query):
+    """Whether the words of the query stand in a prefix in a row, the last one perhaps longer."""
+    wanted = [word for word, _ in words(query)]
+
+    def holds(trigger):
+        here = words(LINES[trigger.sentence])
+        for first in range(len(here) - len(wanted) + 1):
+            part = [word for word, _ in here[first : first + len(wanted)]]
+            end = here[first + len(wanted) - 1][1]
+            if (
+                part[:-1] == wanted[:-1]
+                and part[-1].startswith(wanted[-1])
+                and end <= len(whole(trigger))
+            ):
+                return True
+        return False
+
+    return holds
+
+
+def begins(query):
+    forms = {query, query.lstrip(), f" {query.lstrip()}"}
+    beginnings = tuple(form.casefold() for form in forms)
+    return lambda token: token.casefold().startswith(beginnings)
+
+
+@pytest.fixture(scope="module")
+def searches(tiny_index, ungated_index):
+    opened = {index.folder: Search(index) for index in (tiny_index, ungated_index)}
+    yield opened
+    for one in opened.values():
+        one.close()
+
+
+@pytest.fixture
+def opened(index, searches):
+    return searches[index.folder]
+
+
+@pytest.mark.parametrize("query", ["t", "th", "The", " r", "riv", "⟨", "é", "zeb", "<|", "!"])
+def test_a_beginning_finds_every_token_that_begins_so(index, opened, everything, query):
+    expected = in_values(everything[index.folder], begins(query))
+    found = opened.found(Query(query, prefix=True), "values", limit=ALL)
+    assert plain(found.hits) == expected
+    assert found.total == len(expected)
+    for hit in found.hits:
+        assert begins(query)(hit.excerpt.plain)
+        assert hit.excerpt.match.strip().casefold() == query.strip().casefold()
+        assert hit.excerpt.plain.startswith(hit.excerpt.match)
+
+
+@pytest.mark.parametrize(
+    "query", ["r", "ri", "RIV", "the r", "of the ri", "caf", "nai", "मे", "ה", "1", "in the c", "x"]
+)
+def test_a_beginning_finds_triggers_with_words_that_begin_so(index, opened, everything, query):
+    expected = in_triggers(everything[index.folder], holds_beginning(query))
+    found = opened.found(Query(query, prefix=True), "triggers", limit=ALL)
+    assert plain(found.hits) == expected
+    assert (found.total, found.looked_at) == (len(expected), None)
+
+
+@given(
+    st.sampled_from(["the river runs", "café in", "never OR always", "העיר של", "<b>bold", "1990"]),
+    st.integers(1, 20),
+    st.sampled_from(["values", "triggers"]),
+)
+@settings(max_examples=60)
+def test_what_a_word_finds_every_beginning_of_it_finds(opened_both, text, length, place):
+    beginning = text[: min(length, len(text))]
+    if not words(beginning):
+        return
+    for opened in opened_both:
+        whole_words = opened.found(Query(text), place, limit=ALL)
+        begun = opened.found(Query(beginning, prefix=True), place, limit=ALL)
+        assert {hit.cell for hit in whole_words.hits} <= {hit.cell for hit in begun.hits}
+        assert whole_words.total <= begun.total
+
+
+@pytest.fixture(scope="module")
+def opened_both(searches):
+    return list(searches.values())
+
+
+def test_a_word_is_whole_once_a_space_follows_it(opened):
+    assert opened.found(Query("ri ", prefix=True), "triggers").total == 0
+    assert opened.found(Query("ri", prefix=True), "triggers").total > 0
+
+
+@pytest.mark.parametrize("query", ["the the", "river river", "the the the", "the r"])
+def test_words_that_overlap_themselves_end_where_the_first_match_ends(
+    index, opened, everything, query
+):
+    plain_words = in_triggers(everything[index.folder], holds_words(query))
+    assert plain(opened.found(Query(query), "triggers", limit=ALL).hits) == plain_words
+    begun = in_triggers(everything[index.folder], holds_beginning(query))
+    found = opened.found(Query(query, prefix=True), "triggers", limit=ALL)
+    assert plain(found.hits) == begun
+
+
+def test_some_prefix_ends_between_two_matches_that_overlap(everything, ungated_index):
+    texts = {whole(t) for memory in everything[ungated_index.folder] for t in memory.triggers}
+    assert any(text.lower().count("the the") and text.count(" ") < 3 for text in texts)
+
+
+@pytest.mark.parametrize("place", ["values", "triggers"])
+def test_parts_of_the_hits_are_the_hits(opened, place):
+    every = opened.found(Query("the"), place, limit=ALL)
+    assert every.total == len(every.hits) > 7
+    for offset, limit in ((0, 3), (3, 4), (every.total - 1, 5), (every.total, 5)):
+        part = opened.found(Query("the"), place, None, offset, limit)
+        assert part.hits == every.hits[offset : offset + limit]
+        assert part.total == every.total
+
+
+@pytest.mark.parametrize("regex", [False, True])
+def test_frequent_words_are_counted_over_the_first_sentences_and_it_is_said(
+    index, opened, everything, regex
+):
+    every = opened.found(Query("the", regex), "triggers", limit=ALL)
+    assert every.looked_at is None
+    some = opened.found(Query("the", regex, most=20), "triggers", limit=ALL)
+    assert 0 < some.looked_at < len(LINES)
+    # The same, over the sentences that were looked at.
+    holding = (lambda text: "the" in text) if regex else (lambda text: "the" in dict(words(text)))
+    first = [number for number, line in enumerate(LINES) if holding(line)]
+    triggering = {t.sentence for memory in everything[index.folder] for t in both(memory)}
+    first = [number for number in first if number in triggering][: some.looked_at]
+    holds = (lambda trigger: "the" in whole(trigger)) if regex else holds_words("the")
+    expected = in_triggers(everything[index.folder], lambda t: t.sentence in first and holds(t))
+    assert plain(some.hits) == expected
+    assert some.total == len(expected) < every.total
+    assert opened.found(Query("the", regex, most=10**9), "triggers", limit=ALL) == every
+
+
+def both(memory):
+    return [*memory.triggers, *memory.negative_triggers]
+
+
+@pytest.mark.parametrize("query", ["river", "the river", "!!!", "में", "😀"])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_an_excerpt_is_a_part_of_the_sentence_and_shows_where_the_prefix_ends(
+    tiny_index, searches, everything, query, prefix
+):
+    opened = searches[tiny_index.folder]
+    memories = {str(memory.cell): memory for memory in everything[tiny_index.folder]}
+    hits = opened.found(Query(query, prefix=prefix), "triggers", limit=ALL).hits
+    assert hits
+    for hit in hits:
+        memory = memories[hit.cell]
+        triggers = memory.triggers if hit.side == "positive" else memory.negative_triggers
+        trigger = triggers[hit.rank - 1]
+        shown = hit.excerpt.plain.strip("…")
+        assert shown in LINES[trigger.sentence]
+        within = f"{hit.excerpt.before}{hit.excerpt.match}{hit.excerpt.after}".strip("…")
+        assert within in whole(trigger)
+        if hit.excerpt.rest:
+            assert whole(trigger).endswith(within)
+
+
+HOSTILE = [
+    *(
+        '"',
+        '""',
+        "'",
+        "*",
+        "a*",
+        "^a",
+        "-",
+        "+",
+        "(",
+        ")",
+        "NEAR(",
+        "a NEAR b",
+        "{text}: a",
+        "text : a",
+    ),
+    *(
+        "a AND",
+        "OR",
+        "NOT",
+        "a OR b NOT c",
+        "%",
+        "_",
+        "\\",
+        "\x01",
+        "\0",
+        "a\0b",
+        "\0" * 50,
+        "\u0301",
+    ),
+    *(
+        "\u202e river",
+        "river\u200f",
+        "\ufeff",
+        "\ufffd",
+        "\U0010ffff",
+        "\ud7ff",
+        "ﷺ",
+        "ß",
+        "İ",
+        "ⅷ",
+    ),
+    *("a" * 5000, "a " * 3000, "😀" * 500, "\u0300" * 400, "' OR 1=1 --", "rank MATCH 'bm25()'"),
+]
+
+
+@pytest.mark.parametrize("query", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_texts_are_searched_like_any_other(index, opened, everything, query, monkeypatch):
+    def never(*_):
+        raise AssertionError("the search file was made again")
+
+    monkeypatch.setattr(search, "make_searchable", never)
+    for place in ("values", "triggers"):
+        for prefix in (False, True):
+            try:
+                found = opened.found(Query(query, prefix=prefix), place, limit=ALL)
+            except FfmemError as error:
+                assert "Nothing was searched for" in str(error)  # noqa: PT017
+                assert not query.strip()
+                continue
+            assert found.total == len(found.hits)
+            if place == "values" and prefix:
+                assert plain(found.hits) == in_values(everything[index.folder], begins(query))
+
+
+@pytest.mark.parametrize("query", ["\ud800", "the \udfff", "\udc80river"])
+def test_half_a_character_is_refused(tiny_index, query):
+    for place in ("values", "triggers"):
+        with pytest.raises(FfmemError, match="holds half of a character"):
+            ffmem.search(tiny_index, query, place=place)
+
+
+def test_a_folder_that_may_not_be_written_to_is_told(folder, monkeypatch):
+    (folder / "search.sqlite").unlink()
+
+    def refused(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with pytest.raises(NotSearchable, match=r"no search file .* cannot be written to: Permission"):
+        Search(ffmem.open(folder))

@@ -2,14 +2,15 @@
 
     grid[layer][position] = top(r), top(o), and the case: which of top(r), top(y) is top(o)
 
-One forward pass; each layer is read as soon as it is done, and two vocabulary projections of it
-give all three vectors (`experiments.predictions`).
+One forward pass; as many layers as there is room for are read together, and two vocabulary
+projections of them give all three vectors (`experiments.predictions`).
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ffmem.causal.tabled import TokenChance, columns
 from ffmem.experiments.predictions import CASES, Projector
@@ -43,31 +44,52 @@ Grid = list[list[Place]]
 def grid(memories: Memories, ids: list[int], shown: list[str]) -> Grid:
     """Return what the layers predict at all positions, under whatever edits are in force."""
     projector = Projector(memories)
-    nobody = np.zeros(len(ids), np.int64)  # no rank is asked for
-    found: Grid = []
+    waiting: list[LayerTrace] = []
+    found: list[Place] = []
+
+    def read_waiting() -> None:
+        if waiting:
+            found.extend(_places(projector, waiting, shown))
+            waiting.clear()
 
     def read(_: int, trace: LayerTrace) -> None:
-        predicted = projector.read(trace, nobody)
-        chances = [
-            [
-                TokenChance(shown[id], id, probability)
-                for id, probability in zip(tops[:, 0].tolist(), shares[:, 0].tolist(), strict=True)
-            ]
-            for tops, shares in (
-                (predicted.residual_top, predicted.residual_top_probability),
-                (predicted.ff_top, predicted.ff_top_probability),
-                (predicted.output_top, predicted.output_top_probability),
-            )
-        ]
-        cases = predicted.cases()
-        named = [next(case for case in CASES if cases[case][row, 0]) for row in range(len(ids))]
-        found.append([Place(*place) for place in zip(*chances, named, strict=True)])
+        if (len(waiting) + 1) * len(ids) > projector.rows:
+            read_waiting()
+        waiting.append(trace)
 
     tokens = torch.tensor([ids])
     places = torch.stack([torch.zeros(len(ids), dtype=torch.long), torch.arange(len(ids))], dim=1)
     with memories.tracing(read, tokens, places):
         memories.forward(tokens)
-    return found
+    read_waiting()
+    return [found[first : first + len(ids)] for first in range(0, len(found), len(ids))]
+
+
+def _places(projector: Projector, layers: list[LayerTrace], shown: list[str]) -> list[Place]:
+    """Return what some layers predict, position by position, layer after layer."""
+    device = layers[0].residual.device
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(layer, name).to(device) for layer in layers])
+
+    rows = {name: joined(name) for name in ("residual", "ff_output", "layer_output")}
+    n_rows = len(rows["residual"])
+    nobody = np.zeros(n_rows, np.int64)  # no rank is asked for
+    predicted = projector.read(layers[0]._replace(**rows), nobody)
+    chances = [
+        [
+            TokenChance(shown[id], id, probability)
+            for id, probability in zip(tops[:, 0].tolist(), shares[:, 0].tolist(), strict=True)
+        ]
+        for tops, shares in (
+            (predicted.residual_top, predicted.residual_top_probability),
+            (predicted.ff_top, predicted.ff_top_probability),
+            (predicted.output_top, predicted.output_top_probability),
+        )
+    ]
+    cases = predicted.cases()
+    named = [next(case for case in CASES if cases[case][row, 0]) for row in range(n_rows)]
+    return [Place(*place) for place in zip(*chances, named, strict=True)]
 
 
 def lines(found: Grid, tokens: list[str]) -> list[str]:

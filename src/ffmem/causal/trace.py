@@ -4,9 +4,12 @@
 
 r and o are read the model's own way, y folded (`models.head`). In output-normed blocks a value is
 divided by what the norm divides y by, so that the parts add up to y.
+
+A plain and an edited run are read apart (`Reader`), so that a plain one can be kept. All layers go
+through the vocabulary together: reading its weights once costs more than a row of arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +39,9 @@ CASES = {
 }
 """By whether the output's top token is the residual's, and whether it is the feed-forward's."""
 
+ROOM = 1 << 22
+"""How many logits are held at once."""
+
 
 def trace(
     memories: Memories,
@@ -61,7 +67,8 @@ def trace(
     at = place(position, len(prompt.ids))
     placed = (edits or Edits()).placed(len(prompt.ids))
     placed.within(memories.n_layers, memories.n_memories)
-    reader = _Reader(memories, prompt, at, top, index)
+    sample = None if index is None else index.sample
+    reader = Reader(memories, prompt, at, top, sample)
     plain = reader.read()
     generated = continued(memories, prompt, generate, temperature, seed) if generate else None
     places = read_grid(memories, prompt.ids, reader.shown) if grid else None
@@ -74,7 +81,7 @@ def trace(
         generated=generated,
         sampling=sampling if generate else None,
         grid=places,
-        notes=_notes(at, len(prompt.ids), placed, generate),
+        notes=notes(at, len(prompt.ids), placed, generate),
     )
     if not placed:
         return found
@@ -91,33 +98,43 @@ def trace(
     )
 
 
-def _notes(at: int, n_tokens: int, edits: Edits, generate: int) -> list[str]:
-    """Return what a reader might otherwise wonder about."""
-    notes = []
+def notes(at: int, n_tokens: int, edits: Edits, generate: int) -> list[str]:
+    """Return what people might otherwise wonder about."""
+    found = []
     if generate and at != n_tokens - 1:
-        notes.append(
+        found.append(
             f"The table is read at position {at}; the continuation follows the whole prompt."
         )
     if edits and edits.positions is not None and min(edits.positions) > at:
-        notes.append(
+        found.append(
             f"Every edited position stands behind position {at}, where the table is read: nothing"
             " can change there."
         )
-    return notes
+    return found
 
 
-class _Reader:
-    """Runs a prompt and reads it at one position."""
+class Reader:
+    """Runs a prompt and reads it at one position; `sample` gives percentiles, `shown` the tokens.
+
+    Whatever edits are in force (`editing`) act on what is read.
+    """
 
     def __init__(
-        self, memories: Memories, prompt: Prompt, at: int, top: int, index: Index | None
+        self,
+        memories: Memories,
+        prompt: Prompt,
+        at: int,
+        top: int,
+        sample: Callable[[Cell], np.ndarray] | None = None,
+        shown: list[str] | None = None,
     ) -> None:
         self.memories = memories
         self.tokens = torch.tensor([prompt.ids[: at + 1]])  # nothing behind it reaches it
         self.at = torch.tensor([[0, at]])
         self.top = top
-        self.index = index
-        self.shown = memories.tokenizer.shown(memories.vocabulary)
+        self.sample = sample
+        self.shown = memories.tokenizer.shown(memories.vocabulary) if shown is None else shown
+        self.rows = max(1, ROOM // memories.vocabulary)
 
     @torch.inference_mode()
     def read(self) -> Traced:
@@ -127,55 +144,98 @@ class _Reader:
             # Norms square what they are given.
             if not float(layer.layer_output.abs().max()) < 1e18:
                 raise ModelError(OVERFLOW)
-        layers = [self._layer(layer, trace) for layer, trace in enumerate(found)]
+        head = self.memories.head
+        tops = (
+            self._chances(head.logits, [layer.residual for layer in found]),
+            self._chances(head.folded, [layer.ff_output for layer in found]),
+            self._chances(head.logits, [layer.layer_output for layer in found]),
+        )
+        at_work = self._memories(found)
+        layers = [
+            _layer(layer, *of) for layer, of in enumerate(zip(found, *tops, at_work, strict=True))
+        ]
         return Traced(layers, layers[-1].output_top)
 
-    def _layer(self, layer: int, trace: LayerTrace) -> TracedLayer:
-        head = self.memories.head
-        residual = self._chances(head.logits(trace.residual))
-        ff = self._chances(head.folded(trace.ff_output))
-        output = self._chances(head.logits(trace.layer_output))
-        working = trace.coefficients if trace.gate is None else trace.gate
-        return TracedLayer(
-            layer,
-            residual,
-            ff,
-            output,
-            CASES[output[0].id == residual[0].id, output[0].id == ff[0].id],
-            float((working > 0).double().mean()),
-            self._memories(layer, trace),
-        )
+    def _chances(
+        self, logits: Callable[[Tensor], Tensor], vectors: list[Float[Tensor, "1 hidden"]]
+    ) -> list[list[TokenChance]]:
+        """Return the likeliest tokens of each vector, ties to the lower id."""
+        found = []
+        rows = torch.cat([vector.to(vectors[0].device) for vector in vectors])
+        for some in rows.split(self.rows):
+            numbers = logits(some).double().cpu()
+            shares = numbers.softmax(dim=1)
+            for row, share in zip(numbers.numpy(), shares.numpy(), strict=True):
+                found.append(
+                    [
+                        TokenChance(self.shown[id], id, float(share[id]))
+                        for id in largest(row, self.top)
+                    ]
+                )
+        return found
 
-    def _chances(self, logits: Float[Tensor, "1 vocab"]) -> list[TokenChance]:
-        """Return the likeliest tokens, ties to the lower id."""
-        numbers = logits[0].double().cpu()
-        probabilities = numbers.softmax(dim=0).numpy()
-        best = np.argsort(-numbers.numpy(), kind="stable")[: self.top].tolist()
-        return [TokenChance(self.shown[id], id, float(probabilities[id])) for id in best]
-
-    def _memories(self, layer: int, trace: LayerTrace) -> list[MemoryAtWork]:
-        m = trace.coefficients[0].float().cpu()
-        values = self.memories.readable_values(layer).float()
-        sizes = m.abs() * values.norm(dim=1).cpu() / divisor(self.memories, layer, trace)
-        best = np.argsort(-sizes.numpy(), kind="stable")[: self.top].tolist()
-        total = max(float(sizes.double().sum()), np.finfo(np.float64).tiny)
-        tops = promoted(self.memories, values[best], m[best], self.shown)
+    def _memories(self, traces: Sequence[LayerTrace]) -> list[list[MemoryAtWork]]:
+        """Return the memories of every layer that contribute most."""
+        at_work, vectors, coefficients = [], [], []
+        for layer, trace in enumerate(traces):
+            m = trace.coefficients[0].float().cpu()
+            values = self.memories.readable_values(layer)
+            lengths = values.float().norm(dim=1).cpu()
+            sizes = m.abs() * lengths / divisor(self.memories, layer, trace)
+            best = largest(sizes.numpy(), self.top)
+            total = max(float(sizes.double().sum()), np.finfo(np.float64).tiny)
+            at_work.append([(Cell(layer, i), float(m[i]), float(sizes[i]), total) for i in best])
+            vectors.append(values[best].float())
+            coefficients.append(m[best])
+        tokens = iter(self._promoted(vectors, coefficients))
         return [
-            MemoryAtWork(
-                cell := Cell(layer, memory),
-                float(m[memory]),
-                float(sizes[memory]),
-                float(sizes[memory]) / total,
-                self._percentile(cell, float(m[memory])),
-                tokens,
-            )
-            for memory, tokens in zip(best, tops, strict=True)
+            [
+                MemoryAtWork(cell, m, size, size / total, self._percentile(cell, m), next(tokens))
+                for cell, m, size, total in memories
+            ]
+            for memories in at_work
         ]
 
+    def _promoted(
+        self,
+        values: list[Float[Tensor, "memory hidden"]],
+        coefficients: list[Float[Tensor, " memory"]],
+    ) -> list[list[str]]:
+        """Return what the m · v of all layers promote."""
+        rows = torch.cat([value.to(values[0].device) for value in values])
+        found: list[list[str]] = []
+        parts = zip(rows.split(self.rows), torch.cat(coefficients).split(self.rows), strict=True)
+        for some, m in parts:
+            found += promoted(self.memories, some, m, self.shown)
+        return found
+
     def _percentile(self, cell: Cell, coefficient: float) -> float | None:
-        if self.index is None:
-            return None
-        return percentile(self.index.sample(cell), coefficient)
+        return None if self.sample is None else percentile(self.sample(cell), coefficient)
+
+
+def _layer(
+    layer: int,
+    trace: LayerTrace,
+    residual: list[TokenChance],
+    ff: list[TokenChance],
+    output: list[TokenChance],
+    memories: list[MemoryAtWork],
+) -> TracedLayer:
+    working = trace.coefficients if trace.gate is None else trace.gate
+    case = CASES[output[0].id == residual[0].id, output[0].id == ff[0].id]
+    active = float((working > 0).double().mean())
+    return TracedLayer(layer, residual, ff, output, case, active, memories)
+
+
+def largest(numbers: Float[np.ndarray, " number"], n: int) -> list[int]:
+    """Return the places of the n largest numbers, the largest first, ties to the lower place."""
+    if n < len(numbers):
+        least = np.partition(numbers, -n)[-n]
+        places = np.flatnonzero(numbers >= least)
+    else:
+        places = np.arange(len(numbers))
+    found: list[int] = places[np.argsort(-numbers[places], kind="stable")][:n].tolist()
+    return found
 
 
 def percentile(sample: Sequence[float] | np.ndarray, coefficient: float) -> float | None:

@@ -59,9 +59,14 @@ def search(folder: Path, query: str, as_json: bool, place: str, **options: Any) 
 @click.command()
 @folder_argument
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(["jsonl", "csv"]), required=True, help="Format.")
+@click.option(
+    "--to",
+    type=click.Choice(["jsonl", "csv", "neuronpedia"]),
+    required=True,
+    help="Format; neuronpedia writes a new folder OUT.",
+)
 def export(folder: Path, out: Path, to: str) -> None:
-    """Write every memory of an index to the file OUT, for other programs."""
+    """Write every memory of an index to OUT, for other programs."""
     made = api.open(folder)
     with Progress().bar("Writing", len(made), "memories") as step:
         api.export(made, to, out, step)

@@ -1,7 +1,8 @@
 """An index as plain files for other programs.
 
-jsonl   one line per memory, as `ffmem show --json` prints it
-csv     one row per trigger, with the value's first tokens beside it
+jsonl         one line per memory, as `ffmem show --json` prints it
+csv           one row per trigger, with the value's first tokens beside it
+neuronpedia   a folder in the layout that Neuronpedia exports and imports
 """
 
 import csv
@@ -12,10 +13,11 @@ from pathlib import Path
 from ffmem.errors import FfmemError
 from ffmem.files import committing
 from ffmem.indexing.memory import Memory
+from ffmem.indexing.neuronpedia import export_neuronpedia
 from ffmem.indexing.store import Index
 from ffmem.progress import Step
 
-FORMATS = ("jsonl", "csv")
+FORMATS = ("jsonl", "csv", "neuronpedia")
 
 COLUMNS = [
     *("cell", "layer", "memory", "list", "rank", "coefficient", "gate", "sentence", "length"),
@@ -24,9 +26,12 @@ COLUMNS = [
 
 
 def export(index: Index, to: str, out: Path, step: Step) -> None:
-    """Write every memory of an index to a file."""
+    """Write every memory of an index to a file, or to a folder for Neuronpedia."""
     if to not in FORMATS:
         raise FfmemError(f"--to takes {' or '.join(FORMATS)}; {to!r} was given.")
+    if to == "neuronpedia":
+        export_neuronpedia(index, out, step)
+        return
     target = out.resolve()  # a link is followed, not replaced
     if target.exists() and not target.is_file():
         what = "a folder" if target.is_dir() else "no ordinary file"

@@ -118,6 +118,8 @@ def unshown(token: str) -> str:
 
 def visible(text: str) -> str:
     """Return a text on one line: line ends and tabs as signs."""
+    if text.isprintable():  # nearly all are, and a page shows a hundred
+        return text
     return "".join(_SIGNS.get(c, c if c.isprintable() else f"⟨{ord(c):02x}⟩") for c in text)
 
 

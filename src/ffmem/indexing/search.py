@@ -4,22 +4,25 @@
 It holds inverted lists: from a token to the values at whose ends it stands, and from a sentence
 to the memories that it triggers, with the place where each prefix ends. A text is found by
 SQLite's full-text index; a hit counts only if it ends within the prefix.
+
+While somebody types, the last word is taken as a beginning. What the whole word finds, every
+beginning of it finds too.
 """
 
 import re
 import secrets
 import sqlite3
-import time
-import unicodedata
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
-from ffmem.indexing.memory import unshown
+from ffmem.indexing.excerpt import Excerpt, of_sentence, of_token
+from ffmem.indexing.expression import Expression
 from ffmem.indexing.searchable import (
     TRIGGER_POSTING,
     VALUE_POSTING,
@@ -28,6 +31,15 @@ from ffmem.indexing.searchable import (
     make_searchable,
 )
 from ffmem.indexing.store import Index
+from ffmem.indexing.words import (
+    count_words,
+    end_of_word,
+    ends_in_word,
+    has_word,
+    past,
+    token_beginnings,
+    token_forms,
+)
 
 # What FTS5 is asked to put around a match: nothing that a corpus could hold on purpose.
 _OPEN, _CLOSE = (f"\x01{secrets.token_hex(8)}{side}" for side in "()")
@@ -35,6 +47,9 @@ _OPEN, _CLOSE = (f"\x01{secrets.token_hex(8)}{side}" for side in "()")
 
 SECONDS = 20.0
 """How long a regular expression may take over a whole index."""
+
+_NEVER = 2**31 - 1
+"""Where no prefix ends."""
 
 
 class Hit(NamedTuple):
@@ -46,6 +61,49 @@ class Hit(NamedTuple):
     side: str
     """`top` or `bottom` of a value; `positive` or `negative` triggers."""
     snippet: str
+
+
+class Finding(NamedTuple):
+    """A memory that was found, as `Hit` has it, with the found text in its parts."""
+
+    cell: str
+    matches: int
+    rank: int
+    side: str
+    excerpt: Excerpt
+
+
+class Found(NamedTuple):
+    """How many memories were found, and some of them."""
+
+    total: int
+    hits: list[Finding]
+    looked_at: int | None = None
+    """Sentences that were counted, if there are more with what was searched for; else None."""
+
+
+class Query(NamedTuple):
+    """What is searched for, and how much may be looked at."""
+
+    text: str
+    regex: bool = False
+    prefix: bool = False
+    """The last word may be the beginning of one."""
+    most: int | None = None
+    """Triggers to look at, in the order of the corpus and sentence by sentence; None: all."""
+    seconds: float | None = None
+    """For a regular expression; None: SECONDS."""
+
+    def expression(self) -> Expression | None:
+        """Return the regular expression, if it is one."""
+        return Expression(self.text, self._seconds()) if self.regex else None
+
+    def literal(self) -> Expression:
+        """Return the text as an expression: FTS5 sees words only."""
+        return Expression(re.escape(self.text), self._seconds())
+
+    def _seconds(self) -> float:
+        return SECONDS if self.seconds is None else self.seconds
 
 
 class Search:
@@ -71,8 +129,37 @@ class Search:
         limit: int = 20,
     ) -> list[Hit]:
         """Return the memories with most matches, ties to the better rank, then the lower cell."""
-        if not query.strip():
+        found = self.found(Query(query, regex), place, layer, 0, limit)
+        return [
+            Hit(*hit[:4], hit.excerpt.plain if place == "values" else hit.excerpt.bracketed)
+            for hit in found.hits
+        ]
+
+    def found(
+        self, query: Query, place: str, layer: int | None = None, offset: int = 0, limit: int = 20
+    ) -> Found:
+        """Return how many memories are found, and those from the `offset`-th on, best first."""
+        self._refuse(query.text, place, layer)
+        expression = query.expression()
+        look = self._in_values if place == "values" else self._in_triggers
+        part = slice(offset, offset + limit)
+        try:
+            return look(query, expression, layer, part)
+        except sqlite3.DatabaseError:  # damaged somewhere: derived, so made again
+            self.close()
+            make_searchable(self._path, self.index)
+            self._base = connect(self._path)
+            return look(query, expression, layer, part)
+
+    def _refuse(self, text: str, place: str, layer: int | None) -> None:
+        """Refuse what cannot be searched for."""
+        if not text.strip():
             raise FfmemError("Nothing was searched for: give a word, a phrase or a token.")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise FfmemError(
+                f"{text!r} holds half of a character (a lone surrogate), which no text does."
+                " Search for whole ones."
+            )
         if layer is not None and not 0 <= layer < self.index.n_layers:
             raise FfmemError(
                 f"There is no layer {layer}: the model has layers 0 to {self.index.n_layers - 1}."
@@ -81,104 +168,122 @@ class Search:
             raise FfmemError("This index has no patterns yet. Search in values or triggers.")
         if place not in {"values", "triggers"}:
             raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
-        pattern = _Pattern(query) if regex else None
-        look = self._in_values if place == "values" else self._in_triggers
-        try:
-            return look(query, pattern, layer, limit)
-        except sqlite3.DatabaseError:  # damaged somewhere: derived, so made again
-            self.close()
-            make_searchable(self._path, self.index)
-            self._base = connect(self._path)
-            return look(query, pattern, layer, limit)
 
     def _in_values(
-        self, query: str, pattern: "_Pattern | None", layer: int | None, limit: int
-    ) -> list[Hit]:
+        self, query: Query, expression: Expression | None, layer: int | None, part: slice
+    ) -> Found:
         """Find values by the tokens at their ends: a whole token, with or without its space."""
-        found = list(self._tokens(query, pattern))
-        names = {id: token for id, token, _ in found}
-        postings = np.frombuffer(b"".join(blob for _, _, blob in found), VALUE_POSTING)
-        sizes = [len(blob) // VALUE_POSTING.itemsize for _, _, blob in found]
-        ids = np.repeat(np.asarray(list(names), np.int64), sizes)
-        return [
-            Hit(str(cell), count, rank, "top" if side > 0 else "bottom", names[id])
-            for cell, count, rank, side, id in self._ranked(postings, ids, layer, limit)
-        ]
-
-    def _tokens(self, query: str, pattern: "_Pattern | None") -> Iterator[tuple[int, str, bytes]]:
-        if pattern is None:
-            query = unshown(query)
-            wanted = {form.casefold() for form in (query, query.strip(), f" {query.strip()}")}
-            marks = ",".join("?" * len(wanted))
-            found = self._base.execute(
-                f"SELECT id, token, postings FROM tokens WHERE folded IN ({marks})", sorted(wanted)
-            )
-            yield from found
-            return
-        for id, token, blob in self._base.execute("SELECT id, token, postings FROM tokens"):
-            if pattern.search(token):
-                yield id, token, blob
-
-    def _in_triggers(
-        self, query: str, pattern: "_Pattern | None", layer: int | None, limit: int
-    ) -> list[Hit]:
-        """Find memories by the text of their prefixes."""
-        if pattern is None and not _has_word(query):
-            pattern = _Pattern(re.escape(query))  # FTS5 sees words only
-        found = self._words(query) if pattern is None else self._matching(pattern)
-        if not found.sentences:
-            return []
-        postings = np.frombuffer(b"".join(found.blobs), TRIGGER_POSTING)
-        sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in found.blobs]
-        rows = np.repeat(np.arange(len(sizes)), sizes)
-        inside = postings["end"] >= np.repeat(found.ends, sizes)  # the match is in the prefix
-        ranked = self._ranked(postings[inside], rows[inside], layer, limit)
-        return [
-            Hit(
+        found = {id: (token, blob) for id, token, blob in self._tokens(query, expression)}
+        postings = np.frombuffer(b"".join(blob for _, blob in found.values()), VALUE_POSTING)
+        sizes = [len(blob) // VALUE_POSTING.itemsize for _, blob in found.values()]
+        ids = np.repeat(np.asarray(list(found), np.int64), sizes)
+        total, best = self._ranked(postings, ids, layer, part)
+        hits = [
+            Finding(
                 str(cell),
                 count,
                 rank,
-                "positive" if side > 0 else "negative",
-                self._snippet(found.sentences[row], found.begins[row], found.ends[row]),
+                "top" if side > 0 else "bottom",
+                of_token(found[id][0], query.text, expression),
             )
-            for cell, count, rank, side, row in ranked
+            for cell, count, rank, side, id in best
         ]
+        return Found(total, hits)
 
-    def _words(self, query: str) -> "_Found":
+    def _tokens(
+        self, query: Query, expression: Expression | None
+    ) -> Iterator[tuple[int, str, bytes]]:
+        chosen = "SELECT id, token, postings FROM tokens"
+        if expression is not None:
+            for row in self._base.execute(chosen):
+                if expression.search(row[1]):
+                    yield row
+            return
+        wanted = sorted(token_forms(query.text))
+        marks = ",".join("?" * len(wanted))
+        yield from self._base.execute(f"{chosen} WHERE folded IN ({marks})", wanted)
+        if query.prefix:
+            for begin in sorted(token_beginnings(query.text)):
+                yield from self._base.execute(
+                    f"{chosen} WHERE folded >= ? AND folded < ?", (begin, past(begin))
+                )
+
+    def _in_triggers(
+        self, query: Query, expression: Expression | None, layer: int | None, part: slice
+    ) -> Found:
+        """Find memories by the text of their prefixes."""
+        if expression is None and not has_word(query.text):
+            expression = query.literal()
+        rows = self._words(query) if expression is None else self._matching(query, expression)
+        postings = np.frombuffer(b"".join(rows.blobs), TRIGGER_POSTING)
+        sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in rows.blobs]
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        inside = rows.reached(postings["end"], owners)
+        total, best = self._ranked(postings[inside], inside, layer, part)
+        hits = []
+        for cell, count, rank, side, key in best:
+            row, end = int(owners[key]), int(postings["end"][key])
+            text = self._text(rows.sentences[row])
+            span = rows.spans[row]
+            if expression is not None:
+                span = expression.search(text, end).span()
+            name = "positive" if side > 0 else "negative"
+            hits.append(Finding(str(cell), count, rank, name, of_sentence(text, span, end)))
+        return Found(total, hits, len(rows.sentences) if rows.cut else None)
+
+    def _words(self, query: Query) -> "_Rows":
         """Return the sentences that hold the words of the query in a row, any case or accent."""
         # A phrase: no operator of FTS5 gets through.
-        phrase = '"' + query.replace("\0", " ").replace('"', '""') + '"'
-        rows = self._base.execute(
+        phrase = '"' + query.text.replace("\0", " ").replace('"', '""') + '"'
+        if query.prefix and ends_in_word(query.text):
+            phrase += " *"
+        n_words = count_words(query.text)
+        cursor = self._base.execute(
             "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.postings FROM words"
             " JOIN sentences ON sentences.sentence = words.rowid WHERE words MATCH ?",
             (_OPEN, _CLOSE, phrase),
         )
-        found = _Found([], [], [], [])
-        for sentence, marked, blob in rows:
+        rows = _Rows(query.most)
+        for sentence, marked, blob in cursor:
             begin = marked.index(_OPEN)
-            found.add(sentence, blob, begin, marked.index(_CLOSE) - len(_OPEN))
-        return found
+            end = marked.index(_CLOSE) - len(_OPEN)
+            if n_words > 1:  # FTS5 marks matches that overlap as one
+                found = marked[begin + len(_OPEN) : end + len(_OPEN)]
+                end = begin + end_of_word(found, n_words)
+            if not rows.add(sentence, blob, end, (begin, end)):
+                break
+        return rows
 
-    def _matching(self, pattern: "_Pattern") -> "_Found":
-        """Return the prefixes that match a regular expression, those that end alike together."""
-        # Without these signs, what matches in a prefix matches in its sentence too.
-        looks_at_the_end = re.search(r"[$\\(]", pattern.expression) is not None
-        found = _Found([], [], [], [])
-        rows = self._base.execute("SELECT sentence, text, postings FROM sentences")
-        for sentence, text, blob in rows:
-            if not looks_at_the_end and pattern.search(text) is None:
+    def _matching(self, query: Query, expression: Expression) -> "_Rows":
+        """Return the sentences of which a beginning matches, with where it can end."""
+        rows = _Rows(query.most)
+        texts = "SELECT sentence, text FROM sentences"
+        if query.regex:
+            cursor = self._base.execute(texts)
+        else:
+            cursor = self._base.execute(f"{texts} WHERE instr(text, ?)", (query.text,))
+        for sentence, text in cursor:
+            if not expression.possible(text):
                 continue
-            postings = np.frombuffer(blob, TRIGGER_POSTING)
-            for end in sorted(set(postings["end"].tolist())):
-                if match := pattern.search(text, end):
-                    here = postings[postings["end"] == end].tobytes()
-                    found.add(sentence, here, match.start(), match.end())
-        return found
+            (blob,) = self._base.execute(
+                "SELECT postings FROM sentences WHERE sentence = ?", (sentence,)
+            ).fetchone()
+            ends = sorted(set(np.frombuffer(blob, TRIGGER_POSTING)["end"].tolist()))
+            least, single = expression.reach(text, ends)
+            if least is None and not single:
+                continue
+            if not rows.add(sentence, blob, _NEVER if least is None else least, (0, 0)):
+                break
+            rows.single += [(len(rows.sentences) - 1, end) for end in single]
+        return rows
 
     def _ranked(
-        self, postings: ndarray, keys: ndarray, layer: int | None, limit: int
-    ) -> list[tuple[Cell, int, int, int, int]]:
-        """Return (cell, count, rank, side, key) of the cells with most postings, of their best."""
+        self, postings: ndarray, keys: ndarray, layer: int | None, part: slice
+    ) -> tuple[int, list[tuple[Cell, int, int, int, int]]]:
+        """Return how many cells have postings, and some as (cell, count, rank, side, key).
+
+        The cells with most postings come first; rank, side and key are of their best posting.
+        """
         n_memories = self.index.n_memories
         cells = postings["cell"].astype(np.int64)
         # One integer per posting, smallest for the best: rank, then side, then key.
@@ -191,8 +296,8 @@ class Search:
         np.minimum.at(best, cells, packed)
         counts = np.bincount(cells, minlength=len(self.index))
         found = counts.nonzero()[0]
-        order = found[np.lexsort((found, best[found] >> 33, -counts[found]))][:limit]
-        return [
+        order = found[np.lexsort((found, best[found] >> 33, -counts[found]))][part]
+        return len(found), [
             (
                 Cell(*divmod(cell, n_memories)),
                 int(counts[cell]),
@@ -203,58 +308,46 @@ class Search:
             for cell in order.tolist()
         ]
 
-    def _snippet(self, sentence: int, begin: int, end: int, around: int = 40) -> str:
+    def _text(self, sentence: int) -> str:
         found = self._base.execute("SELECT text FROM sentences WHERE sentence = ?", (sentence,))
         text: str = found.fetchone()[0]
-        before, after = text[max(0, begin - around) : begin], text[end : end + around]
-        left = "…" if begin > around else ""
-        right = "…" if end + around < len(text) else ""
-        return f"{left}{before}[{text[begin:end]}]{after}{right}"
+        return text
 
 
-class _Found(NamedTuple):
-    """Entries in which a text was found: sentence, postings, and where the match stands."""
+@dataclass
+class _Rows:
+    """Sentences in which a text was found, with their postings and where prefixes must end."""
 
-    sentences: list[int]
-    blobs: list[bytes]
-    begins: list[int]
-    ends: list[int]
+    most: int | None
+    """How many postings are looked at; None: all."""
+    sentences: list[int] = field(default_factory=list)
+    blobs: list[bytes] = field(default_factory=list)
+    least: list[int] = field(default_factory=list)
+    """Every prefix of at least so many characters holds what was found."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Where words stand; an expression may stand elsewhere in each prefix."""
+    single: list[tuple[int, int]] = field(default_factory=list)
+    """(row, end) of shorter prefixes that hold it too."""
+    n_postings: int = 0
+    cut: bool = False
+    """Whether a sentence was left out."""
 
-    def add(self, *entry: Any) -> None:
-        """Add one entry."""
-        columns: tuple[list[Any], ...] = self
-        for column, value in zip(columns, entry, strict=True):
-            column.append(value)
+    def add(self, sentence: int, blob: bytes, least: int, span: tuple[int, int]) -> bool:
+        """Add one sentence, if there is room for it: whether there was."""
+        if self.most is not None and self.n_postings >= self.most:
+            self.cut = True
+            return False
+        self.sentences.append(sentence)
+        self.blobs.append(blob)
+        self.least.append(least)
+        self.spans.append(span)
+        self.n_postings += len(blob) // TRIGGER_POSTING.itemsize
+        return True
 
-
-def _has_word(text: str) -> bool:
-    """Whether FTS5 sees a word in a text."""
-    kinds = {unicodedata.category(character) for character in text}
-    return any(kind[0] in "LN" or kind in {"Co", "Mn", "Mc"} for kind in kinds)
-
-
-class _Pattern:
-    """A regular expression that gives up when all its searches have taken too long."""
-
-    def __init__(self, expression: str) -> None:
-        import regex  # unlike `re`, it can be stopped
-
-        try:
-            self._compiled = regex.compile(expression)
-        except regex.error as error:
-            raise FfmemError(f"{expression!r} is not a regular expression: {error}.") from None
-        self.expression = expression
-        self._until = time.monotonic() + SECONDS
-
-    def search(self, text: str, end: int | None = None) -> Any:
-        """Return the first match within the first `end` characters, None if there is none."""
-        left = self._until - time.monotonic()
-        try:
-            if left > 0:
-                return self._compiled.search(text, endpos=end, timeout=left)
-        except TimeoutError:
-            pass
-        raise FfmemError(
-            f"The regular expression {self.expression!r} takes too long: no answer after"
-            f" {SECONDS:g} seconds. Make it simpler, or search for words."
-        )
+    def reached(self, ends: ndarray, owners: ndarray) -> ndarray:
+        """Return which postings are of prefixes that hold it; `owners` are their rows."""
+        inside: ndarray = ends >= np.asarray(self.least, np.int64)[owners]
+        if self.single:
+            rows, single = np.asarray(self.single, np.int64).T
+            inside |= np.isin(owners << 32 | ends, rows << 32 | single)
+        return inside.nonzero()[0]

@@ -1,5 +1,6 @@
 """Making `search.sqlite`: the inverted lists of an index."""
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from ffmem.errors import StorageFull
+from ffmem.errors import StorageFull, StoreError
 from ffmem.files import committing, sha256
 from ffmem.indexing.sentences import VACANT, StoredSentence
 from ffmem.indexing.store import Index
@@ -32,6 +33,10 @@ TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1"), (
 """A trigger of rank `rank` in a positive (1) or negative (−1) list; where its prefix ends."""
 
 
+class NotSearchable(StoreError):
+    """The index has no search file, and none may be written beside it."""
+
+
 def is_current(path: Path, index: Index) -> bool:
     """Whether the file was made from this very index."""
     if not path.exists():
@@ -52,7 +57,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def make_searchable(path: Path, index: Index) -> None:
     """Write the inverted lists of an index."""
     with committing(path) as temporary:
-        temporary.touch()  # here a folder that may not be written to is told
+        _refuse_unwritable(temporary, index)
         base = sqlite3.connect(temporary)
         try:
             base.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
@@ -74,6 +79,20 @@ def make_searchable(path: Path, index: Index) -> None:
             raise
         finally:
             base.close()
+
+
+def _refuse_unwritable(temporary: Path, index: Index) -> None:
+    """Refuse a folder that may not be written to, before any work."""
+    try:
+        temporary.touch()
+    except OSError as error:
+        if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise
+        raise NotSearchable(
+            f"The index at {index.folder} has no search file (search.sqlite) yet, and its folder"
+            f" cannot be written to: {error.strerror}. Search it once where it can, or search a"
+            " copy of it."
+        ) from None
 
 
 def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:

@@ -5,10 +5,11 @@ prefix's length p. So one integer names a prefix, and sentence, text and next to
 """
 
 import hashlib
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ from ffmem.files import committing
 
 GROUP = 128
 """Sentences in a row group, the last aside: what a look-up of one sentence reads."""
+
+KEPT = 256
+"""Row groups kept in memory: some kilobytes for each of their sentences that was looked at."""
 
 VACANT = -1
 """The prefix that is none: what stands in a slot of a list that nothing has filled."""
@@ -128,6 +132,9 @@ class Sentences:
         self.n_groups: int = self._file.metadata.num_row_groups
         # Read where a search looks, not for all groups: `show` must not grow with the corpus.
         self._first_offset = cache(self._read_first_offset)
+        # Whoever looks at many memories meets the same groups again and again.
+        self._group = lru_cache(KEPT)(self._read_group)
+        self._reading = threading.Lock()  # Arrow's reader is not for several threads at once
 
     def row(self, sentence: int) -> StoredSentence:
         """Return the sentence of a number."""
@@ -140,12 +147,13 @@ class Sentences:
         groups = [bisect_right(numbers, prefix, key=self._first_offset) - 1 for prefix in ordered]
         if not ordered:
             return {}
-        table = self._read(sorted(set(groups)))
-        offsets = table["offset"].to_pylist()
-        rows = [bisect_right(offsets, prefix) - 1 for prefix in ordered]
-        # One row at a time: `take` would import all of pyarrow.compute, a tenth of a second.
-        stored = {row: next(_stored(table[row : row + 1])) for row in set(rows)}
-        return {prefix: stored[row] for prefix, row in zip(ordered, rows, strict=True)}
+        found: dict[int, StoredSentence] = {}
+        last: StoredSentence | None = None
+        for prefix, group in zip(ordered, groups, strict=True):
+            if last is None or not last.offset <= prefix <= last.offset + len(last.ids):
+                last = self._group(group).at(prefix)
+            found[prefix] = last
+        return found
 
     def rows(self, first: int, n: int) -> Iterator[StoredSentence]:
         """Return the n sentences from number `first` on, a row group in memory at a time."""
@@ -172,8 +180,11 @@ class Sentences:
         column = self._file.metadata.row_group(group).column(SCHEMA.get_field_index("offset"))
         return int(column.statistics.min)
 
+    def _read_group(self, group: int) -> "_Group":
+        return _Group(self._read([group]))
+
     def _read(self, groups: list[int], columns: list[str] | None = None) -> pa.Table:
-        with self._explaining():
+        with self._explaining(), self._reading:
             # Threads cost more than they bring for groups this small.
             return self._file.read_row_groups(groups, columns, use_threads=False)
 
@@ -187,6 +198,23 @@ class Sentences:
                 f"Cannot read the sentences of the index, {self.path}: {reason}."
                 " The file is damaged or missing: make the index again."
             ) from None
+
+
+class _Group:
+    """A row group in memory, whose sentences are decoded when somebody looks at them."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self._offsets: list[int] = table["offset"].to_pylist()
+        self._decoded: dict[int, StoredSentence] = {}
+
+    def at(self, prefix: int) -> StoredSentence:
+        """Return the sentence that owns a prefix."""
+        row = bisect_right(self._offsets, prefix) - 1
+        if row not in self._decoded:
+            # One row alone: `take` would import all of pyarrow.compute, a tenth of a second.
+            self._decoded[row] = next(_stored(self._table[row : row + 1]))
+        return self._decoded[row]
 
 
 def divided(sentence: StoredSentence, length: int, shown: Callable[[int], str]) -> tuple[str, str]:

@@ -41,10 +41,10 @@ def open_table(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, memory_map=True)
 
 
-def read_group(path: Path, group: int) -> dict[str, ndarray]:
+def read_group(path: Path, group: int, names: list[str] | None = None) -> dict[str, ndarray]:
     """Return the rows of one row group, as `read_columns` does."""
     with _explaining(path):
-        table = open_table(path).read_row_group(group, use_threads=False)
+        table = open_table(path).read_row_group(group, names, use_threads=False)
     return {name: _array(table[name]) for name in table.column_names}
 
 

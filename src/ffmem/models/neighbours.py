@@ -2,11 +2,13 @@
 
     cosine(v, v′) = v · v′ / (‖v‖ ‖v′‖)
 
-Layer by layer, so that nothing larger than one layer's weights is held. Values are those that
+Layer by layer, the nearest first, so that nothing larger than one layer's weights is held and a
+search can end when its time is over. Values are those that
 reach the residual stream (`readable_values`); in gated models the keys are the gate's.
 """
 
 import math
+import time
 from typing import NamedTuple
 
 import torch
@@ -27,22 +29,46 @@ class Neighbour(NamedTuple):
     cosine: float
 
 
-@torch.inference_mode()
+class Neighbourhood(NamedTuple):
+    """The neighbours of a memory, and the layers in which they were looked for."""
+
+    found: list[Neighbour]
+    layers: list[int]
+    """All of the model's, unless the time was over before."""
+
+
 def neighbours(memories: Memories, cell: Cell, by: str = "value", n: int = 10) -> list[Neighbour]:
     """Return the memories of largest |cosine| to one, in any layer; ties to the lower cell.
 
     A memory of zeros has no direction, and no neighbours.
     """
+    return neighbourhood(memories, cell, by, n).found
+
+
+@torch.inference_mode()
+def neighbourhood(
+    memories: Memories,
+    cell: Cell,
+    by: str = "value",
+    n: int = 10,
+    seconds: float | None = None,
+) -> Neighbourhood:
+    """Return the neighbours in as many layers as can be searched in a time, at least its own."""
     if by not in SIDES:
         raise FfmemError(f"Neighbours by {by!r} were asked for. Ask by {' or '.join(SIDES)}.")
     if n < 1:
         raise FfmemError(f"{n} neighbours were asked for. Give 1 or more.")
     cell.within(memories.n_layers, memories.n_memories)
     own = _directions(memories, cell.layer, by)[cell.memory]
-    if not own.any():
-        return []
+    searched: list[int] = []
     found: list[Neighbour] = []
-    for layer in range(memories.n_layers):
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    for layer in _outwards(cell.layer, memories.n_layers):
+        if searched and time.monotonic() > until:
+            break
+        searched.append(layer)
+        if not own.any():
+            continue
         cosines = (_directions(memories, layer, by) @ own.to(memories.values(layer).device)).cpu()
         if layer == cell.layer:
             cosines[cell.memory] = 0.0  # itself
@@ -50,7 +76,13 @@ def neighbours(memories: Memories, cell: Cell, by: str = "value", n: int = 10) -
         best = cosines.abs().sort(descending=True, stable=True).indices[:n].tolist()
         found += [Neighbour(Cell(layer, memory), float(cosines[memory])) for memory in best]
     found = [one for one in found if one.cell != cell and not math.isclose(one.cosine, 0.0)]
-    return sorted(found, key=lambda one: (-abs(one.cosine), one.cell))[:n]
+    best_first = sorted(found, key=lambda one: (-abs(one.cosine), one.cell))
+    return Neighbourhood(best_first[:n], sorted(searched))
+
+
+def _outwards(layer: int, n_layers: int) -> list[int]:
+    """Return all layers, those near to one first."""
+    return sorted(range(n_layers), key=lambda other: (abs(other - layer), other))
 
 
 def _directions(memories: Memories, layer: int, by: str) -> Float[Tensor, "memory hidden"]:

@@ -1,0 +1,373 @@
+"""An index in the layout that Neuronpedia exports and imports, one source per layer.
+
+    OUT/v1/MODEL/SOURCE/{model,release,sourceset,source}.jsonl
+    OUT/v1/MODEL/SOURCE/features/batch-N.jsonl.gz       one line per memory
+    OUT/v1/MODEL/SOURCE/activations/batch-N.jsonl.gz    one line per trigger
+
+A memory with a negative coefficient is the memory with key and value turned: m · v = (−m) · (−v).
+So the negative triggers of a gated model are a source of their own, `…-negative`, signs turned.
+What an index does not know is left out or empty, and `README.md` in OUT says what that is.
+"""
+
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from numpy import ndarray
+
+from ffmem.errors import FfmemError
+from ffmem.files import sha256, storage_errors, sync
+from ffmem.indexing.sentences import VACANT, StoredSentence
+from ffmem.indexing.store import Index
+from ffmem.indexing.tables import GROUP, layer_file, read_group
+from ffmem.progress import Step
+
+CREATOR = "clkht01d40000jv08hvalcvly"
+"""The user whom Neuronpedia's importers take for the owner of what is imported."""
+
+BATCH = 1024
+"""Memories in one file, as in the public exports."""
+
+EMPTY = (
+    *("topkCosSimIndices", "topkCosSimValues"),
+    *("neuron_alignment_indices", "neuron_alignment_values", "neuron_alignment_l1"),
+    *("correlated_neurons_indices", "correlated_neurons_pearson", "correlated_neurons_l1"),
+    *("correlated_features_indices", "correlated_features_pearson", "correlated_features_l1"),
+    *("freq_hist_data_bar_heights", "freq_hist_data_bar_values"),
+    *("logits_hist_data_bar_heights", "logits_hist_data_bar_values", "decoder_weights_dist"),
+)
+"""Fields of a feature that an index knows nothing about."""
+
+
+class Side(NamedTuple):
+    """One sign of a model's coefficients: what stands where, and the sign."""
+
+    prefix: str
+    """Before the names of the columns of triggers."""
+    suffix: str
+    """After the name of the set of sources."""
+    sign: int
+    top: str
+    bottom: str
+
+
+class _Place(NamedTuple):
+    """The end of a prefix in its sentence, the start token counted."""
+
+    alike: str
+    """What every activation on the sentence says alike."""
+    n_tokens: int
+    last: int
+
+
+POSITIVE = Side("", "", 1, "top", "bottom")
+NEGATIVE = Side("negative_", "-negative", -1, "bottom", "top")
+
+
+def export_neuronpedia(index: Index, out: Path, step: Step) -> None:
+    """Write an index to a new folder, in Neuronpedia's layout."""
+    with _committing(out) as folder:
+        exporting = _Exporting(index, folder)
+        (folder / "README.md").write_text(exporting.readme(), encoding="utf-8")
+        for layer in range(index.n_layers):
+            exporting.write_layer(layer, step)
+
+
+class _Exporting:
+    """One index on its way out."""
+
+    def __init__(self, index: Index, folder: Path) -> None:
+        self.index = index
+        manifest = index.manifest
+        self.model = model_id(manifest.model.source)
+        self.set = f"ffmem-{sha256(index.folder / 'manifest.json')[:8]}"
+        self.corpus = ", ".join(source.source for source in manifest.corpus.sources)
+        self.sides = (POSITIVE, NEGATIVE) if manifest.model.gated else (POSITIVE,)
+        self._folder = folder / "v1" / self.model
+        self._tokens: list[str] = index.tokens.to_pylist()
+        start = manifest.start.token
+        self._start = [] if start is None else [start]
+
+    def source(self, layer: int, side: Side) -> str:
+        """Return the name of a layer's source."""
+        return f"{layer}-{self.set}{side.suffix}"
+
+    def readme(self) -> str:
+        """Return what a reader of the folder must know."""
+        manifest = self.index.manifest
+        gated = manifest.model.gated
+        text = (files("ffmem.indexing") / "neuronpedia.md").read_text(encoding="utf-8")
+        return text.format(
+            model=manifest.model.source,
+            layers=self.index.n_layers,
+            memories=self.index.n_memories,
+            corpus=self.corpus,
+            sentences=manifest.corpus.sentences,
+            tokens=manifest.corpus.tokens,
+            t=manifest.t,
+            prefixes=manifest.prefixes,
+            projection=manifest.projection,
+            dtype=manifest.dtype,
+            set=self.set,
+            id=self.model,
+            first=self.source(0, POSITIVE),
+            share="its gate's pre-activation is above 0" if gated else "its coefficient is above 0",
+            negative=_TURNED.format(source=self.source(0, NEGATIVE)) if gated else _NO_NEGATIVE,
+        )
+
+    def write_layer(self, layer: int, step: Step) -> None:
+        """Write the sources of one layer."""
+        for side in self.sides:
+            self._write_source(layer, side)
+        for batch, first in enumerate(range(0, self.index.n_memories, BATCH)):
+            past = min(first + BATCH, self.index.n_memories)
+            groups = range(first // GROUP, -(-past // GROUP))
+            triggers = {group: self._columns("triggers", layer, group) for group in groups}
+            places = self._places(triggers.values())
+            for side in self.sides:
+                folder = self._folder / self.source(layer, side)
+                name = f"batch-{batch}.jsonl.gz"
+                with _lines(folder / "features" / name) as lines:
+                    for group in groups:
+                        lines.writelines(self._features(layer, group, side))
+                with _lines(folder / "activations" / name) as lines:
+                    for group, columns in triggers.items():
+                        lines.writelines(self._activations(layer, group, side, columns, places))
+            step(past - first)
+
+    def _write_source(self, layer: int, side: Side) -> None:
+        """Write the four small files that name model, release, set and source."""
+        manifest, owned = self.index.manifest, {"creatorId": CREATOR, "visibility": "PUBLIC"}
+        name = f"{self.set}{side.suffix}"
+        made = f"Feed-forward memories of {manifest.model.source}, read by ffmem"
+        signs = " (coefficients below 0, signs turned)" if side is NEGATIVE else ""
+        rows: dict[str, dict[str, Any]] = {
+            "model": {
+                "id": self.model,
+                "displayName": self.model,
+                "displayNameShort": self.model,
+                "layers": self.index.n_layers,
+                "neuronsPerLayer": self.index.n_memories,
+                "dimension": manifest.model.hidden,
+                "owner": owner(manifest.model.source),
+            },
+            "release": {
+                "name": self.set,
+                "description": made,
+                "descriptionShort": made,
+                "creatorName": "ffmem",
+                "urls": [],
+            },
+            "sourceset": {
+                "modelId": self.model,
+                "name": name,
+                "releaseName": self.set,
+                "description": f"Triggers and values over {self.corpus}{signs}",
+                "type": "neurons",
+                "creatorName": "ffmem",
+                "urls": [],
+            },
+            "source": {
+                "id": self.source(layer, side),
+                "modelId": self.model,
+                "setName": name,
+                "hasDashboards": True,
+                "inferenceEnabled": False,
+                "dataset": self.corpus,
+                "num_prompts": manifest.corpus.sentences,
+                "notes": "Of every trigger only the coefficient at its last token is known;"
+                " the other values are written as 0.",
+            },
+        }
+        folder = self._folder / self.source(layer, side)
+        folder.mkdir(parents=True)
+        for kind, row in rows.items():
+            (folder / f"{kind}.jsonl").write_text(_json(row | owned), encoding="utf-8")
+
+    def _features(self, layer: int, group: int, side: Side) -> Iterator[str]:
+        """Return a line for each memory of a row group."""
+        values = self._columns("values", layer, group)
+        stats = self._columns("stats", layer, group)
+        largest = stats["max" if side is POSITIVE else "min"]
+        for row in range(len(largest)):
+            yield _json(
+                {
+                    "modelId": self.model,
+                    "layer": self.source(layer, side),
+                    "index": str(group * GROUP + row),
+                    "sourceSetName": f"{self.set}{side.suffix}",
+                    "creatorId": CREATOR,
+                    "maxActApprox": side.sign * float(largest[row]),
+                    "frac_nonzero": int(stats["active"][row]) / self.index.manifest.corpus.tokens,
+                    "pos_str": self._shown(values[f"{side.top}_ids"][row]),
+                    "pos_values": (side.sign * values[f"{side.top}_logits"][row]).tolist(),
+                    "neg_str": self._shown(values[f"{side.bottom}_ids"][row]),
+                    "neg_values": (side.sign * values[f"{side.bottom}_logits"][row]).tolist(),
+                    "hookName": f"blocks.{layer}.mlp.hook_post",
+                    "hasVector": False,
+                    "vector": [],
+                }
+                | {name: [] for name in EMPTY}
+            )
+
+    def _activations(
+        self,
+        layer: int,
+        group: int,
+        side: Side,
+        columns: dict[str, ndarray],
+        places: dict[int, "_Place"],
+    ) -> Iterator[str]:
+        """Return a line for each trigger of the memories of a row group."""
+        prefixes = columns[f"{side.prefix}prefix"].tolist()
+        coefficients = (side.sign * columns[f"{side.prefix}coefficient"]).tolist()
+        for row, ranked in enumerate(zip(prefixes, coefficients, strict=True)):
+            memory = group * GROUP + row
+            named = {
+                "modelId": self.model,
+                "layer": self.source(layer, side),
+                "index": str(memory),
+            }
+            for rank, (prefix, coefficient) in enumerate(zip(*ranked, strict=True), start=1):
+                if prefix == VACANT:
+                    break
+                own = {"id": f"{self.set}{side.suffix}-{layer}-{memory}-{rank}", **named}
+                yield _activation(own, places[prefix], coefficient)
+
+    def _places(self, triggers: Iterable[dict[str, ndarray]]) -> dict[int, "_Place"]:
+        """Return where the prefixes of some triggers end, reading every sentence once."""
+        prefixes = {
+            prefix
+            for columns in triggers
+            for side in self.sides
+            for prefix in columns[f"{side.prefix}prefix"].reshape(-1).tolist()
+        }
+        owners = self.index.sentences.at(prefixes - {VACANT})
+        sentences = {sentence.sentence: sentence for sentence in owners.values()}
+        told = {number: self._told(sentence) for number, sentence in sentences.items()}
+        # The start token, if there is one, stands at 0: the prefix of length p ends at p.
+        shift = len(self._start) - 1
+        return {
+            prefix: _Place(*told[sentence.sentence], prefix - sentence.offset + shift)
+            for prefix, sentence in owners.items()
+        }
+
+    def _told(self, sentence: StoredSentence) -> tuple[str, int]:
+        """Return what every activation on a sentence says alike, and its number of tokens."""
+        tokens = [*self._start, *(self._tokens[id] for id in sentence.ids)]
+        alike = {
+            "dataSource": self.index.manifest.corpus.sources[sentence.source].source,
+            "dataIndex": str(sentence.sentence),
+            "tokens": tokens,
+        }
+        return _inside(alike), len(tokens)
+
+    def _columns(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
+        return read_group(self.index.folder / layer_file(kind, layer), group)
+
+    def _shown(self, ids: ndarray) -> list[str]:
+        return [self._tokens[id] for id in ids.tolist()]
+
+
+_TURNED = (
+    "A coefficient below 0 triggers as well in this gated model. Sources that end in `-negative`\n"
+    "(`{source}`) hold those triggers with the sign of coefficient and value turned: what stands\n"
+    "there as positive is −m, and `pos_str` is what the value promotes when m < 0."
+)
+_NO_NEGATIVE = "Only coefficients above 0 trigger in this model, which is not gated."
+
+
+def _json(row: dict[str, Any]) -> str:
+    return "{" + _inside(row) + "}\n"
+
+
+def _inside(row: dict[str, Any]) -> str:
+    """Return the fields of an object, without its braces."""
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)[1:-1]
+
+
+_REST = _inside(
+    {
+        "creatorId": CREATOR,
+        "dfaValues": [],
+        "dfaMaxValue": None,
+        "dfaTargetIndex": None,
+        "lossValues": [],
+        "logitContributions": None,
+        "binMin": None,
+        "binMax": None,
+        "binContains": None,
+        "qualifyingTokenIndex": None,
+    }
+)
+"""What every activation says alike."""
+
+
+def _activation(named: dict[str, str], place: _Place, coefficient: float) -> str:
+    """Return the line of one trigger: of its values only that of the last token is known."""
+    own = {
+        **named,
+        "maxValue": coefficient,
+        "minValue": coefficient if place.n_tokens == 1 else 0.0,
+        "maxValueTokenIndex": place.last,
+    }
+    # Written by hand: there is one for every token of every trigger.
+    after = place.n_tokens - 1 - place.last
+    values = f'"values":[{"0," * place.last}{coefficient!r}{",0" * after}]'
+    return f"{{{_inside(own)},{place.alike},{values},{_REST}}}\n"
+
+
+def model_id(source: str) -> str:
+    """Return a model's name as Neuronpedia takes it: lower case, figures, dashes, underscores."""
+    name = re.split(r"[/\\]", source.rstrip("/\\"))[-1].partition("@")[0].removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-") or "model"
+
+
+def owner(source: str) -> str:
+    """Return who made a model, where its name is that of the Hub."""
+    match = re.fullmatch(r"([\w.-]+)/[\w.-]+(@.*)?", source)
+    return match[1] if match and not Path(source).exists() else "unknown"
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[IO[str]]:
+    """Give a compressed file to write lines to; the same lines give the same bytes."""
+    path.parent.mkdir(exist_ok=True)
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", newline="") as lines,
+    ):
+        yield lines
+
+
+@contextmanager
+def _committing(out: Path) -> Iterator[Path]:
+    """Give a temporary folder to write to; rename it to `out` when the block ends well."""
+    if out.exists() or out.is_symlink():
+        raise FfmemError(f"{out} is there already: name a new folder to write to.")
+    if not out.absolute().parent.is_dir():
+        raise FfmemError(
+            f"There is no folder {out.absolute().parent}: make it first, or name another place."
+        )
+    temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
+    try:
+        with storage_errors(out):
+            temporary.mkdir()
+            yield temporary
+            for path in temporary.rglob("*"):
+                sync(path)
+            temporary.rename(out.absolute())
+            sync(out.absolute().parent)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to tell
+            shutil.rmtree(temporary)
+        raise

@@ -1,0 +1,1 @@
+"""The explorer: one local page to browse, search, trace and switch every memory."""

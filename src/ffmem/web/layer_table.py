@@ -1,0 +1,351 @@
+"""The numbers of all memories of a layer, as a table that can be sorted, filtered and paged.
+
+    agrees ⇔ top(sign·v) is the next token of the memory's head       (experiments/heads.py)
+    followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
+
+Everything comes from columns of the index; no model is needed. The index lists no token that its
+tokenizer cannot show, so top(v) is the best of those that it can. Sorting is stable both ways:
+equals stay in the order of their numbers, and memories without a number come last.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int8, Int32, Int64
+from numpy import ndarray
+from typing_extensions import TypedDict
+
+from ffmem.cells import Cell
+from ffmem.errors import FfmemError
+from ffmem.experiments.heads import NO_SIGN, NONE, heads, listed
+from ffmem.experiments.spread import spread
+from ffmem.indexing.memory import unshown
+from ffmem.indexing.store import Index
+from ffmem.indexing.tables import layer_file, read_columns
+from ffmem.web.limits import NotHere
+
+PAGE = 50
+"""Memories on a page."""
+
+SHOWN = 5
+"""Tokens of each end of a value that a row shows."""
+
+MOST_LAYERS = 32
+"""Tables held at once, of all indexes."""
+
+AGREEMENT = {1: "agrees", 0: "disagrees", -1: "none"}
+"""Whether a value predicts what follows its memory's head; none: there is no head."""
+
+
+class LayerTable(NamedTuple):
+    """One number of each memory in each column."""
+
+    layer: int
+    top: Int32[ndarray, "memory token"]
+    """The first tokens that the value promotes."""
+    bottom: Int32[ndarray, "memory token"]
+    """The first that it suppresses: what it promotes where m < 0."""
+    active_share: Float64[ndarray, " memory"]
+    max: Float64[ndarray, " memory"]
+    min: Float64[ndarray, " memory"]
+    mean: Float64[ndarray, " memory"]
+    probability: Float64[ndarray, " memory"]
+    """Of top(v)."""
+    sign: Int8[ndarray, " memory"]
+    agreement: Int8[ndarray, " memory"]
+    followed: Int64[ndarray, " memory"]
+    followable: Int64[ndarray, " memory"]
+
+    @property
+    def largest(self) -> Float64[ndarray, " memory"]:
+        """The largest |m| of each memory."""
+        largest: ndarray = np.maximum(np.abs(self.max), np.abs(self.min))
+        return largest
+
+
+class Match(TypedDict):
+    """The token for which a memory was found: its place from 1 at one end of the value."""
+
+    token: str
+    rank: int
+    end: str
+
+
+class LayerRow(TypedDict):
+    """One memory, as the table shows it."""
+
+    cell: str
+    memory: int
+    top: list[str]
+    bottom: list[str]
+    active_share: float | None
+    max: float | None
+    min: float | None
+    mean: float | None
+    probability: float | None
+    sign: int | None
+    agreement: str
+    followed: int
+    followable: int
+    match: Match | None
+
+
+class Listing(NamedTuple):
+    """One page of a table."""
+
+    rows: list[LayerRow]
+    page: int
+    pages: int
+    n: int
+    """Memories on all pages."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which memories of a layer are listed, and in which order."""
+
+    sort: str = "memory"
+    """The name of a column, with − in front from the largest down."""
+    has: str = ""
+    """A text in a token at one of the value's ends."""
+    least: float | None = None
+    """Of the active share, in percent."""
+    most: float | None = None
+    agreement: str = ""
+
+    def __post_init__(self) -> None:
+        if self.column not in SORTS:
+            raise FfmemError(
+                f"A layer cannot be sorted by {self.sort!r}. Sort by {', '.join(SORTS)}; with a"
+                " minus in front, from the largest down."
+            )
+        if self.agreement and self.agreement not in AGREEMENT.values():
+            raise FfmemError(
+                f"There is no agreement {self.agreement!r}. There are:"
+                f" {', '.join(AGREEMENT.values())}."
+            )
+
+    @property
+    def column(self) -> str:
+        """What is sorted by."""
+        return self.sort.removeprefix("-")
+
+    @property
+    def downwards(self) -> bool:
+        """Whether the largest comes first."""
+        return self.sort.startswith("-")
+
+    @property
+    def is_all(self) -> bool:
+        """Whether no memory is left out."""
+        return not (self.has or self.agreement) and self.least is None and self.most is None
+
+    def parameters(self) -> dict[str, object]:
+        """Return what an address says of it; None for what is as it is anyway."""
+        return {
+            "sort": None if self.sort == "memory" else self.sort,
+            "has": self.has or None,
+            "least": self.least,
+            "most": self.most,
+            "agreement": self.agreement or None,
+        }
+
+
+@lru_cache(maxsize=MOST_LAYERS)
+def layer_table(index: Index, layer: int) -> LayerTable:
+    """Return the table of a layer, kept for the next who asks."""
+    refuse_other_layers(index, layer)
+    stats = read_columns(
+        index.folder / layer_file("stats", layer), ["active", "max", "min", "mean"]
+    )
+    names = ["top_ids", "bottom_ids", "top_probabilities"]
+    values = read_columns(index.folder / layer_file("values", layer), names)
+    firsts = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
+    head = heads(index, layer)
+    said = np.where(head.sign < 0, firsts[-1], firsts[1])
+    agreement = np.where(head.exists, said == head.next_token, -1)
+    followed = np.zeros(len(said), np.int64)
+    followable = np.zeros(len(said), np.int64)
+    for sign, first in firsts.items():
+        following = listed(index, layer, sign).next
+        followed += (following == first[:, None]).sum(axis=1)
+        followable += (following != NONE).sum(axis=1)
+    return LayerTable(
+        layer,
+        values["top_ids"][:, :SHOWN].copy(),  # a view would keep the whole column
+        values["bottom_ids"][:, :SHOWN].copy(),
+        stats["active"] / index.manifest.corpus.tokens,
+        stats["max"].astype(np.float64),
+        stats["min"].astype(np.float64),
+        stats["mean"].astype(np.float64),
+        values["top_probabilities"][:, 0].astype(np.float64),
+        head.sign,
+        agreement.astype(np.int8),
+        followed,
+        followable,
+    )
+
+
+def refuse_other_layers(index: Index, layer: int) -> None:
+    """Raise unless the model has the layer."""
+    if not 0 <= layer < index.n_layers:
+        raise NotHere(f"There is no layer {layer}: the model has layers 0 to {index.n_layers - 1}.")
+
+
+def chosen(index: Index, table: LayerTable, wanted: Wanted) -> Int64[ndarray, " chosen"]:
+    """Return the numbers of the memories that are wanted, in the order that is wanted."""
+    order = np.argsort(_key(index, table, wanted), kind="stable")
+    ordered: ndarray = order[kept(index, table, wanted)[order]]
+    return ordered
+
+
+def kept(index: Index, table: LayerTable, wanted: Wanted) -> Bool[ndarray, " memory"]:
+    """Return which memories the filters leave."""
+    left = np.ones(len(table.sign), bool)
+    if wanted.least is not None:
+        left &= 100 * table.active_share >= wanted.least
+    if wanted.most is not None:
+        left &= 100 * table.active_share <= wanted.most
+    if wanted.agreement:
+        code = next(code for code, name in AGREEMENT.items() if name == wanted.agreement)
+        left &= table.agreement == code
+    if wanted.has:
+        left &= _places(index, table.layer, wanted.has).any(axis=1)
+    return left
+
+
+def listing(index: Index, layer: int, wanted: Wanted, page: int = 1) -> Listing:
+    """Return one page of a layer's memories."""
+    table = layer_table(index, layer)
+    memories = chosen(index, table, wanted)
+    pages = max(1, -(-len(memories) // PAGE))
+    if not 1 <= page <= pages:
+        raise NotHere(f"There is no page {page} of these memories: there are pages 1 to {pages}.")
+    here = memories[(page - 1) * PAGE : page * PAGE]
+    places = _places(index, layer, wanted.has)[here] if wanted.has else None
+    rows = [
+        row(index, table, memory, None if places is None else _match(index, layer, memory, place))
+        for memory, place in zip(here.tolist(), here if places is None else places, strict=True)
+    ]
+    return Listing(rows, page, pages, len(memories))
+
+
+def row(index: Index, table: LayerTable, memory: int, match: Match | None = None) -> LayerRow:
+    """Return one memory of a table; numbers that are none as None."""
+    sign = int(table.sign[memory])
+    return {
+        "cell": str(Cell(table.layer, memory)),
+        "memory": memory,
+        "top": [index.token(id) for id in table.top[memory].tolist()],
+        "bottom": [index.token(id) for id in table.bottom[memory].tolist()],
+        "active_share": finite(table.active_share[memory]),
+        "max": finite(table.max[memory]),
+        "min": finite(table.min[memory]),
+        "mean": finite(table.mean[memory]),
+        "probability": finite(table.probability[memory]),
+        "sign": sign if sign != NO_SIGN else None,
+        "agreement": AGREEMENT[int(table.agreement[memory])],
+        "followed": int(table.followed[memory]),
+        "followable": int(table.followable[memory]),
+        "match": match,
+    }
+
+
+def finite(number: Any) -> float | None:
+    """Return a number that JSON has; None for those that it has not."""
+    return float(number) if np.isfinite(number) else None
+
+
+class LayerSpread(TypedDict):
+    """How the memories of one layer differ: quartiles over them."""
+
+    layer: int
+    active_share: dict[str, Any]
+    largest: dict[str, Any]
+    """Of each memory's largest |m|; `max` is the largest of all."""
+
+
+@lru_cache(maxsize=8)
+def spreads(index: Index) -> list[LayerSpread]:
+    """Return how active and how strong the memories of each layer are, from the index alone."""
+    found: list[LayerSpread] = []
+    for layer in range(index.n_layers):
+        path = index.folder / layer_file("stats", layer)
+        stats = read_columns(path, ["active", "max", "min"])
+        largest = np.maximum(np.abs(stats["max"]), np.abs(stats["min"])).astype(np.float64)
+        largest = largest[np.isfinite(largest)]
+        share = stats["active"] / index.manifest.corpus.tokens
+        most = {"max": float(largest.max()) if len(largest) else None}
+        found.append(
+            {"layer": layer, "active_share": spread(share), "largest": spread(largest) | most}
+        )
+    return found
+
+
+def _tokens(index: Index, table: LayerTable, end: str) -> Float64[ndarray, " memory"]:
+    """Return where the first token of each value stands in the alphabet of all of them."""
+    first = getattr(table, end)[:, 0]
+    shown = {id: index.token(id) for id in set(first.tolist())}
+    ordered = sorted(set(shown.values()), key=lambda token: (token.strip().casefold(), token))
+    place = {token: float(number) for number, token in enumerate(ordered)}
+    return np.array([place[shown[id]] for id in first.tolist()], np.float64)
+
+
+def _share(table: LayerTable) -> Float64[ndarray, " memory"]:
+    """Return followed / followable, NaN of nothing."""
+    none = np.full(len(table.sign), np.nan)
+    some = table.followable > 0
+    share: ndarray = np.divide(table.followed, table.followable, out=none, where=some)
+    return share
+
+
+SORTS: dict[str, Callable[[Index, LayerTable], Float64[ndarray, " memory"]]] = {
+    "memory": lambda _, table: np.arange(len(table.sign), dtype=np.float64),
+    "top": lambda index, table: _tokens(index, table, "top"),
+    "bottom": lambda index, table: _tokens(index, table, "bottom"),
+    "active_share": lambda _, table: table.active_share,
+    "max": lambda _, table: table.max,
+    "min": lambda _, table: table.min,
+    "mean": lambda _, table: table.mean,
+    "largest": lambda _, table: table.largest,
+    "probability": lambda _, table: table.probability,
+    "sign": lambda _, table: np.where(table.sign == NO_SIGN, np.nan, table.sign),
+    "agreement": lambda _, table: np.where(table.agreement < 0, np.nan, table.agreement),
+    "followed": lambda _, table: _share(table),
+}
+"""What a layer can be sorted by; NaN stands for memories that have no such number."""
+
+
+def _key(index: Index, table: LayerTable, wanted: Wanted) -> Float64[ndarray, " memory"]:
+    """Return what a stable ascending sort puts in the wanted order; it puts NaN last."""
+    key = np.asarray(SORTS[wanted.column](index, table), np.float64)
+    return -key if wanted.downwards else key
+
+
+def _places(index: Index, layer: int, has: str) -> Bool[ndarray, "memory token"]:
+    """Return which tokens at the ends of a layer's values hold a text: the top's, the bottom's."""
+    import pyarrow.compute as pc
+
+    found = pc.match_substring(index.tokens, pattern=unshown(has), ignore_case=True)
+    holds = np.asarray(found.to_numpy(zero_copy_only=False), bool)
+    ids = _ends(index, layer)
+    return np.concatenate([holds[ids["top_ids"]], holds[ids["bottom_ids"]]], axis=1)
+
+
+def _match(index: Index, layer: int, memory: int, places: Bool[ndarray, " token"]) -> Match:
+    """Return the match that stands nearest to one end of a value, the top's first."""
+    ends = places.reshape(2, -1)
+    ranks = np.where(ends.any(axis=1), ends.argmax(axis=1), ends.shape[1])
+    end = int(ranks.argmin())
+    name = ("top", "bottom")[end]
+    id = int(_ends(index, layer)[f"{name}_ids"][memory, ranks[end]])
+    return {"token": index.token(id), "rank": int(ranks[end]) + 1, "end": name}
+
+
+@lru_cache(maxsize=2)
+def _ends(index: Index, layer: int) -> dict[str, ndarray]:
+    """Return all tokens that the index keeps of a layer's values."""
+    return read_columns(index.folder / layer_file("values", layer), ["top_ids", "bottom_ids"])

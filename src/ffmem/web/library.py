@@ -1,0 +1,129 @@
+"""The indexes that a site shows, each with the experiments that were measured on it."""
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from ffmem.errors import FfmemError, StoreError
+from ffmem.experiments.names import NAMES
+from ffmem.experiments.result import Result
+from ffmem.indexing.search import Search
+from ffmem.indexing.store import Index
+from ffmem.web.limits import NotHere
+
+
+class Shelf:
+    """One index, by the name that addresses give it."""
+
+    def __init__(self, name: str, index: Index, results: dict[str, Result]) -> None:
+        self.name = name
+        self.index = index
+        self.results = results
+        self._own = threading.local()
+        self._making = threading.Lock()
+
+    @cached_property
+    def title(self) -> str:
+        """Model and corpus in a few words."""
+        manifest = self.index.manifest
+        sources = ", ".join(_short(source.source) for source in manifest.corpus.sources)
+        return f"{_short(manifest.model.source)} · {sources}"
+
+    @property
+    def model(self) -> str:
+        """The model's name, without the folders that it lies in."""
+        return _short(self.index.manifest.model.source)
+
+    def prepare(self) -> str | None:
+        """Make what search needs, if it is missing; return why it cannot be made, if so."""
+        try:
+            with self.searching():
+                return None
+        except FfmemError as error:
+            return str(error)
+
+    @contextmanager
+    def searching(self) -> Iterator[Search]:
+        """Give a search of this index that belongs to the calling thread."""
+        if not hasattr(self._own, "search"):
+            with self._making:  # the first one may have to make search.sqlite
+                self._own.search = Search(self.index)
+        yield self._own.search
+
+
+class Library:
+    """All shelves of a site, the first of which is shown unless an address names another."""
+
+    def __init__(self, shelves: Sequence[Shelf]) -> None:
+        self.shelves = {shelf.name: shelf for shelf in shelves}
+
+    @classmethod
+    def of(cls, folders: Sequence[Path], reports: Sequence[Path] = ()) -> "Library":
+        """Open indexes, and the experiments in `reports` or beside each index (`DIR-report`)."""
+        shelves: list[Shelf] = []
+        used: set[Path] = set()
+        for folder in folders:
+            index = Index(folder)
+            results: dict[str, Result] = {}
+            for place in (folder.resolve().with_name(f"{folder.resolve().name}-report"), *reports):
+                found = measured(index, place)
+                if found:
+                    used.add(place)
+                results |= found
+            name = _name(folder, {shelf.name for shelf in shelves})
+            shelves.append(Shelf(name, index, results))
+        for place in reports:
+            if place not in used:
+                raise StoreError(
+                    f"{place} holds no experiment on these indexes: no result of the same model and"
+                    " corpus. Measure with `ffmem report DIR --out FOLDER`."
+                )
+        return cls(shelves)
+
+    def shelf(self, name: str | None = None) -> Shelf:
+        """Return one shelf; without a name, the first."""
+        if name is None:
+            return next(iter(self.shelves.values()))
+        if name not in self.shelves:
+            raise NotHere(f"There is no index {name!r} here. There are: {', '.join(self.shelves)}.")
+        return self.shelves[name]
+
+
+def measured(index: Index, folder: Path) -> dict[str, Result]:
+    """Return the results in a folder that are of this very model and corpus, by experiment."""
+    found = {}
+    for name in NAMES:
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            continue
+        result = Result.read(path)
+        settings = result.settings
+        corpus = settings.get("corpus")
+        hashes = (settings.get("model_hash"), isinstance(corpus, dict) and corpus.get("hash"))
+        if hashes == (index.manifest.model.hash, index.manifest.corpus.hash):
+            found[name] = result
+    return found
+
+
+def _short(source: str) -> str:
+    """Return a source without the folders that it lies in."""
+    return source if ":" in source else Path(source).name or source
+
+
+def _name(folder: Path, taken: set[str]) -> str:
+    """Return a name for addresses: the folder's own, in plain letters, once only."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "index"
+    name, count = plain, 1
+    while name in taken:
+        count += 1
+        name = f"{plain}-{count}"
+    return name
+
+
+def refuse_none(folders: Sequence[Path]) -> None:
+    """Refuse a site without an index."""
+    if not folders:
+        raise FfmemError("No index was given. Name the folder of one: `ffmem serve DIR`.")

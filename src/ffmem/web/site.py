@@ -1,0 +1,144 @@
+"""What all pages share: the library, the worker, and how a page is made of a template.
+
+A page whose content takes time is sent in two parts: its head with a line that says what is going
+on, then the rest, when it is there. No script is needed for that.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ffmem.errors import FfmemError
+from ffmem.indexing.memory import visible, visible_token
+from ffmem.web.answers import status_of
+from ffmem.web.library import Library, Shelf
+from ffmem.web.state import State
+from ffmem.web.worker import Worker
+
+SOON = 0.2
+"""Seconds after which a visitor is told that something is going on."""
+
+REST = "<!-- rest -->"
+"""Stands in base.html where the part begins that may come late."""
+
+
+class Site:
+    """The library on the web."""
+
+    def __init__(self, library: Library, worker: Worker) -> None:
+        self.library = library
+        self.worker = worker
+        self.version = version("ffmem")
+        self._templates = Environment(
+            loader=PackageLoader("ffmem.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "token": visible_token,
+            "visible": visible,
+            "number": short_number,
+            "percent": percent,
+        }
+
+    def shelf(self, state: State) -> Shelf:
+        """Return the index that a visitor looks at."""
+        return self.library.shelf(state.index)
+
+    def render(self, request: Request, state: State, template: str, **context: Any) -> str:
+        """Return a page as text."""
+        return self._templates.get_template(template).render(
+            {
+                "site": self,
+                "library": self.library,
+                "shelf": self.shelf(state),
+                "state": state,
+                "link": state.link,
+                "path": request.url.path,
+                "room": request.url.path.split("/")[1],
+                "extra": _others(request),
+                "waiting": None,
+                **context,
+            }
+        )
+
+    def page(
+        self,
+        request: Request,
+        state: State,
+        template: str,
+        status: int = 200,
+        **context: Any,
+    ) -> HTMLResponse:
+        """Return a page."""
+        return HTMLResponse(self.render(request, state, template, **context), status)
+
+    async def page_when_ready(
+        self,
+        request: Request,
+        state: State,
+        template: str,
+        coming: Coroutine[Any, Any, dict[str, Any]],
+        *,
+        waiting: str = "Computing …",
+        **context: Any,
+    ) -> Response:
+        """Return a page whose further context is `coming`; if that takes time, its head first."""
+        task = asyncio.ensure_future(coming)
+        done, _ = await asyncio.wait({task}, timeout=SOON)
+        if done:  # an error gets its own status
+            return self.page(request, state, template, **context, **task.result())
+        head, _, _ = self.render(request, state, template, **context, waiting=waiting).partition(
+            REST
+        )
+
+        async def parts() -> AsyncIterator[str]:
+            yield head
+            try:
+                whole = self.render(request, state, template, **context, **await task)
+            except FfmemError as error:
+                whole = self.render(request, state, "error.html", **said(error))
+            yield whole.partition(REST)[2]
+
+        return StreamingResponse(parts(), media_type="text/html")
+
+
+def _others(request: Request) -> dict[str, str]:
+    """Return the parameters of an address that are not the state: what a page alone understands."""
+    state = {"index", "text", "position", "off", "set", "scale"}
+    # `path` and `self` are arguments of `State.link`, and of no page.
+    return {
+        name: value
+        for name, value in request.query_params.items()
+        if name not in state | {"path", "self"}
+    }
+
+
+def said(error: Exception) -> dict[str, Any]:
+    """Return what the page of an error shows."""
+    return {"code": status_of(error), "message": str(error)}
+
+
+def short_number(value: int | float | None, digits: int = 3) -> str:
+    """Return a number with few digits and a true minus."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", "−")
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+    return text.replace("-", "−")
+
+
+def percent(share: int | float | None) -> str:
+    """Return a share in percent, with a decimal where it is small."""
+    if share is None:
+        return "–"
+    number = 100 * share
+    return f"{number:.0f} %" if number >= 9.95 or number == 0 else f"{number:.2g} %"

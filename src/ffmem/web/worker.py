@@ -1,0 +1,81 @@
+"""The one thread in which models run: requests wait in line, and each has the model to itself.
+
+An edit is a hook on the model that everybody shares, so two requests must never run at once; and
+one forward pass uses all cores by itself. A model is loaded when somebody first needs it, and
+shared by all indexes that were made with the same weights.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from ffmem.web.library import Shelf
+from ffmem.web.limits import MOST_WAITING, Busy
+
+if TYPE_CHECKING:
+    from ffmem.causal.opened import Opened
+    from ffmem.models.memories import Memories
+
+T = TypeVar("T")
+
+MOST_MODELS = 2
+"""Models held at once; the one that was not used for longest makes room."""
+
+
+class Worker:
+    """Runs jobs on models, one after the other, in the order in which they came."""
+
+    def __init__(self, model: str | None = None, device: str = "auto") -> None:
+        self._model = model
+        self._device = device
+        self._loaded: OrderedDict[tuple[str, str], Memories] = OrderedDict()
+        self._thread: ThreadPoolExecutor | None = None
+        self.waiting = 0
+        """Requests in line, the one that runs included."""
+
+    async def run(self, shelf: Shelf, job: "Callable[[Opened], T]") -> T:
+        """Return what a job gives on the model of an index, when its turn has come."""
+        if self.waiting >= MOST_WAITING:
+            raise Busy(
+                f"{self.waiting} requests wait for the model already. Come again in a moment;"
+                " pages that need no model work meanwhile."
+            )
+        self.waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+            # One whose visitor has gone is taken out of the line.
+            return await loop.run_in_executor(self._thread, lambda: job(self._opened(shelf)))
+        finally:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        """End the thread; jobs that have not begun are dropped. The next job starts another."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
+
+    def is_loaded(self, shelf: Shelf) -> bool:
+        """Return whether the model of an index is there already."""
+        return _key(shelf) in self._loaded
+
+    def _opened(self, shelf: Shelf) -> "Opened":
+        from ffmem.causal.opened import Opened, opened
+
+        key = _key(shelf)
+        if key not in self._loaded:
+            while len(self._loaded) >= MOST_MODELS:
+                self._loaded.popitem(last=False)
+            found = opened(shelf.index, model=self._model, device=self._device)
+            self._loaded[key] = found.memories
+        self._loaded.move_to_end(key)
+        return Opened(self._loaded[key], shelf.index, None)
+
+
+def _key(shelf: Shelf) -> tuple[str, str]:
+    """Return what decides the model of an index: its weights and its number format."""
+    manifest = shelf.index.manifest
+    return manifest.model.hash, manifest.dtype

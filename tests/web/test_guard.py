@@ -1,0 +1,152 @@
+"""Who may come in, and what everybody is told."""
+
+import logging
+
+import pytest
+from starlette.testclient import TestClient
+
+from ffmem.errors import FfmemError
+from ffmem.web.app import make_app
+from ffmem.web.guard import refuse_weak
+from ffmem.web.limits import MOST_ADDRESS, MOST_BODY
+from ffmem.web.serving import address, bound, is_free, is_loopback, serve
+
+TOKEN = "plain-words-as-a-token"
+
+
+@pytest.fixture
+def stranger(library):
+    """A visitor of a site with a token, who does not follow redirects."""
+    app = make_app(library, token=TOKEN, hosts=["lab.example"])
+    return TestClient(app, "http://lab.example:8800", follow_redirects=False)
+
+
+@pytest.mark.parametrize("path", ["/", "/m/L0N0", "/api/m/L0N0", "/static/site.css", "/nowhere"])
+def test_every_answer_carries_the_policy(client, path):
+    headers = client.get(path).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8800", "localhost.evil.example", "", "127.0.0.1.nip.io"]
+)
+def test_a_foreign_host_name_is_refused(client, host):
+    for path in ("/", "/api/m/L0N0", "/static/site.css"):
+        assert client.get(path, headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8800", "127.0.0.1:1", "[::1]:8800"])
+def test_this_machines_own_names_are_known(client, host):
+    assert client.get("/api/m/L0N0", headers={"host": host}).status_code == 200
+
+
+def test_pages_of_other_sites_cannot_ask_by_themselves(client):
+    other = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    assert client.get("/api/m/L0N0", headers=other).status_code == 403
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert client.get("/m/L0N0", headers=followed).status_code == 200
+
+
+def test_long_addresses_and_bodies_are_refused_in_words(client):
+    answer = client.get("/api/m/L0N0", params={"x": "y" * MOST_ADDRESS})
+    assert answer.status_code == 414
+    assert "Shorten" in answer.json()["error"]
+    for body in (b"x" * (MOST_BODY + 1), iter([b"x" * MOST_BODY, b"x"])):
+        answer = client.post("/api/m/L0N0", content=body)
+        assert answer.status_code == 413
+        assert f"{MOST_BODY:,}" in answer.json()["error"]
+
+
+def test_without_the_token_nobody_sees_anything(stranger):
+    for path in ("/", "/m/L0N0", "/layer/0", "/trace?text=a", "/figures", "/search?q=a"):
+        answer = stranger.get(path)
+        assert answer.status_code == 401
+        assert 'type="password"' in answer.text
+    assert stranger.get("/api/m/L0N0").json() == {
+        "error": "This explorer is for those who have its token."
+    }
+    assert stranger.get("/api/openapi.json").status_code == 401
+    assert stranger.get("/static/site.css").status_code == 200  # our own code, no data
+
+
+@pytest.mark.parametrize("wrong", ["", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "tøken", "\x00"])
+def test_a_wrong_token_is_refused(stranger, wrong):
+    assert stranger.get("/m/L0N0", params={"token": wrong}).status_code == 401
+    assert stranger.post("/enter", data={"token": wrong}).status_code == 401
+    header = {"authorization": f"Bearer {wrong}".encode()}
+    assert stranger.get("/api/m/L0N0", headers=header).status_code == 401
+    assert stranger.get("/m/L0N0", headers={"cookie": f"ffmem={TOKEN}"}).status_code == 401
+
+
+def test_the_token_leaves_the_address_for_a_cookie(stranger):
+    answer = stranger.get("/m/L0N0?off=L1N2&token=" + TOKEN)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/m/L0N0?off=L1N2"
+    cookie = answer.headers["set-cookie"]
+    assert TOKEN not in cookie
+    assert "HttpOnly" in cookie
+    assert "samesite=lax" in cookie.lower()
+    page = stranger.get("/m/L0N0")  # the client keeps cookies
+    assert page.status_code == 200
+    assert TOKEN not in page.text
+
+
+def test_the_token_may_be_typed_or_sent_by_a_program(stranger):
+    header = {"authorization": f"Bearer {TOKEN}"}
+    assert stranger.get("/api/m/L0N0", headers=header).status_code == 200
+    assert stranger.get("/api/m/L0N0").status_code == 401
+    assert stranger.post("/enter", data={"token": TOKEN}).status_code == 303
+    assert stranger.get("/api/m/L0N0").status_code == 200
+
+
+@pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", ""])
+def test_entering_never_leads_to_another_site(stranger, back):
+    answer = stranger.post("/enter", data={"token": TOKEN, "back": back})
+    assert answer.status_code == 303
+    place = answer.headers["location"]
+    assert place.startswith("/")
+    assert not place.startswith(("//", "/\\"))
+
+
+def test_the_token_is_in_no_log(stranger, caplog):
+    with caplog.at_level(logging.DEBUG):
+        stranger.get("/m/L0N0?token=" + TOKEN)
+        stranger.get("/m/L0N0?token=" + TOKEN[:-1])
+    ours = [record for record in caplog.records if not record.name.startswith("httpx")]
+    assert not any(TOKEN[:-1] in record.getMessage() for record in ours)
+
+
+@pytest.mark.parametrize(
+    "weak", ["", "short", "fifteen-letters", "with a space in the middle", "é" * 20]
+)
+def test_weak_tokens_are_refused(weak):
+    with pytest.raises(FfmemError, match="16 or more"):
+        refuse_weak(weak)
+    assert refuse_weak(TOKEN) == TOKEN
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "lab.example", "::"])
+def test_other_machines_are_let_in_only_with_a_token(served_folder, host):
+    assert not is_loopback(host)
+    with pytest.raises(FfmemError, match="--token"):
+        serve([served_folder], host=host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_none(host):
+    assert is_loopback(host)
+
+
+def test_a_port_that_is_taken_is_refused_in_words():
+    with bound("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        assert not is_free(port)
+        with pytest.raises(FfmemError, match=f"port {port}: Address already in use"):
+            bound("127.0.0.1", port)
+        assert address(first, None) == f"http://127.0.0.1:{port}/"
+        assert address(first, TOKEN).endswith(f"/?token={TOKEN}")

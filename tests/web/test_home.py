@@ -1,0 +1,144 @@
+"""The front page says what this is, and leads everywhere."""
+
+import re
+from html import unescape
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from starlette.testclient import TestClient
+
+from ffmem.cells import Cell
+from ffmem.indexing.store import Index
+from ffmem.reporting.claims import claims
+from ffmem.reporting.examples import shared_tokens
+from ffmem.web.app import make_app
+from ffmem.web.home import FEATURED, steps
+from ffmem.web.library import Library, Shelf
+from ffmem.web.worker import Worker
+from tests.reporting.results import PAPERS, result
+
+
+@pytest.fixture(scope="module")
+def measured(served_folder):
+    found = {name: result(name, n_layers=2) for name in PAPERS if name != "patterns"}
+    return Shelf("measured", Index(served_folder), found)
+
+
+@pytest.fixture(scope="module")
+def visitor(measured, ungated_folder):
+    """A visitor of a site whose first index was measured, and whose second was not."""
+    library = Library([measured, Shelf("bare", Index(ungated_folder), {})])
+    app = make_app(library, Worker(device="cpu"))
+    with TestClient(app, "http://127.0.0.1:8800") as client:
+        yield client
+
+
+def test_it_tells_model_corpus_and_how_the_index_was_made(client, library):
+    for name, shelf in library.shelves.items():
+        page = unescape(client.get("/", params={"index": name}).text)
+        manifest = shelf.index.manifest
+        model, source = manifest.model, manifest.corpus.sources[0]
+        facts = (shelf.model, model.family, model.activation, manifest.dtype, manifest.projection)
+        for told in (*facts, "lines.txt", manifest.coefficient, *manifest.versions.values()):
+            assert told in page
+        assert f"{model.layers} × {model.memories}" in page
+        assert f"{source.sentences:,}" in page
+        for whole in (model.hash, manifest.corpus.hash, manifest.tokenizer):
+            assert f'title="{whole}">{whole[:12]}…' in page
+
+
+def test_no_folder_of_the_machine_is_shown(client, served_folder):
+    for address in ("/", "/api/home"):
+        assert str(served_folder.parent) not in client.get(address).text
+
+
+def test_programs_get_the_same(client, library):
+    answer = client.get("/api/home").json()
+    manifest = library.shelf().index.manifest
+    assert answer["indexes"] == list(library.shelves)
+    assert answer["model"]["hash"] == manifest.model.hash
+    assert answer["made"]["t"] == manifest.t
+    assert answer["corpus"][0]["tokens"] == manifest.corpus.sources[0].tokens
+    assert len(answer["layers"]) == manifest.model.layers
+
+
+def test_every_layer_is_one_click_away(client, library):
+    page = client.get("/?off=L0N1").text
+    for layer in range(library.shelf().index.n_layers):
+        assert f'href="/layer/{layer}?off=L0N1"' in page
+
+
+def test_without_results_it_names_the_command_and_still_has_a_picture(visitor):
+    page = visitor.get("/?index=bare").text
+    assert "ffmem report bare --corpus VALID --out bare-report" in page
+    assert 'data-spec="/api/home/spec?index=bare"' in page
+    assert visitor.get("/api/home?index=bare").json()["claims"] == []
+    assert visitor.get("/api/home/spec?index=bare&theme=dark").json()["vconcat"]
+    assert visitor.get("/api/home/picture?index=bare").text.startswith("<svg")
+
+
+def test_with_results_it_shows_figures_and_every_verdict(visitor, measured):
+    page = unescape(visitor.get("/").text)
+    judged = claims(list(measured.results.values()))
+    answer = visitor.get("/api/home").json()
+    assert [one["claim"] for one in answer["claims"]] == [one.claim for one in judged]
+    assert sum(answer["verdicts"].values()) == len(judged)
+    for one in judged:
+        assert one.claim in page
+    shown = re.findall(r'data-spec="/api/figures/([^/"]*)/spec"', page)
+    assert sorted(shown) == sorted(FEATURED)
+    assert f"{len(FEATURED)} of {len(measured.results)} figures" in page
+
+
+def test_the_strip_is_as_high_as_the_agreement_of_each_layer(measured):
+    rates = {row["layer"]: row["rate"] for row in measured.results["agreement"].rows}
+    found = steps(measured)
+    assert [step.layer for step in found] == [0, 1]
+    assert max(step.height for step in found) == 100
+    for step in found:
+        assert step.height == pytest.approx(100 * rates[step.layer] / max(rates.values()))
+    bare = steps(Shelf("bare", measured.index, {}))
+    assert max(step.height for step in bare) == 100
+
+
+def test_examples_are_memories_of_the_index_and_their_tokens_are_searches(client, library):
+    index = library.shelf().index
+    page = client.get("/").text
+    links = [unescape(found) for found in re.findall(r'<a [^>]*href="([^"]*)"', page)]
+    for one in shared_tokens(index):
+        assert f"/m/{one.cell}" in links
+        searches = [parse_qs(urlsplit(link).query).get("q") for link in links]
+        assert [one.token] in searches
+    assert any(link.startswith("/trace?text=") for link in links)
+
+
+def test_a_random_memory_is_any_memory_of_the_index_or_of_a_layer(client, library):
+    index = library.shelf().index
+    cells = set()
+    for _ in range(40):
+        answer = client.get("/random?off=L0N1", follow_redirects=False)
+        assert answer.status_code == 303
+        assert answer.headers["cache-control"] == "no-store"
+        place = urlsplit(answer.headers["location"])
+        assert place.query == "off=L0N1"
+        cells.add(
+            Cell.parse(place.path.removeprefix("/m/")).within(index.n_layers, index.n_memories)
+        )
+        assert client.get("/api/random?layer=1").json()["cell"].startswith("L1N")
+    assert len(cells) > 5
+    assert {cell.layer for cell in cells} == {0, 1}
+
+
+def test_a_random_memory_of_no_layer_is_a_sentence(client):
+    assert client.get("/random?layer=7").status_code == 404
+    assert "layers 0 to 1" in client.get("/api/random?layer=-1").json()["error"]
+    assert client.get("/api/random?layer=x").status_code == 422
+
+
+def test_the_search_box_works_without_a_script_and_keeps_the_state(client):
+    page = client.get("/?off=L0N1&index=plain").text
+    (form,) = re.findall(r'<form class="ask".*?</form>', page, re.DOTALL)
+    assert 'action="/search"' in form
+    assert 'name="q"' in form
+    assert '<input type="hidden" name="off" value="L0N1">' in form
+    assert '<input type="hidden" name="index" value="plain">' in form

@@ -1,0 +1,112 @@
+"""The commands that open the explorer, as processes of their own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+
+@contextmanager
+def process(*arguments, **environment):
+    """Start a Python that serves; interrupt it at the end, as Ctrl-C does."""
+    made = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+    try:
+        yield made
+    finally:
+        made.send_signal(signal.SIGINT)
+        try:
+            made.said = made.communicate(timeout=20)[1]
+        finally:
+            made.kill()
+
+
+def address_said_by(made):
+    said = []
+    for line in made.stdout:
+        said.append(line)
+        if found := re.search(r"at (http://\S+)", line):
+            return found[1]
+    raise AssertionError(f"no address: {said} {made.stderr.read()}")
+
+
+def test_serve_says_where_it_is_answers_and_ends_at_an_interrupt(served_folder):
+    with process("-m", "ffmem", "serve", str(served_folder), "--port", "0") as made:
+        address = address_said_by(made)
+        assert address.startswith("http://127.0.0.1:")
+        with urlopen(address + "m/L1N3") as page:
+            assert b"L1N3" in page.read()
+    assert made.returncode == 0
+    assert "Traceback" not in made.said
+
+
+def test_a_token_is_made_on_request(served_folder):
+    arguments = ("serve", str(served_folder), "--port", "0", "--host", "0.0.0.0", "--token")
+    with process("-m", "ffmem", *arguments) as made:
+        address = address_said_by(made)
+        port, token = re.fullmatch(r"http://[^:]+:(\d+)/\?token=([\w-]{20,})", address).groups()
+        with pytest.raises(HTTPError, match="401") as refused:
+            urlopen(f"http://127.0.0.1:{port}/api/m/L1N3")
+        refused.value.close()
+        sent = Request(f"http://127.0.0.1:{port}/api/m/L1N3")
+        sent.add_header("Authorization", f"Bearer {token}")
+        with urlopen(sent) as answer:
+            assert answer.status == 200
+    assert token not in made.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "There is no index at nowhere"),
+        (["{folder}", "--host", "0.0.0.0"], "--token"),
+        (["{folder}", "--token", "short"], "16 or more"),
+        (["{folder}", "--report", "nowhere"], "holds no experiment"),
+        (["{folder}", "--host", "no.such.host.invalid"], "--token"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_line(served_folder, arguments, message):
+    given = [part.format(folder=served_folder) for part in arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "ffmem", "serve", *given],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=served_folder.parent,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_the_demonstration_ends_with_the_page_in_a_browser(served_folder, tmp_path):
+    """`explore` opens the page with whatever $BROWSER says."""
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n', encoding="utf-8")
+    browser.chmod(0o755)
+    code = (
+        "import sys; from pathlib import Path; from ffmem.demo import explore;"
+        " explore(Path(sys.argv[1]))"
+    )
+    with process("-u", "-c", code, str(served_folder), BROWSER=str(browser)) as made:
+        address = address_said_by(made)
+        until = time.monotonic() + 20
+        while not opened.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert opened.read_text(encoding="utf-8").strip() == address
+        with urlopen(address) as page:
+            assert page.status == 200
