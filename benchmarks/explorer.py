@@ -50,10 +50,10 @@ def explorer_of_smollm2(seconds: float = SECONDS, visitors: int = VISITORS) -> d
         begin = time.perf_counter()
         _get(address, asked["trace as JSON"][0][0])
         first_trace = time.perf_counter() - begin
-        alone = {name: _alone(address, questions) for name, questions in asked.items()}
-        before = _rss(process)
-        loaded = _crowd(address, asked, visitors, seconds)
-        after = _rss(process)
+        first = _alone(address, asked["memory page"][:150])
+        alone = {name: _alone(address, questions[-150:]) for name, questions in asked.items()}
+        alone["memory page, the first 150"] = first
+        loaded = _crowd(address, asked, visitors, seconds, lambda: _rss(process))
     return {
         "sentences": index.manifest.corpus.sentences,
         "first_trace_with_loading_seconds": first_trace,
@@ -64,7 +64,7 @@ def explorer_of_smollm2(seconds: float = SECONDS, visitors: int = VISITORS) -> d
         "answers": {name: len(times) for name, times in loaded["times"].items()},
         "errors": loaded["errors"],
         "wrong_answers": loaded["wrong"],
-        "server_rss_mib": {"before": before, "after": after},
+        "server_rss_mib_every_10_s": loaded["rss"],
     }
 
 
@@ -72,7 +72,7 @@ Questions = list[tuple[str, Check]]
 
 
 def _memories(index: ffmem.Index) -> Questions:
-    cells = random.Random(0).sample(list(index), 300)
+    cells = random.Random(0).sample(list(index), 450)
     return [(f"/m/{cell}", _holds(f">{cell}<".encode())) for cell in cells]
 
 
@@ -93,14 +93,14 @@ def _keystrokes() -> Questions:
 
 
 def _traces(index: ffmem.Index) -> Questions:
-    """Return traces with and without an edit, which the library answers beforehand."""
+    """Return traces with and without edits, which the library answers beforehand."""
     found = []
     memories = ffmem.load(index.manifest.model.source)
-    for number, prompt in enumerate(PROMPTS):
-        cell = f"L22N{873 + number}"
-        for edits in ({}, {"off": [cell]}):
+    for prompt in PROMPTS:
+        for cell in (None, "L22N873", "L20N5", "L13N77", "L29N1501", "L8N900"):
+            edits = {"off": [cell]} if cell else {}
             expected = ffmem.trace(index, prompt, model=memories, grid=True, **edits).to_dict()
-            query = f"text={quote(prompt)}" + (f"&off={cell}" if edits else "")
+            query = f"text={quote(prompt)}" + (f"&off={cell}" if cell else "")
             found.append((f"/api/trace?{query}&generate=0", _equals(expected)))
     return found
 
@@ -126,7 +126,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _alone(address: str, questions: Questions) -> list[float]:
     times = []
-    for path, check in questions[:150]:
+    for path, check in questions:
         taken, answer = _get(address, path)
         assert check(answer), f"a wrong answer to {path}"
         times.append(taken)
@@ -134,12 +134,16 @@ def _alone(address: str, questions: Questions) -> list[float]:
 
 
 def _crowd(
-    address: str, asked: dict[str, Questions], visitors: int, seconds: float
+    address: str,
+    asked: dict[str, Questions],
+    visitors: int,
+    seconds: float,
+    rss: Callable[[], int],
 ) -> dict[str, Any]:
-    """Let visitors browse at random for some time; one in five of their pages is a trace."""
+    """Let visitors browse at random for some time; about one in five of their pages is a trace."""
     times: dict[str, list[float]] = {name: [] for name in asked}
     errors: list[str] = []
-    wrong: list[str] = []
+    given: list[tuple[str, Check, bytes]] = []
     until = time.perf_counter() + seconds
 
     def visit(number: int) -> None:
@@ -153,15 +157,20 @@ def _crowd(
                 errors.append(f"{path}: {error}")
                 continue
             times[name].append(taken)
-            if not check(answer):
-                wrong.append(path)
+            given.append((path, check, answer))
 
     threads = [threading.Thread(target=visit, args=(number,)) for number in range(visitors)]
+    sizes = [rss()]
     for thread in threads:
         thread.start()
+    while time.perf_counter() < until:
+        time.sleep(min(10.0, max(0.0, until - time.perf_counter())))
+        sizes.append(rss())
     for thread in threads:
         thread.join()
-    return {"times": times, "errors": errors, "wrong": wrong}
+    # Afterwards, so that the cores are the server's while it is measured.
+    wrong = [path for path, check, answer in given if not check(answer)]
+    return {"times": times, "errors": errors, "wrong": wrong, "rss": sizes}
 
 
 @contextmanager

@@ -89,7 +89,39 @@ def rows() -> list[tuple[str, str, str]]:
             "target 50 ms",
         ),
     ]
-    return found
+    return found + _pages(result("explorer"))
+
+
+def _pages(explorer: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return how long pages of the explorer take."""
+    alone, crowd = explorer["alone_ms"], explorer["under_load_ms"]
+    page, typed, trace = "memory page", "search at every keystroke", "trace as JSON"
+    wrong = len(explorer["errors"]) + len(explorer["wrong_answers"])
+    sizes = explorer["server_rss_mib_every_10_s"]
+    return [
+        (
+            "page of a memory over HTTP, p50 and p95",
+            f"{alone[page]['p50']:.0f} and {alone[page]['p95']:.0f} ms",
+            "target p95 30 ms",
+        ),
+        (
+            "search at every keystroke, p50 and p95",
+            f"{alone[typed]['p50']:.0f} and {alone[typed]['p95']:.0f} ms",
+            "of rare and frequent words; one letter is the slowest",
+        ),
+        (
+            "trace of a short prompt with its grid, p50",
+            f"{alone[trace]['p50'] / 1000:.1f} s",
+            "not seen before, model loaded",
+        ),
+        (
+            f"{explorer['visitors']} visitors for {explorer['seconds']:.0f} s on the same two cores:"
+            " page of a memory, p50 and p95",
+            f"{crowd[page]['p50']:.0f} and {crowd[page]['p95']:.0f} ms",
+            f"{sum(explorer['answers'].values()):,} answers, {wrong} wrong or refused; server"
+            f" {sizes[0]:,} MiB before, {sizes[-1]:,} after",
+        ),
+    ]
 
 
 def table() -> str:

@@ -143,6 +143,19 @@ def test_alike_are_those_that_end_in_the_same_words(library):
     assert ending("the river rose by 12 feet") != ending("the river rose by 12 inches")
 
 
+def test_percentiles_are_of_the_sample_in_the_direction_of_the_sign(library):
+    index = library.shelf().index
+    for cell in list(index)[::13]:
+        sample = index.sample(cell)
+        for sign in (1, -1):
+            for fold in side(index[cell], sign, sample).folds:
+                for one in (fold.shown, *fold.alike):
+                    m = np.float32(one.trigger.coefficient)
+                    weaker = (sample <= m) if sign > 0 else (sample >= m)
+                    assert float(one.percentile) == pytest.approx(100 * weaker.mean(), rel=1e-3)
+    assert side(index["L1N3"], 1, np.array([])).folds[0].shown.percentile == ""
+
+
 def test_folding_loses_no_trigger(library):
     for name in library.shelves:
         index = library.shelves[name].index

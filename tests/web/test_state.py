@@ -1,4 +1,4 @@
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, UnknownCell
 from ffmem.web.limits import MOST_CHARACTERS, MOST_EDITS, TooMuch
-from ffmem.web.state import State, asked
+from ffmem.web.state import State, asked, quoted
 
 cells = st.builds(Cell, st.integers(0, 40), st.integers(0, 9999))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -70,6 +70,13 @@ def test_a_link_may_add_and_take_away_parameters(fields):
     address = state.link("/m/L1N2", text=None, similar="value")
     assert "text=" not in address
     assert "similar=value" in address
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"])) | st.text(st.characters(max_codepoint=127))
+)
+def test_a_text_is_quoted_as_everybody_quotes(text):
+    assert quoted(text) == quote(text, safe=",=")
 
 
 def test_lists_may_be_given_with_commas_or_by_naming_them_again():

@@ -5,7 +5,7 @@ index = ffmem.open("DIR");  index["L5N1234"].triggers[0].prefix
 
 import shutil
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,9 @@ from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value
 from ffmem.indexing.sentences import VACANT, Sentences, StoredSentence, divided
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
+
+KEPT = 128
+"""Row groups of all kinds kept in memory: a quarter of a megabyte each, or so."""
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
 
@@ -40,6 +43,8 @@ class Index:
         self.manifest = Manifest.read(self.folder)
         self.n_layers = self.manifest.model.layers
         self.n_memories = self.manifest.model.memories
+        # Whoever looks at one memory often looks at its neighbours, or at its sample, next.
+        self._group = lru_cache(KEPT)(self._read_group)
 
     def __len__(self) -> int:
         return self.n_layers * self.n_memories
@@ -86,8 +91,7 @@ class Index:
         """Return a memory's coefficients on the sample of prefixes."""
         cell.within(self.n_layers, self.n_memories)
         group, place = divmod(cell.memory, GROUP)
-        path = self.folder / layer_file("samples", cell.layer)
-        return np.asarray(read_group(path, group)["coefficient"][place])
+        return np.asarray(self._group("samples", cell.layer, group)["coefficient"][place])
 
     def memories(self, layer: int) -> Iterator[Memory]:
         """Return all memories of a layer in order, many at a time."""
@@ -95,10 +99,13 @@ class Index:
             n = min(GROUP, self.n_memories - group * GROUP)
             yield from self._memories(layer, group, range(n))
 
+    def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
+        return read_group(self.folder / layer_file(kind, layer), group)
+
     def _memories(self, layer: int, group: int, places: Sequence[int]) -> Iterator[Memory]:
         """Return the memories at some places of a row group."""
         kinds = {
-            kind: read_group(self.folder / layer_file(kind, layer), group)
+            kind: self._group(kind, layer, group)
             for kind in ("triggers", "stats", "samples", "values")
         }
         signs = ["", "negative_"] if self.manifest.model.gated else [""]

@@ -39,10 +39,10 @@ class Shown(NamedTuple):
     before: str
     last: str
     rest: str
-    bar: float
-    """|m| in per cent of the list's largest."""
-    percentile: float | None
-    """The share of sampled prefixes on which the memory is not stronger in this direction."""
+    width: str
+    """|m| against the list's largest, in per cent."""
+    percentile: str
+    """Per cent of sampled prefixes on which the memory is not stronger in this direction."""
     pieces: list[Piece] | None = None
     """The prefix token by token, where the model was asked."""
 
@@ -72,9 +72,11 @@ def side(
     triggers = memory.triggers if sign > 0 else memory.negative_triggers
     end = memory.value.top if sign > 0 else memory.value.bottom
     largest = max((abs(trigger.coefficient) for trigger in triggers), default=1.0) or 1.0
+    strengths = np.asarray([sign * trigger.coefficient for trigger in triggers], np.float32)
+    weaker = np.searchsorted(np.sort(sign * sample), strengths, side="right").tolist()
     shown = [
-        _shown(trigger, sign, largest, sample, (pieces or {}).get(trigger.rank))
-        for trigger in triggers
+        _shown(trigger, largest, below / len(sample) if len(sample) else None, pieces or {})
+        for trigger, below in zip(triggers, weaker, strict=True)
     ]
     following = [trigger.next_token for trigger in triggers if trigger.next_token is not None]
     best = end[0].token if end else None
@@ -101,27 +103,26 @@ def folded(shown: Sequence[Shown]) -> list[Fold]:
 
 def ending(prefix: str) -> tuple[str, ...]:
     """Return what two prefixes must share to be alike: their last words, any figures."""
-    words = re.sub(r"\d+", "0", prefix.casefold()).split()
-    return tuple(words[-WORDS:])
+    words = prefix.rsplit(maxsplit=WORDS)[-WORDS:]
+    return tuple(re.sub(r"\d+", "0", word.casefold()) for word in words)
 
 
 def _shown(
-    trigger: Trigger, sign: int, largest: float, sample: ndarray, pieces: list[Piece] | None
+    trigger: Trigger, largest: float, weaker: float | None, pieces: dict[int, list[Piece]]
 ) -> Shown:
     prefix, last = trigger.prefix, trigger.last_token or ""
     # A token that is part of a character is shown as bytes, which the prefix ends in too.
     before = prefix[: len(prefix) - len(last)] if last and prefix.endswith(last) else prefix
     marked = prefix[len(before) :]
     rest = trigger.rest.removeprefix(trigger.next_token or "")  # which stands before it
-    weaker = sample <= trigger.coefficient if sign > 0 else sample >= trigger.coefficient
     return Shown(
         trigger,
         _clipped(before),
         visible(marked),
         visible(rest[:AFTER]) + ("…" if len(rest) > AFTER else ""),
-        100 * abs(trigger.coefficient) / largest,
-        float(weaker.mean()) if len(sample) else None,
-        pieces,
+        f"{100 * abs(trigger.coefficient) / largest:.1f}",
+        "" if weaker is None else f"{100 * weaker:.4g}",
+        pieces.get(trigger.rank),
     )
 
 

@@ -1,5 +1,6 @@
 """Running the explorer: a socket of this machine, the application on it, and where to look."""
 
+import gc
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -58,6 +59,8 @@ def serve(
     )
     # No access log: addresses hold prompts, and may hold the token.
     config = Config(app, access_log=False, log_level="warning", server_header=False)
+    # What is there now stays: collecting garbage need not look at it in the middle of a page.
+    gc.freeze()
     with listening, suppress(KeyboardInterrupt):  # which is how it ends
         ready(address(listening, secret))
         Server(config).run(sockets=[listening])

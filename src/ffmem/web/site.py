@@ -17,7 +17,7 @@ from ffmem.errors import FfmemError
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.web.answers import status_of
 from ffmem.web.library import Library, Shelf
-from ffmem.web.state import State
+from ffmem.web.state import State, quoted
 from ffmem.web.worker import Worker
 
 SOON = 0.2
@@ -46,6 +46,7 @@ class Site:
             "visible": visible,
             "number": short_number,
             "percent": percent,
+            "quoted": quoted,
         }
 
     def shelf(self, state: State) -> Shelf:
