@@ -115,7 +115,7 @@ def _pages(explorer: dict[str, Any]) -> list[tuple[str, str, str]]:
             "not seen before, model loaded",
         ),
         (
-            f"{explorer['visitors']} visitors for {explorer['seconds']:.0f} s on the same two cores:"
+            f"{explorer['visitors']} visitors for {explorer['seconds']:.0f} s on these two cores:"
             " page of a memory, p50 and p95",
             f"{crowd[page]['p50']:.0f} and {crowd[page]['p95']:.0f} ms",
             f"{sum(explorer['answers'].values()):,} answers, {wrong} wrong or refused; server"
