@@ -4,7 +4,6 @@ import asyncio
 import math
 import random
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -16,7 +15,7 @@ from ffmem.indexing.manifest import SourceRecord
 from ffmem.indexing.store import Index
 from ffmem.web.figures import Drawn, Theme, drawn, sections
 from ffmem.web.layer_table import LayerSpread, refuse_other_layers, spreads
-from ffmem.web.library import Shelf
+from ffmem.web.library import Shelf, short
 from ffmem.web.site import Site
 from ffmem.web.specs import home_spec
 from ffmem.web.state import Asked
@@ -229,8 +228,7 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
 def _source(source: SourceRecord) -> SourceAnswer:
     read = source.perplexity
     return {
-        # A folder of the server's machine is nobody's business.
-        "source": source.source if ":" in source.source else Path(source.source).name,
+        "source": short(source.source),
         "unit": source.unit,
         "sentences": source.sentences,
         "tokens": source.tokens,

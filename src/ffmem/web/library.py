@@ -29,13 +29,13 @@ class Shelf:
     def title(self) -> str:
         """Model and corpus in a few words."""
         manifest = self.index.manifest
-        sources = ", ".join(_short(source.source) for source in manifest.corpus.sources)
-        return f"{_short(manifest.model.source)} · {sources}"
+        sources = ", ".join(short(source.source) for source in manifest.corpus.sources)
+        return f"{short(manifest.model.source)} · {sources}"
 
     @property
     def model(self) -> str:
         """The model's name, without the folders that it lies in."""
-        return _short(self.index.manifest.model.source)
+        return short(self.index.manifest.model.source)
 
     def prepare(self) -> str | None:
         """Make what search needs, if it is missing; return why it cannot be made, if so."""
@@ -108,8 +108,8 @@ def measured(index: Index, folder: Path) -> dict[str, Result]:
     return found
 
 
-def _short(source: str) -> str:
-    """Return a source without the folders that it lies in."""
+def short(source: str) -> str:
+    """Return a source without the folders that it lies in, which are nobody's business."""
     return source if ":" in source else Path(source).name or source
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from ffmem.cells import Cell
 from ffmem.indexing.manifest import ModelRecord
 from ffmem.models.families import FAMILIES
+from ffmem.web.library import short
 
 
 class Snippet(NamedTuple):
@@ -41,7 +42,7 @@ def _hugging_face(model: ModelRecord, cell: Cell) -> str:
     return f"""\
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained("MODEL")  # {model.source}
+model = AutoModelForCausalLM.from_pretrained("MODEL")  # {short(model.source)}
 values = model.get_submodule("{path}")
 
 def switch_off(module, args):
@@ -57,7 +58,7 @@ def _transformer_lens(model: ModelRecord, cell: Cell) -> str:
     return f"""\
 from transformer_lens.model_bridge import TransformerBridge
 
-model = TransformerBridge.boot_transformers("MODEL")  # {model.source}
+model = TransformerBridge.boot_transformers("MODEL")  # {short(model.source)}
 
 def switch_off(coefficients, hook):
     coefficients[..., {cell.memory}] = 0.0

@@ -36,15 +36,7 @@ class State:
 
     def link(self, path: str, **extra: object) -> str:
         """Return an address that keeps the state; `extra` adds parameters, None takes them away."""
-        parameters: dict[str, object] = {
-            "index": self.index,
-            "text": self.text or None,
-            "position": self.position,
-            "off": ",".join(map(str, self.off)) or None,
-            "set": _listed(self.set),
-            "scale": _listed(self.scale),
-        }
-        parameters |= extra
+        parameters: dict[str, object] = {**dict(self.fields()), **extra}
         query = "&".join(
             f"{quoted(name)}={quoted(str(value))}"
             for name, value in parameters.items()
