@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity
 import ffmem
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, UnknownCell
-from ffmem.models.neighbours import neighbours
+from ffmem.models.neighbours import neighbourhood, neighbours
 from tests.test_cli import run
 from tests.tiny import tiny, tiny_tokenizer
 
@@ -79,3 +79,13 @@ def test_the_command_and_the_function_say_the_same(model_folder):
     assert json.loads(out) == [{"cell": str(c), "cosine": cosine} for c, cosine in found]
     assert run("neighbours", model_folder, "L0N3")[1].count("\n") == 10
     assert run("neighbours", model_folder, "L99N3")[0] == 1
+
+
+def test_when_the_time_is_over_the_nearest_layers_were_searched():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    whole = neighbourhood(memories, Cell(1, 3), n=9999)
+    assert whole.layers == list(range(memories.n_layers))
+    assert whole.found == neighbours(memories, Cell(1, 3), n=9999)
+    alone = neighbourhood(memories, Cell(1, 3), n=9999, seconds=-1.0)
+    assert alone.layers == [1]
+    assert alone.found == [one for one in whole.found if one.cell.layer == 1]

@@ -72,7 +72,7 @@ def test_too_many_in_line_are_told_to_come_again(library, worker):
         ]
         await asyncio.sleep(0)
         with pytest.raises(Busy, match=f"{MOST_WAITING} requests wait"):
-            await worker.run(library.shelf(), lambda _: None)
+            await asyncio.wait_for(worker.run(library.shelf(), lambda _: None), 10)
         held.set()
         await asyncio.gather(*line)
         return await worker.run(library.shelf(), lambda _: "again")
