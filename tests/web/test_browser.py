@@ -165,6 +165,34 @@ def test_exact_effects_come_when_asked_for(visit, library):
     assert float(number.replace("−", "-")) == pytest.approx(exact.memories[0].change, abs=6e-4)
 
 
+def test_enter_in_the_number_field_applies_the_number(visit):
+    page = visit()
+    page.goto(f"/trace?text={TEXT}&layer=1")
+    row = page.locator("#L1 table.memories tbody tr").first
+    row.locator("details.change summary").click()
+    row.get_by_placeholder("number").fill("7.25")
+    row.get_by_placeholder("number").press("Enter")
+    expect(page.locator(".tray")).to_contain_text("× 7.25")
+
+
+def test_a_target_that_is_no_token_leaves_the_trace(visit):
+    page = visit()
+    page.goto(f"/trace?text={TEXT}&effects=1&target=no such token at all")
+    expect(page.locator("#effects [role=alert]")).to_contain_text("is not one token")
+    expect(page.locator(".predictions")).to_be_visible()
+
+
+def test_switching_in_a_layer_opened_by_hand_stays_there(visit):
+    page = visit()
+    page.goto(f"/trace?text={TEXT}")
+    opened = page.locator("details.layer[open]").get_attribute("id")
+    other = "L0" if opened != "L0" else "L1"
+    page.locator(f"#{other} > summary").click()
+    page.locator(f"#{other} td.acts a").first.click()
+    expect(page.locator(".tray")).to_be_visible()
+    expect(page.locator(f"#{other}")).to_have_attribute("open", "")
+
+
 def test_the_theme_follows_the_system_until_somebody_chooses(visit):
     page = visit(color_scheme="dark")
     page.goto("/")
@@ -207,12 +235,16 @@ def test_the_keyboard_alone_is_enough(visit, library):
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.locator(".predictions")).to_be_visible()
+    page.wait_for_load_state()  # a page that comes in two parts is seen before it hears keys
     page.keyboard.press("h")
     page.wait_for_url(re.compile(r"/\?text="))
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
+    page.goto("/layer/0")
+    page.keyboard.press("r")
+    page.wait_for_url("**/m/L*")
     page.goto("/layer/0")
     page.keyboard.press("j")
     page.wait_for_url("**/layer/0?page=2**" if index.n_memories > 50 else "**/layer/1**")
@@ -385,3 +417,7 @@ def test_several_indexes_stand_side_by_side(visit, library):
     expect(page.locator("h1")).to_contain_text(visible_token(top))
     page.keyboard.press("j")
     page.wait_for_url("**/m/L1N4?index=plain**")
+    page.goto("/search?q=river&in=triggers")
+    page.select_option("#index", "plain")
+    page.wait_for_url("**index=plain**")
+    assert parse_qs(urlsplit(page.url).query)["q"] == ["river"]

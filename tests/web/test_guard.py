@@ -1,6 +1,8 @@
 """Who may come in, and what everybody is told."""
 
 import logging
+import re
+from html import unescape
 
 import pytest
 from starlette.testclient import TestClient
@@ -49,6 +51,8 @@ def test_pages_of_other_sites_cannot_ask_by_themselves(client):
     other = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
     assert client.get("/api/m/L0N0", headers=other).status_code == 403
     followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    framed = {**followed, "sec-fetch-dest": "iframe"}
+    assert client.get("/m/L0N0", headers=framed).status_code == 403
     assert client.get("/m/L0N0", headers=followed).status_code == 200
 
 
@@ -80,7 +84,7 @@ def test_a_wrong_token_is_refused(stranger, wrong):
     assert stranger.post("/enter", data={"token": wrong}).status_code == 401
     header = {"authorization": f"Bearer {wrong}".encode()}
     assert stranger.get("/api/m/L0N0", headers=header).status_code == 401
-    assert stranger.get("/m/L0N0", headers={"cookie": f"ffmem={TOKEN}"}).status_code == 401
+    assert stranger.get("/m/L0N0", headers={"cookie": f"ffmem-8800={TOKEN}"}).status_code == 401
 
 
 def test_the_token_leaves_the_address_for_a_cookie(stranger):
@@ -102,6 +106,18 @@ def test_the_token_may_be_typed_or_sent_by_a_program(stranger):
     assert stranger.get("/api/m/L0N0").status_code == 401
     assert stranger.post("/enter", data={"token": TOKEN}).status_code == 303
     assert stranger.get("/api/m/L0N0").status_code == 200
+
+
+def test_the_form_leads_back_to_the_page_that_was_asked_for(stranger):
+    page = stranger.get("/m/L0N0?off=L1N2&text=<b>")
+    back = unescape(re.search(r'name="back" value="([^"]*)"', page.text)[1])
+    answer = stranger.post("/enter", data={"token": TOKEN, "back": back})
+    assert answer.headers["location"] == "/m/L0N0?off=L1N2&text=%3Cb%3E"
+
+
+def test_servers_on_other_ports_have_cookies_of_their_own(stranger):
+    cookie = stranger.post("/enter", data={"token": TOKEN}).headers["set-cookie"]
+    assert cookie.startswith("ffmem-8800=")
 
 
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", ""])

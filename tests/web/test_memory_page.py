@@ -110,6 +110,10 @@ def test_similar_memories_are_the_librarys_neighbours(client, shelf, by):
         [one.cosine for one in expected]
     )
     assert answer["layers_searched"] == list(range(shelf.index.n_layers))
+    for one in answer["memories"]:
+        value = shelf.index[one["cell"]].value
+        end = value.top if one["cosine"] >= 0 else value.bottom
+        assert one["value_top"] == [token.token for token in end[:6]]
     page = client.get("/m/L1N3", params={"index": shelf.name, "similar": by}).text
     for one in expected:
         assert f">{one.cell}</a>" in page

@@ -52,6 +52,23 @@ def test_serve_says_where_it_is_answers_and_ends_at_an_interrupt(served_folder):
     assert "Traceback" not in made.said
 
 
+def test_an_interrupt_does_not_wait_for_a_prompt_to_end(served_folder):
+    """A job that would take a minute is given up, without a traceback."""
+    code = (
+        "import sys, time; from pathlib import Path; from ffmem.web import tracing;"
+        " from ffmem.web.serving import serve;"
+        " tracing.job = lambda *_: time.sleep(60);"
+        " serve([Path(sys.argv[1])], port=0, ready=lambda a: print('at', a))"
+    )
+    with process("-u", "-c", code, str(served_folder)) as made:
+        address = address_said_by(made)
+        page = urlopen(address + "trace?text=a")
+        assert b"<title>Trace" in page.read(400)  # the head of the page, which is sent first
+    assert made.returncode == 0
+    assert "Traceback" not in made.said
+    page.close()
+
+
 def test_a_token_is_made_on_request(served_folder):
     arguments = ("serve", str(served_folder), "--port", "0", "--host", "0.0.0.0", "--token")
     with process("-m", "ffmem", *arguments) as made:

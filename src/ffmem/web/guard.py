@@ -8,6 +8,7 @@ cookie stands for it, and it is in no link and in no log.
 
 import hashlib
 import hmac
+import html
 import ipaddress
 import secrets
 from collections.abc import Sequence
@@ -21,8 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ffmem.errors import FfmemError
 from ffmem.web.limits import MOST_ADDRESS, MOST_BODY
-
-COOKIE = "ffmem"
 
 POLICY = "; ".join(
     (
@@ -97,7 +96,8 @@ class Guard:
                 " the prompt, or take some edits away.",
             )
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
-        if site == "cross-site" and mode not in (None, "navigate"):
+        framed = headers.get("sec-fetch-dest") in ("iframe", "frame", "embed", "object")
+        if site == "cross-site" and (framed or mode not in (None, "navigate")):
             return _refused(path, 403, "Pages of other sites may not ask here.")
         body = await _body(headers, receive)
         if body is None:
@@ -108,6 +108,8 @@ class Guard:
 
     def _asked_for_token(self, scope: Scope, headers: Headers, body: bytes) -> Response | None:
         path: str = scope["path"]
+        # Cookies know no ports: every server of a machine has one of its own name.
+        cookie = f"ffmem-{(scope.get('server') or ('', ''))[1]}"
         if path.startswith("/static/"):  # our own code, no data
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -117,32 +119,36 @@ class Guard:
             given = next((value for name, value in fields if name == "token"), "")
             if self._is_token(given):
                 back = next((value for name, value in fields if name == "back"), "/")
-                return self._admitted(back if back.startswith("/") and back[1:2] != "/" else "/")
+                inside = back.startswith("/") and back[1:2] != "/"
+                return self._admitted(back if inside else "/", cookie)
         elif given is not None and self._is_token(given):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            return self._admitted(f"{path}?{rest}" if rest else path)
+            return self._admitted(f"{path}?{rest}" if rest else path, cookie)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
             return None
-        if hmac.compare_digest(_cookie(headers).encode(), self._pass.encode()):
+        if hmac.compare_digest(_cookie(headers, cookie).encode(), self._pass.encode()):
             return None
         wrong = given is not None or bool(bearer)
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        back = "/" if path == "/enter" else f"{path}?{rest}" if rest else path
         return _refused(
             path,
             401,
             "The token is wrong." if wrong else "This explorer is for those who have its token.",
             page="enter.html",
+            back=back,
         )
 
     def _is_token(self, given: str) -> bool:
         assert self._token is not None
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
 
-    def _admitted(self, back: str) -> Response:
+    def _admitted(self, back: str, cookie: str) -> Response:
         """Return the way back to the page that was asked for, with the cookie."""
         clean = back.replace("\\", "%5C")
         answer = RedirectResponse(f"/{clean.lstrip('/')}", 303)
-        answer.set_cookie(COOKIE, self._pass, httponly=True, samesite="lax", path="/")
+        answer.set_cookie(cookie, self._pass, httponly=True, samesite="lax", path="/")
         return answer
 
     def _knows(self, host: str) -> bool:
@@ -171,22 +177,25 @@ async def _body(headers: Headers, receive: Receive) -> bytes | None:
     return body if len(body) <= MOST_BODY else None
 
 
-def _cookie(headers: Headers) -> str:
+def _cookie(headers: Headers, name: str) -> str:
     jar: SimpleCookie = SimpleCookie()
     try:
         jar.load(headers.get("cookie", ""))
     except CookieError:
         return ""
-    return jar[COOKIE].value if COOKIE in jar else ""
+    return jar[name].value if name in jar else ""
 
 
-def _refused(path: str, status: int, message: str, page: str = "refused.html") -> Response:
+def _refused(
+    path: str, status: int, message: str, page: str = "refused.html", back: str = "/"
+) -> Response:
     """Return a refusal; its page needs nothing that only those inside may see."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if path.startswith("/api"):
         return JSONResponse({"error": message}, status, headers)
     text = (files("ffmem.web") / "templates" / page).read_text(encoding="utf-8")
-    return HTMLResponse(text.replace("{message}", message), status, headers)
+    filled = text.replace("{message}", message).replace("{back}", html.escape(back))
+    return HTMLResponse(filled, status, headers)
 
 
 def refuse_weak(token: str) -> str:

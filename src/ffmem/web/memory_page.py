@@ -37,6 +37,7 @@ class SimilarMemory(TypedDict):
     cell: str
     cosine: float
     value_top: list[str]
+    """What sign(cosine) · v promotes."""
 
 
 class Similar(TypedDict):
@@ -154,6 +155,12 @@ def _colouring(memory: Memory) -> "Callable[[Opened], Colours]":
     return job
 
 
+def _promoted(shelf: Shelf, cell: Cell, cosine: float) -> list[str]:
+    """Return the tokens that a memory promotes where it points our way: those of sign(cos) · v."""
+    value = shelf.index[cell].value
+    return [token.token for token in (value.top if cosine >= 0 else value.bottom)[:6]]
+
+
 async def _similar(site: Site, shelf: Shelf, cell: Cell, by: By, n: int) -> Similar:
     """Return the neighbours of a memory, with the tokens that their values promote."""
 
@@ -169,7 +176,7 @@ async def _similar(site: Site, shelf: Shelf, cell: Cell, by: By, n: int) -> Simi
                 {
                     "cell": str(one.cell),
                     "cosine": one.cosine,
-                    "value_top": [token.token for token in shelf.index[one.cell].value.top[:6]],
+                    "value_top": _promoted(shelf, one.cell, one.cosine),
                 }
                 for one in around.found
             ],

@@ -1,19 +1,29 @@
 """Running the explorer: a socket of this machine, the application on it, and where to look."""
 
 import gc
+import logging
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 from ffmem.web.guard import refuse_weak
 from ffmem.web.library import Library, refuse_none
 
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from uvicorn import Server
+
 PORT = 8800
+
+GRACE = 2
+"""Seconds that answers under way have when the server is stopped."""
 
 NEW = "new"
 """A token is to be made."""
@@ -58,12 +68,30 @@ def serve(
         library, Worker(model, device), token=secret, hosts=[host, socket.gethostname(), *allowed]
     )
     # No access log: addresses hold prompts, and may hold the token.
-    config = Config(app, access_log=False, log_level="warning", server_header=False)
+    config = Config(
+        app,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+    )
     # What is there now stays: collecting garbage need not look at it in the middle of a page.
     gc.freeze()
     with listening, suppress(KeyboardInterrupt):  # which is how it ends
         ready(address(listening, secret))
-        Server(config).run(sockets=[listening])
+        _stopping_quietly(Server(config)).run(sockets=[listening])
+
+
+def _stopping_quietly(server: "Server") -> "Server":
+    """Return a server that is stopped without a word about answers that it gave up."""
+    stop = server.handle_exit
+
+    def handle_exit(sig: int, frame: "FrameType | None") -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        stop(sig, frame)
+
+    server.handle_exit = handle_exit  # type: ignore[method-assign]
+    return server
 
 
 def is_loopback(host: str) -> bool:

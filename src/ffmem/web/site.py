@@ -66,6 +66,7 @@ class Site:
                 "room": request.url.path.split("/")[1],
                 "extra": _others(request),
                 "waiting": None,
+                "late": False,
                 **context,
             }
         )
@@ -105,7 +106,7 @@ class Site:
             try:
                 whole = self.render(request, state, template, **context, **await task)
             except FfmemError as error:
-                whole = self.render(request, state, "error.html", **said(error))
+                whole = self.render(request, state, "error.html", late=True, **said(error))
             yield whole.partition(REST)[2]
 
         return StreamingResponse(parts(), media_type="text/html")

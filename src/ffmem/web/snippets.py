@@ -42,7 +42,7 @@ def _hugging_face(model: ModelRecord, cell: Cell) -> str:
     return f"""\
 from transformers import AutoModelForCausalLM
 
-model = AutoModelForCausalLM.from_pretrained("MODEL")  # {short(model.source)}
+model = AutoModelForCausalLM.from_pretrained("MODEL")  # {short(model.source)}: its folder or Hub id
 values = model.get_submodule("{path}")
 
 def switch_off(module, args):
@@ -58,7 +58,7 @@ def _transformer_lens(model: ModelRecord, cell: Cell) -> str:
     return f"""\
 from transformer_lens.model_bridge import TransformerBridge
 
-model = TransformerBridge.boot_transformers("MODEL")  # {short(model.source)}
+model = TransformerBridge.boot_transformers("MODEL")  # {short(model.source)}: its folder or Hub id
 
 def switch_off(coefficients, hook):
     coefficients[..., {cell.memory}] = 0.0

@@ -171,6 +171,8 @@ class TracedPage:
     state: State
     look: Look
     measured: Measured | None = None
+    problem: str | None = None
+    """Why effects were asked for and could not be measured."""
 
     @property
     def shown(self) -> "Traced":
@@ -359,7 +361,9 @@ class TracedPage:
         elif len(self.trace.edits) >= MOST_EDITS:
             toggle = None
         else:
-            toggle = self.state.with_edit(memory.cell, "off").link("/trace", **self.look.extra())
+            look = self.look.extra(layer=memory.cell.layer)  # back to where it was clicked
+            place = self.state.with_edit(memory.cell, "off").link("/trace", **look)
+            toggle = f"{place}#L{memory.cell.layer}"
         change = changes.get(memory.cell)
         half = 50 * abs(change) / most if change and most else 0.0
         return MemoryRow(
@@ -383,7 +387,8 @@ def listed(trace: "Trace", look: Look) -> list[Cell]:
         (memory for layer in page.shown.layers for memory in layer.memories),
         key=lambda memory: (memory.cell.layer != page.picked, -memory.share, memory.cell),
     )
-    return [memory.cell for memory in by_share]
+    edited = [edit.cell for edit in trace.edits]  # no longer at work, and asked about most
+    return list(dict.fromkeys([*edited, *(memory.cell for memory in by_share)]))
 
 
 def _said(chance: TokenChance) -> str:

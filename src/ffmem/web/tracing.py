@@ -135,7 +135,10 @@ def job(runs: Runs, at: "Opened", shelf: Shelf, state: State, look: Look) -> Tra
     measured = cells[:most]
     target = look.target and unshown(look.target)
     wanted = Question(state.text, trace.position, top=len(measured))
-    effect = runs.effect(at, shelf.name, wanted, target, measured, 0)
+    try:
+        effect = runs.effect(at, shelf.name, wanted, target, measured, 0)
+    except FfmemError as error:  # a target that is no token: the trace itself is as good as ever
+        return TracedPage(trace, state, look, problem=str(error))
     return TracedPage(trace, state, look, Measured(effect, len(cells)))
 
 

@@ -8,8 +8,10 @@ shared by all indexes that were made with the same weights.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ffmem.web.library import Shelf
 from ffmem.web.limits import MOST_WAITING, Busy
@@ -31,7 +33,7 @@ class Worker:
         self._model = model
         self._device = device
         self._loaded: OrderedDict[tuple[str, str], Memories] = OrderedDict()
-        self._thread: ThreadPoolExecutor | None = None
+        self._line: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
         self.waiting = 0
         """Requests in line, the one that runs included."""
 
@@ -44,23 +46,33 @@ class Worker:
             )
         self.waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-            # One whose visitor has gone is taken out of the line.
-            return await loop.run_in_executor(self._thread, lambda: job(self._opened(shelf)))
+            turn: Future[T] = Future()
+            self._begun().put((turn, lambda: job(self._opened(shelf))))
+            # One whose visitor has gone is cancelled, and passed over when its turn comes.
+            return await asyncio.wrap_future(turn)
         finally:
             self.waiting -= 1
 
     def close(self) -> None:
         """End the thread; jobs that have not begun are dropped. The next job starts another."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
-            self._thread = None
+        if self._line is not None:
+            while not self._line.empty():
+                if waiting := self._line.get():
+                    waiting[0].cancel()
+            self._line.put(None)
+            self._line = None
 
     def is_loaded(self, shelf: Shelf) -> bool:
         """Return whether the model of an index is there already."""
         return _key(shelf) in self._loaded
+
+    def _begun(self) -> "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]":
+        """Return the line of the thread, which is started if there is none."""
+        if self._line is None:
+            self._line = SimpleQueue()
+            # A daemon: whoever stops the server does not wait for a prompt to end.
+            Thread(target=_work, args=(self._line,), name="model", daemon=True).start()
+        return self._line
 
     def _opened(self, shelf: Shelf) -> "Opened":
         from ffmem.causal.opened import Opened, opened
@@ -73,6 +85,18 @@ class Worker:
             self._loaded[key] = found.memories
         self._loaded.move_to_end(key)
         return Opened(self._loaded[key], shelf.index, None)
+
+
+def _work(line: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+    """Run what stands in line, until nothing more will come."""
+    while turn := line.get():
+        future, job = turn
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(job())
+        except BaseException as error:  # whatever it is, it is the asker's
+            future.set_exception(error)
 
 
 def _key(shelf: Shelf) -> tuple[str, str]:
