@@ -209,13 +209,8 @@ class _Parts:
         return editing(self.at.memories, edits) if edits else nullcontext()
 
     def _shown(self) -> list[str]:
-        """Return every token as it is shown, which takes longer than a forward pass to find out."""
-        memories = self.at.memories
-        return self.runs.kept(
-            ("shown", *self.of),
-            lambda: memories.tokenizer.shown(memories.vocabulary),
-            lambda shown: len(shown) // 8,
-        )
+        """Return every token as it is shown; the tokenizer keeps them."""
+        return self.at.memories.tokenizer.shown(self.at.memories.vocabulary)
 
     def _sample(self, cell: Cell) -> Any:
         """Return a memory's sampled coefficients: the same ones are asked for again and again."""
