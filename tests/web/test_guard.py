@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from ffmem.errors import FfmemError
 from ffmem.web.app import make_app
-from ffmem.web.guard import refuse_weak
+from ffmem.web.guard import Guard, refuse_weak
 from ffmem.web.limits import MOST_ADDRESS, MOST_BODY
 from ffmem.web.serving import address, bound, is_free, is_loopback, serve
 
@@ -166,3 +166,15 @@ def test_a_port_that_is_taken_is_refused_in_words():
             bound("127.0.0.1", port)
         assert address(first, None) == f"http://127.0.0.1:{port}/"
         assert address(first, TOKEN).endswith(f"/?token={TOKEN}")
+
+
+def test_a_body_reaches_the_page_behind_the_guard_whole_and_once():
+    async def echo(scope, receive, send):
+        message = await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": message["body"]})
+
+    for length in (0, 1, 70_000, MOST_BODY):
+        sent = bytes(range(256)) * (length // 256 + 1)
+        visitor = TestClient(Guard(echo), "http://127.0.0.1:8800")
+        assert visitor.post("/", content=sent[:length]).content == sent[:length]

@@ -70,13 +70,14 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-cache")
             await send(message)
 
-        answer = await self._answer(scope, receive)
+        body = await _body(Headers(scope=scope), receive)
+        answer = self._answer(scope, body)
         if answer is not None:
             await answer(scope, receive, sending)
         else:
-            await self.app(scope, receive, sending)
+            await self.app(scope, _again(body or b"", receive), sending)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
+    def _answer(self, scope: Scope, body: bytes | None) -> Response | None:
         """Return what keeps a request out; None if it may come in."""
         headers = Headers(scope=scope)
         path: str = scope["path"]
@@ -99,7 +100,6 @@ class Guard:
         framed = headers.get("sec-fetch-dest") in ("iframe", "frame", "embed", "object")
         if site == "cross-site" and (framed or mode not in (None, "navigate")):
             return _refused(path, 403, "Pages of other sites may not ask here.")
-        body = await _body(headers, receive)
         if body is None:
             return _refused(path, 413, f"At most {MOST_BODY:,} bytes are read.")
         if self._token is None:
@@ -175,6 +175,18 @@ async def _body(headers: Headers, receive: Receive) -> bytes | None:
         if message["type"] != "http.request" or not message.get("more_body"):
             break
     return body if len(body) <= MOST_BODY else None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return what gives a body that was read already once more, and then what else comes."""
+    unread = [body]
+
+    async def receiving() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await receive()
+
+    return receiving
 
 
 def _cookie(headers: Headers, name: str) -> str:

@@ -9,8 +9,8 @@ from ffmem.errors import FfmemError
 MOST_ADDRESS = 16_000
 """Bytes of a path with its query: prompts and edits live there."""
 
-MOST_BODY = 4_096
-"""Bytes of a request's body; only the form that takes a token has one."""
+MOST_BODY = 131_072
+"""Bytes of a request's body: a sheet full of long descriptions has fewer."""
 
 MOST_CHARACTERS = 4_000
 """Of a prompt."""

@@ -8,17 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+
+from uvicorn import Config, Server
 
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 from ffmem.web.guard import refuse_weak
 from ffmem.web.library import Library, refuse_none
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from uvicorn import Server
 
 PORT = 8800
 
@@ -59,8 +56,6 @@ def serve(
     for shelf in library.shelves.values():
         if reason := shelf.prepare():
             Progress().say(f"{shelf.name} is shown without search: {reason}")
-    from uvicorn import Config, Server
-
     from ffmem.web.app import make_app
     from ffmem.web.worker import Worker
 
@@ -79,19 +74,16 @@ def serve(
     gc.freeze()
     with listening, suppress(KeyboardInterrupt):  # which is how it ends
         ready(address(listening, secret))
-        _stopping_quietly(Server(config)).run(sockets=[listening])
+        QuietServer(config).run(sockets=[listening])
 
 
-def _stopping_quietly(server: "Server") -> "Server":
-    """Return a server that is stopped without a word about answers that it gave up."""
-    stop = server.handle_exit
+class QuietServer(Server):
+    """A server that is stopped without a word about answers that it gave up."""
 
-    def handle_exit(sig: int, frame: "FrameType | None") -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop, quietly."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        stop(sig, frame)
-
-    server.handle_exit = handle_exit  # type: ignore[method-assign]
-    return server
+        super().handle_exit(sig, frame)
 
 
 def is_loopback(host: str) -> bool:

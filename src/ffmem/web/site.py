@@ -17,7 +17,7 @@ from ffmem.errors import FfmemError
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.web.answers import status_of
 from ffmem.web.library import Library, Shelf
-from ffmem.web.state import State, quoted
+from ffmem.web.state import PARAMETERS, State, quoted
 from ffmem.web.worker import Worker
 
 SOON = 0.2
@@ -114,12 +114,11 @@ class Site:
 
 def _others(request: Request) -> dict[str, str]:
     """Return the parameters of an address that are not the state: what a page alone understands."""
-    state = {"index", "text", "position", "off", "set", "scale"}
     # `path` and `self` are arguments of `State.link`, and of no page.
     return {
         name: value
         for name, value in request.query_params.items()
-        if name not in state | {"path", "self"}
+        if name not in PARAMETERS | {"path", "self"}
     }
 
 

@@ -20,6 +20,9 @@ from ffmem.web.limits import MOST_EDITS, TooMuch, refuse_long
 
 Numbered = tuple[tuple[Cell, float], ...]
 
+PARAMETERS = frozenset({"index", "text", "position", "off", "set", "scale"})
+"""Names of the state in an address; every other one is a page's own."""
+
 
 @dataclass(frozen=True)
 class State:

@@ -14,16 +14,13 @@ from fastapi.responses import RedirectResponse, Response
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.web.site import Site
-from ffmem.web.state import Asked, State
+from ffmem.web.state import PARAMETERS, Asked, State
 
 ROOMS = ("", "figures", "layer", "m", "search", "trace")
 """Pages that a visitor may be sent back to."""
 
 _PATH = re.compile(r"/(?:[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)?")
 _PLACE = re.compile(r"[A-Za-z0-9_-]*")
-
-OWN = frozenset({"index", "text", "position", "off", "set", "scale"})
-"""Parameters of the state itself."""
 
 How = Literal["off", "set", "scale", "none"]
 
@@ -86,7 +83,7 @@ class Back:
                 " /m/L5N1234 or /trace."
             )
         pairs = parse_qsl(query, keep_blank_values=True)
-        return cls(path, [(name, value) for name, value in pairs if name not in OWN], place)
+        return cls(path, [(name, value) for name, value in pairs if name not in PARAMETERS], place)
 
     def link(self, state: State) -> str:
         """Return the page's address with another state, and all else as it was."""
