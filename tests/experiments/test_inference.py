@@ -2,7 +2,7 @@
 
 import math
 import random
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from torch.nn import functional
 import ffmem
 from ffmem.errors import FfmemError
 from ffmem.experiments import inference
+from ffmem.experiments.predictions import DETAILS
 from ffmem.experiments.study import Study
 from tests.experiments.planting import FAMILIES, study_of
 from tests.tiny import tiny
@@ -196,7 +197,7 @@ def test_batches_and_chunks_change_nothing(tmp_path, monkeypatch, name):
     whole = studied(tmp_path, name).inference
     monkeypatch.setattr(inference, "HELD", 1)  # the smallest batches
     projector = inference.Projector
-    monkeypatch.setattr(inference, "Projector", lambda memories: projector(memories, budget=1))
+    monkeypatch.setattr(inference, "Projector", partial(projector, budget=1))
     pieces = studied(tmp_path, name).inference
     for one, other in zip(whole.predictions, pieces.predictions, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
@@ -209,6 +210,28 @@ def test_only_what_is_asked_for_is_measured(tmp_path):
     assert study.inference.predictions is study.inference.votes is study.inference.softmax is None
     with pytest.raises(FfmemError, match="did not measure softmax"):
         inference.measured(study.inference.softmax, "softmax")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
+def test_details_that_nobody_asked_for_are_none_and_all_else_is_the_same(tmp_path, name):
+    full = studied(tmp_path, name).inference.predictions
+    lean = studied(tmp_path, name, parts=("predictions",)).inference.predictions
+    for column, of_full, of_lean in zip(full._fields, full, lean, strict=True):
+        if column in DETAILS:
+            missing = np.isnan(of_lean) if "probability" in column else of_lean == -1
+            assert missing.all()
+            assert np.isfinite(of_full).all()
+            assert (of_full >= 0).all()
+        else:
+            assert (of_lean == of_full).all()
+
+
+def test_a_batch_of_one_length_needs_no_padding(tmp_path, monkeypatch):
+    study = studied(tmp_path, "llama")
+    monkeypatch.setattr(inference, "FULL", 1)
+    for some in inference.places(study.drawn, study.index.manifest.start.id, study.memories):
+        assert len({int(place) for place in some.at[:, 1]}) == 1
+        assert some.tokens.shape[1] == int(some.at[0, 1]) + 1
 
 
 def test_a_prefix_does_not_depend_on_what_was_drawn_beside_it(tmp_path):

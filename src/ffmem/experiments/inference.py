@@ -32,10 +32,13 @@ HELD = 1 << 29
 TOGETHER = 512
 """Prefixes that are projected together, if `HELD` allows so many."""
 
+FULL = 512
+"""Tokens that fill a batch well enough."""
+
 T = TypeVar("T")
 
-PARTS = ("activity", "predictions", "votes", "softmax")
-"""What a pass can measure; `votes` needs `predictions`."""
+PARTS = ("activity", "predictions", "details", "votes", "softmax")
+"""What a pass can measure; `votes` and `details` need `predictions`."""
 
 
 class Inference(NamedTuple):
@@ -65,12 +68,12 @@ class Places(NamedTuple):
 
 
 def places(
-    drawn: Drawn, start: int | None, memories: Memories, batch_tokens: int = 1024
+    drawn: Drawn, start: int | None, memories: Memories, batch_tokens: int = 2048
 ) -> Iterator[Places]:
     """Return the batches of a sample, none with more prefixes than `HELD` has room for.
 
-    One sentence with so many is a batch by itself. The trunk is as fast on 1,024 tokens as on
-    more, and batches of few prefixes of a sample need less padding.
+    One sentence with so many is a batch by itself. The trunk is about as fast on `FULL` tokens as
+    on more: so many of one length run without the longer ones, and need no padding.
     """
     most = max(1, HELD // held_by(memories))
     first = np.cumsum([0, *(len(example.lengths) for example in drawn.examples)])
@@ -84,11 +87,13 @@ def places(
 
 
 def _parts(batch: Batch, drawn: Drawn, most: int) -> Iterator[Batch]:
-    """Divide a batch so that no part has more than `most` prefixes."""
+    """Divide a batch so that no part has more than `most` prefixes, nor padding without need."""
     begin, n = 0, 0
     for row, number in enumerate(batch.offsets):
         drawn_here = len(drawn.examples[number].lengths)
-        if n and n + drawn_here > most:
+        longer = row > begin and batch.lengths[row] > batch.lengths[row - 1]
+        full = longer and (row - begin) * batch.lengths[row - 1] >= FULL
+        if n and (full or n + drawn_here > most):
             yield _slice(batch, begin, row)
             begin, n = row, 0
         n += drawn_here
@@ -96,7 +101,9 @@ def _parts(batch: Batch, drawn: Drawn, most: int) -> Iterator[Batch]:
 
 
 def _slice(batch: Batch, begin: int, end: int) -> Batch:
-    return Batch(batch.tokens[begin:end], batch.lengths[begin:end], batch.offsets[begin:end])
+    shorter = batch.lengths[-1] - batch.lengths[end - 1]
+    tokens = batch.tokens[begin:end, : batch.tokens.shape[1] - shorter]
+    return Batch(tokens, batch.lengths[begin:end], batch.offsets[begin:end])
 
 
 def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int) -> Places:
@@ -126,7 +133,9 @@ class Pass:
     ) -> None:
         n_layers = memories.n_layers
         self.memories = memories
-        self.projector = Projector(memories) if "predictions" in parts else None
+        self.projector = None
+        if "predictions" in parts:
+            self.projector = Projector(memories, details="details" in parts)
         self.found = Inference(
             Activity(memories, n_examples) if "activity" in parts else None,
             Predictions.empty(n_examples, n_layers) if self.projector else None,

@@ -21,7 +21,7 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.experiments.vocabulary import log_totals, probabilities, ranks, tops
+from ffmem.experiments.vocabulary import SLICE, Tops, log_totals, probabilities, ranks, tops
 from ffmem.models.head import Head
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
@@ -34,11 +34,26 @@ Rounding moved none by more than 2.3e-6 of it in SmolLM2-135M; wider models roun
 EVEN = 16
 """Rows are projected in multiples of this: an odd number of them takes half as long again."""
 
+DETAILS = frozenset(
+    {
+        "ff_top_probability",
+        "output_top_probability",
+        "residual_final_rank",
+        "ff_final_rank",
+        "ff_final_probability",
+        "ff_residual_probability",
+    }
+)
+"""Columns that no figure shows: a third of the time that reading logits takes."""
+
 CASES = ("residual", "agreement", "ffn", "composition")
 
 
 class Predictions(NamedTuple):
-    """By example and layer. `final` is the model's own prediction, top(o) of the last layer."""
+    """By example and layer. `final` is the model's own prediction, top(o) of the last layer.
+
+    `DETAILS` are NaN or −1 where they were not asked for.
+    """
 
     residual_top: Int64[ndarray, "example layer"]
     ff_top: Int64[ndarray, "example layer"]
@@ -56,10 +71,11 @@ class Predictions(NamedTuple):
 
     @classmethod
     def empty(cls, n_examples: int, n_layers: int) -> "Predictions":
-        """Return room for some examples."""
+        """Return room for some examples: NaN and −1 where nothing is read."""
+        shape = (n_examples, n_layers)
         return cls(
             *(
-                np.zeros((n_examples, n_layers), float if "probability" in name else np.int64)
+                np.full(shape, np.nan) if "probability" in name else np.full(shape, -1, np.int64)
                 for name in cls._fields
             )
         )
@@ -80,8 +96,9 @@ class Predictions(NamedTuple):
 class Projector:
     """Reads the three vectors of a layer through two vocabulary projections."""
 
-    def __init__(self, memories: Memories, budget: int = 64 << 20) -> None:
+    def __init__(self, memories: Memories, budget: int = 64 << 20, details: bool = True) -> None:
         self.head: Head = memories.head
+        self.details = details
         self.adds_up = memories.row.output_norm is None and memories.dtype == torch.float32
         self.constants = self.head.band_constants() if self.adds_up else []
         self.constant = any(bool(band.any()) for band in self.constants)
@@ -97,7 +114,7 @@ class Projector:
         found = []
         for some in self._parts(len(last.layer_output)):
             bands = self.head.bands(last.layer_output[some], self.rooms[0])
-            found.append(tops(self.head.read_bands(bands)))
+            found.append(tops(self.head.read_bands(bands)).tokens)
         return np.concatenate(found)[: len(last.layer_output)]
 
     @torch.inference_mode()
@@ -125,40 +142,45 @@ class Projector:
     ) -> list[ndarray]:
         bands = self.head.bands(residual, self.rooms[0])
         logits = self._logits(bands)
-        residual_top = tops(logits)
-        totals = log_totals(logits)
-        residual_top_p = probabilities(logits, totals, residual_top)
-        residual_rank = ranks(logits, final)
-        residual_p = probabilities(logits, totals, final)
-        shares = self._shares(bands, residual)
+        found = {}
+        top_r = tops(logits)
+        totals = log_totals(logits, top_r.logits)
+        found["residual_top_probability"] = probabilities(logits, totals, top_r.tokens)
+        found["residual_final_probability"] = probabilities(logits, totals, final)
+        if self.details:
+            found["residual_final_rank"] = ranks(logits, final)
+        below, sigma_r = bands, self._sigma(residual)
 
         bands = self.head.bands(output, self.rooms[1])
-        scale = self._scale(bands, output)
+        sigma_o = self._sigma(output)
+        scale = largest(bands) * sigma_o if self.adds_up else sigma_o
         logits = self._logits(bands)
-        output_top = tops(logits)
-        output_p = probabilities(logits, log_totals(logits), output_top)
-        for of_output, of_residual in zip(self._shares(bands, output), shares, strict=True):
-            of_residual.neg_().add_(of_output)
-        del bands, logits
+        top_o = tops(logits)
+        if self.details:
+            totals = log_totals(logits, top_o.logits)
+            found["output_top_probability"] = probabilities(logits, totals, top_o.tokens)
+        del logits
 
-        logits = self._ff_logits(ff_output, shares, scale)
-        ff_top = tops(logits)
-        totals = log_totals(logits)
-        return [
-            *(residual_top, ff_top, output_top),
-            *(residual_top_p, probabilities(logits, totals, ff_top), output_p),
-            *(residual_rank, residual_p),
-            *(ranks(logits, final), probabilities(logits, totals, final)),
-            *(ranks(logits, residual_top), probabilities(logits, totals, residual_top)),
-        ]
+        logits, top_y = self._ff_logits(ff_output, (below, sigma_r), (bands, sigma_o), scale)
+        found["ff_residual_rank"] = ranks(logits, top_r.tokens)
+        if self.details:
+            totals = log_totals(logits, top_y.logits)
+            found["ff_final_rank"] = ranks(logits, final)
+            for name, tokens in (
+                ("ff_top", top_y.tokens),
+                ("ff_final", final),
+                ("ff_residual", top_r.tokens),
+            ):
+                found[f"{name}_probability"] = probabilities(logits, totals, tokens)
+        found |= {"residual_top": top_r.tokens, "ff_top": top_y.tokens, "output_top": top_o.tokens}
+        nothing = Predictions.empty(len(final), 1)
+        return [found.get(n, of_none[:, 0]) for n, of_none in nothing._asdict().items()]
 
-    def _scale(
-        self, bands: list[Float[Tensor, "row _"]], output: Float[Tensor, "row hidden"]
-    ) -> Float[Tensor, " row"]:
-        """Return max|z_o| · σ_o, by which closeness is told; nothing where nobody asks."""
+    def _sigma(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, " row"]:
+        """Return σ of each vector where it is needed; nothing elsewhere."""
         if not self.adds_up:
-            return output.new_zeros(len(output))
-        return largest(bands) * self.head.denominator(output).to(bands[0].device)
+            return stream.new_zeros(len(stream))
+        return self.head.denominator(stream).to(self.constants[0].device)
 
     def _logits(self, bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row vocab"]:
         """Return the logits of `bands`, which stay as they are if they are needed again."""
@@ -167,49 +189,50 @@ class Projector:
             bands = [band.clone() for band in bands]
         return head.read_bands(bands)
 
-    def _shares(
-        self, bands: list[Float[Tensor, "row _"]], stream: Float[Tensor, "row hidden"]
-    ) -> list[Float[Tensor, "row _"]]:
-        """Turn bands into σ · (z − c): what a vector is, read folded, before the scale.
+    def _ff_logits(
+        self,
+        ff_output: Float[Tensor, "row hidden"],
+        residual: "Share",
+        output: "Share",
+        scale: Float[Tensor, " row"],
+    ) -> tuple[Float[Tensor, "row vocab"], Tops]:
+        """Return y's logits from r's and o's, projecting it where they are not sharp enough.
 
         In place: a fresh array of this size costs as much as the arithmetic on it.
         """
         if not self.adds_up:
-            return []
-        sigma = self.head.denominator(stream)[:, None]
-        for band, c in zip(bands, self.constants, strict=True):
+            logits = self.head.folded(ff_output)
+            return logits, tops(logits)
+        for c, below, above in zip(self.constants, residual[0], output[0], strict=True):
             if self.constant:
-                band.sub_(c)
-            band.mul_(sigma.to(band.device))
-        return bands
-
-    def _ff_logits(
-        self,
-        ff_output: Float[Tensor, "row hidden"],
-        shares: list[Float[Tensor, "row _"]],
-        scale: Float[Tensor, " row"],
-    ) -> Float[Tensor, "row vocab"]:
-        """Return y's logits from its shares, projecting it where they are not sharp enough."""
-        if not self.adds_up:
-            return self.head.folded(ff_output)
-        logits = self.head.read_part(shares)
-        close = gaps(logits) < CLOSE * abs(self.head.scale) * scale.to(logits.device)
+                below.sub_(c)
+                above.sub_(c)
+            subtract(above, output[1], below, residual[1])
+        logits = self.head.read_part(residual[0])
+        top = tops(logits)
+        close = top.gaps < CLOSE * abs(self.head.scale) * scale.to(logits.device)
         if close.any():
             logits[close] = self.head.folded(ff_output[close.to(ff_output.device)])
-        return logits
+            top = tops(logits)
+        return logits, top
+
+
+Share = tuple[list[Tensor], Tensor]
+"""The bands of a vector of the stream, and its σ: σ · (z − c) is how it reads folded."""
+
+
+def subtract(
+    above: Float[Tensor, "row vocab"],
+    sigma_above: Float[Tensor, " row"],
+    below: Float[Tensor, "row vocab"],
+    sigma_below: Float[Tensor, " row"],
+) -> None:
+    """Turn `below` into σ·above − σ·below, a slice of the vocabulary at a time in the cache."""
+    for one, other in zip(above.T.split(SLICE), below.T.split(SLICE), strict=True):
+        other.mul_(-sigma_below).addcmul_(one, sigma_above)
 
 
 def largest(bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, " row"]:
     """Return the largest |z| of each row."""
     ends = [torch.maximum(band.amax(dim=1), -band.amin(dim=1)) for band in bands]
     return torch.stack(ends).amax(dim=0)
-
-
-def gaps(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
-    """Return how far each row's largest logit stands above its second."""
-    found = torch.from_numpy(tops(logits)).to(logits.device)[:, None]
-    largest = logits.gather(1, found)
-    logits.scatter_(1, found, -torch.inf)
-    second = logits.amax(dim=1)
-    logits.scatter_(1, found, largest)
-    return largest.squeeze(1) - second

@@ -6,6 +6,7 @@ a room); right in any layout.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,19 +21,39 @@ BLOCK = 64
 """The top is looked for in the block of so many tokens that has the largest logit."""
 
 
-def tops(logits: Float[Tensor, "row vocab"]) -> Int64[ndarray, " row"]:
-    """Return the token of the largest logit of each row, ties to the lower id."""
+class Tops(NamedTuple):
+    """The largest logit of each row."""
+
+    tokens: Int64[ndarray, " row"]
+    """Ties to the lower id."""
+    logits: Float[Tensor, " row"]
+    gaps: Float[Tensor, " row"]
+    """How far it stands above the second; 0 of two equals."""
+
+
+def tops(logits: Float[Tensor, "row vocab"]) -> Tops:
+    """Return the top of each row, read once."""
     if logits.device.type != "cpu":
-        return _host(logits.argmax(dim=1))
+        values, _ = logits.topk(min(2, logits.shape[1]), dim=1)
+        gaps = values[:, 0] - values[:, -1] if logits.shape[1] > 1 else values[:, 0] + torch.inf
+        return Tops(_host(logits.argmax(dim=1)), values[:, 0], gaps)
     # argmax itself is twenty times as slow as amax; numpy's takes the first of equals.
     whole = logits.shape[1] // BLOCK * BLOCK
     blocks = logits.T[:whole].unflatten(0, (-1, BLOCK)).amax(dim=1)
     if whole < logits.shape[1]:
         blocks = torch.cat([blocks, logits.T[whole:].amax(dim=0, keepdim=True)])
-    first = BLOCK * np.ascontiguousarray(blocks.numpy().T).argmax(axis=1)
-    inside = first[:, None] + np.arange(BLOCK)
-    places = torch.from_numpy(np.minimum(inside, logits.shape[1] - 1))
-    return np.asarray(first + logits.gather(1, places).numpy().argmax(axis=1))
+    by_row, rows = np.ascontiguousarray(blocks.numpy().T), np.arange(len(logits))
+    best = by_row.argmax(axis=1)
+    places = BLOCK * best[:, None] + np.arange(BLOCK)
+    inside = logits.gather(1, torch.from_numpy(np.minimum(places, logits.shape[1] - 1))).numpy()
+    inside[places >= logits.shape[1]] = -np.inf
+    within = inside.argmax(axis=1)
+    largest = inside[rows, within]
+    # The second is the largest of another block, or stands in the same one.
+    by_row[rows, best], inside[rows, within] = -np.inf, -np.inf
+    second = np.maximum(by_row.max(axis=1), inside.max(axis=1))
+    top, gap = torch.from_numpy(largest), torch.from_numpy(largest - second)
+    return Tops(np.asarray(BLOCK * best + within), top, gap)
 
 
 def ranks(
@@ -48,11 +69,12 @@ def ranks(
     return _host(counts.long())
 
 
-def log_totals(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
-    """Return the log-sum-exp of each row."""
+def log_totals(
+    logits: Float[Tensor, "row vocab"], top: Float[Tensor, " row"]
+) -> Float[Tensor, " row"]:
+    """Return the log-sum-exp of each row, given the largest logit of each."""
     if logits.device.type != "cpu":
         return logits.logsumexp(dim=1)
-    top = logits.T.amax(dim=0)
     total = torch.zeros(len(logits))
     for part, room in _slices(logits):
         # Below e⁻⁸⁷ float32 is denormal, five times as slow, and nothing beside the top's 1.
