@@ -4,12 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test bench browser pictures clean
+.PHONY: demo test bench browser database pictures clean
 
 demo: $(READY)
 	$(BIN)/ffmem demo
 
-test: $(READY) browser
+test: $(READY) browser database
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -27,6 +27,13 @@ browser:
 	(SUDO=$$(test "$$(id -u)" = 0 || echo "sudo -n"); command -v apt-get && \
 	$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends chromium) || \
 	echo "No browser was found or installed: the tests that need one will say that they were skipped."
+
+# Studies are tested on a real PostgreSQL server too, which the tests start and stop themselves.
+database:
+	@command -v initdb || ls -d /usr/lib/postgresql/*/bin/initdb 2>/dev/null || \
+	(SUDO=$$(test "$$(id -u)" = 0 || echo "sudo -n"); command -v apt-get && \
+	$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends postgresql) || \
+	echo "No PostgreSQL was found or installed: the tests that need it will say that they were skipped."
 
 pictures: $(READY) browser
 	PYTHONPATH=. $(BIN)/python docs/pictures.py demo

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ffmem.indexing.memory import Memory
     from ffmem.indexing.store import Index
     from ffmem.models.memories import Memories
+    from ffmem.patterning import detect, explain, export_patterns, patterns_of, study
 
 _HOMES = {
     "Cell": "ffmem.cells",
@@ -39,19 +40,24 @@ _HOMES = {
     "Memories": "ffmem.models.memories",
     "Memory": "ffmem.indexing.memory",
     "compare": "ffmem.acting",
+    "detect": "ffmem.patterning",
     "edit": "ffmem.acting",
     "effect": "ffmem.acting",
     "experiment": "ffmem.api",
+    "explain": "ffmem.patterning",
     "export": "ffmem.api",
+    "export_patterns": "ffmem.patterning",
     "extend": "ffmem.api",
     "index": "ffmem.api",
     "load": "ffmem.api",
     "merge": "ffmem.api",
     "neighbours": "ffmem.acting",
     "open": "ffmem.api",
+    "patterns_of": "ffmem.patterning",
     "report": "ffmem.api",
     "search": "ffmem.api",
     "serve": "ffmem.acting",
+    "study": "ffmem.patterning",
     "trace": "ffmem.acting",
     "verify": "ffmem.api",
 }
@@ -64,19 +70,24 @@ __all__ = [
     "Memories",
     "Memory",
     "compare",
+    "detect",
     "edit",
     "effect",
     "experiment",
+    "explain",
     "export",
+    "export_patterns",
     "extend",
     "index",
     "load",
     "merge",
     "neighbours",
     "open",
+    "patterns_of",
     "report",
     "search",
     "serve",
+    "study",
     "trace",
     "verify",
 ]

@@ -272,7 +272,7 @@ def serve(folders: Sequence[str | Path], **options: Any) -> None:
     """Show indexes on a local web page, until it is stopped.
 
     `options`: reports (folders of figures), host, port, token ("new" makes one), allowed (further
-    names of this machine), model, device, ready (is told the address).
+    names of this machine), model, device, db (of the annotators' study), ready (told the address).
     """
     from ffmem.web.serving import serve as run
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ffmem.experiments.study import Study
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
+    from ffmem.patterns.searching import PatternHit
 
 
 def load(
@@ -111,15 +112,23 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> Index:
     return merge_indexes(folders, out)
 
 
-def search(folder: str | Path | Index, query: str, **options: Any) -> "list[Hit]":
-    """Return the memories whose values or triggers contain a text.
+def search(
+    folder: str | Path | Index, query: str, place: str = "values", **options: Any
+) -> "list[Hit] | list[PatternHit]":
+    """Return the memories whose values, triggers or patterns contain a text.
 
-    `options`: place ("values" or "triggers"), regex, layer, limit.
+    `place` is "values", "triggers" or "patterns"; `options`: regex, layer, limit.
     """
+    index = folder if isinstance(folder, Index) else Index(folder)
+    if place == "patterns":
+        from ffmem.patterns.searching import PatternSearch
+
+        with closing(PatternSearch(index)) as described:
+            return described.find(query, **options)
     from ffmem.indexing.search import Search
 
-    with closing(Search(folder if isinstance(folder, Index) else Index(folder))) as opened:
-        return opened.find(query, **options)
+    with closing(Search(index)) as opened:
+        return opened.find(query, place, **options)
 
 
 def export(
@@ -200,8 +209,13 @@ def _measured(
 ) -> "Iterator[Result]":
     """Return the results of some experiments one by one, as they are measured."""
     from ffmem.experiments import catalogue
+    from ffmem.experiments.names import FROM_FOLDER
 
     asked = catalogue.known([names] if isinstance(names, str) else names)
+    if set(asked) <= set(FROM_FOLDER) and options.get("prompt") is None:
+        index = folder if isinstance(folder, Index) else Index(folder)
+        say = progress or Progress(quiet=True)
+        return catalogue.read(index, asked, options.get("seed", 0), say)
     study = _study(asked, folder, corpus, progress or Progress(quiet=True), options)
     return catalogue.measure(study, asked)
 
@@ -297,5 +311,7 @@ def _read_as(index: Index, source: str, asked: dict[str, Any]) -> "Corpus":
 def verify(folder: str | Path) -> list[str]:
     """Return what is wrong with an index: nothing, if every hash and invariant holds."""
     from ffmem.indexing.verify import verify as verify_index
+    from ffmem.patterns.kept import damaged
 
-    return verify_index(Index(folder))
+    index = Index(folder)
+    return [*verify_index(index), *damaged(index)]

@@ -11,12 +11,14 @@ from pathlib import Path
 import click
 
 from ffmem.commands import (
+    annotating,
     comparing,
     editing,
     effects,
     indexing,
     looking,
     measuring,
+    patterning,
     serving,
     tracing,
 )
@@ -49,6 +51,7 @@ for command in (
     *(looking.show, looking.search, serving.serve),
     *(tracing.trace, effects.effect, tracing.neighbours, editing.edit, comparing.compare),
     *(measuring.experiment, measuring.report),
+    *(patterning.patterns, annotating.annotate),
     *(looking.export, indexing.verify),
 ):
     cli.add_command(command)

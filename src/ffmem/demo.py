@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ffmem import api
+from ffmem import api, patterning
 from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
@@ -26,6 +26,8 @@ def demo(out: Path, limit: int) -> Index:
         for hit in api.search(index, word, limit=1):
             print(f"\n── A value that has {word.strip()!r} among its tokens:\n")
             print(index[hit.cell])
+    progress.say("\nLooking for patterns in the triggers of every memory.")
+    print(patterning.detect(index, workers=2, progress=progress))
     progress.say("\nMeasuring the paper's figures on a small sample.")
     page = api.report(index, out.with_name(f"{out.name}-report"), VALID, progress=progress, **SIZES)
     print(f"\nThe paper's figures, measured on this model: {page}")
@@ -33,6 +35,7 @@ def demo(out: Path, limit: int) -> Index:
     print(f"    ffmem show {out} L12N34")
     print(f"    ffmem search {out} river")
     print(f"    ffmem search {out} 'in the summer of' --in triggers")
+    print(f"    ffmem search {out} ship --in patterns")
     print(f"    ffmem trace {out} 'In the last election the party won 48' --off L22N873")
     print(f"    ffmem effect {out} 'The capital of France is'")
     print(f"    ffmem serve {out}")

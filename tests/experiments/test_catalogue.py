@@ -15,10 +15,12 @@ from ffmem.experiments.catalogue import EXPERIMENTS
 from ffmem.experiments.names import FROM_INDEX, FROM_SAMPLE, NAMES
 from ffmem.experiments.result import Result
 from ffmem.experiments.study import Study
+from tests.annotation.kept_patterns import first_three, keep
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.tiny import TINY, tiny_tokenizer
 
 FIELDS = {
+    "patterns": "layer source shallow both semantic uncovered patterns_per_key n",
     "token-removal": "layer token how mean median q1 q3 n",
     "agreement": "layer rate low high n no_next uniform unigram permutation last_token_rate",
     "next-token-rank": "layer median q1 q3 n",
@@ -34,6 +36,7 @@ FIELDS = {
     "last-layer-composition": "prefix residual_top ff_top output_top similarity related",
 }
 ALSO = {
+    "patterns": "sources agreement protocol",
     "max-probability": "auc",
     "predictive-values": "upper_share with_agreeing_trigger random_control",
     "last-layer-composition": "related_share",
@@ -46,6 +49,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     model = memories("llama")
     index = indexed(folder / "index", write_corpus(folder / "train.txt"), model, t=5)
+    keep(index, "automatic", first_three)
     valid = write_corpus(folder / "valid.txt", n=20, seed=3)
     return index, model, valid
 
@@ -164,6 +168,19 @@ def test_an_index_without_any_next_token_is_measured(tmp_path):
         assert row["no_next"] + row["no_trigger"] == model.n_memories
     assert all(row["n"] == 0 for row in found["token-removal"].rows)
     assert all(row["precision"] is None for row in found["predictive-values"].rows)
+
+
+def test_figure_2_is_left_out_among_others_where_there_are_no_patterns(made, tmp_path, capsys):
+    from ffmem.progress import Progress
+
+    index = indexed(tmp_path / "bare", write_corpus(tmp_path / "train.txt", n=20), made[1])
+    bare = (index, *made[1:])
+    found = measured(bare, tmp_path / "out", ["patterns", "agreement"], progress=Progress())
+    assert [result.experiment for result in found] == ["agreement"]
+    assert "Figure 2 is left out." in (told := capsys.readouterr().err)
+    assert "ffmem patterns detect" in told
+    with pytest.raises(StoreError, match="ffmem patterns detect"):
+        measured(bare, tmp_path / "out", "patterns", corpus=None)
 
 
 def test_what_is_missing_or_wrong_is_told_before_the_model_is_loaded(made, tmp_path):

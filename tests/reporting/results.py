@@ -342,9 +342,17 @@ def patterns(n_layers, gated, chance):
                 "uncovered": 0.2,
                 "patterns_per_key": 3.1,
                 "n": 250,
+                "keys": 10,
+                "with_pattern": 0.9,
+                "covered": 0.8,
+                "low": 0.7,
+                "high": 0.9,
+                "patterns_min": 0,
+                "patterns_max": 6,
             }
         )
-    return rows, {}
+    also = {"sources": {"automatic": {"seed": 0}}, "agreement": {}, "protocol": "…"}
+    return rows, also
 
 
 SECTION_5 = tuple(PAPERS)[6:]

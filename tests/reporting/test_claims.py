@@ -166,6 +166,55 @@ def test_related_compositions_speak_against_the_claim():
 def test_patterns_are_judged_by_people_where_they_looked():
     one = result("patterns", 16)
     wrong = each(one, shallow=lambda row: 0.1, semantic=0.5)
-    assert verdicts(wrong) == [PARTLY]
+    assert verdicts(wrong)[0] == FAILS  # as much semantic below as above
     people = each(one, source="human")
-    assert "(human annotation)" in claims([replace(one, rows=[*wrong.rows, *people.rows])])[0].model
+    for claim in claims([replace(one, rows=[*wrong.rows, *people.rows])]):
+        assert "(source: human)" in claim.model
+    for claim in claims([wrong]):
+        assert "(source: automatic)" in claim.model or claim.verdict == INCOMPARABLE
+
+
+def test_shallow_below_and_semantic_above_is_judged_by_layers_and_by_their_trend():
+    one = result("patterns", 16)
+    planted = each(
+        one,
+        semantic=lambda row: 0.5 if row["layer"] >= 9 else 0.1,
+        shallow=lambda row: 0.2 if row["layer"] >= 9 else 0.6,
+    )
+    assert verdicts(planted)[:2] == [HOLDS, HOLDS]
+    turned = each(
+        one,
+        semantic=lambda row: 0.1 if row["layer"] >= 9 else 0.5,
+        shallow=lambda row: 0.6 if row["layer"] >= 9 else 0.2,
+    )
+    assert verdicts(turned)[:2] == [FAILS, FAILS]
+    some = each(
+        one,
+        semantic=lambda row: 0.5 if row["layer"] >= 14 else 0.1,
+        shallow=0.3,
+    )
+    assert verdicts(some)[0] == PARTLY
+    assert verdicts(each(one, semantic=0.0, shallow=0.3))[0] == FAILS
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"with_pattern": 1.0, "patterns_per_key": 3.6, "uncovered": 0.3}, [HOLDS] * 3),
+        ({"with_pattern": 0.95, "patterns_per_key": 1.5, "uncovered": 0.1}, [PARTLY] * 3),
+        ({"with_pattern": 0.5, "patterns_per_key": 0.9, "uncovered": 0.6}, [FAILS] * 3),
+    ],
+)
+def test_patterns_per_key_and_coverage_are_judged(changed, expected):
+    assert verdicts(each(result("patterns", 16), **changed))[2:] == expected
+
+
+def test_layers_weigh_by_their_keys():
+    one = result("patterns", 2)
+    rows = [
+        one.rows[0] | {"keys": 99, "with_pattern": 1.0},
+        one.rows[1] | {"keys": 1, "with_pattern": 0.0},
+    ]
+    claim = claims([replace(one, rows=rows)])[2]
+    assert claim.model == "99.0 % of 100 memories (source: automatic)"
+    assert claim.verdict == PARTLY

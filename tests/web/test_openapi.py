@@ -35,6 +35,17 @@ MORE = [
 ]
 """The pictures of the pages, in Vega-Lite's language."""
 
+ANNOTATED = [
+    ("GET", "/api/annotate"),
+    ("GET", "/api/annotate/{key}"),
+    ("POST", "/api/annotate/{key}"),
+    ("POST", "/api/annotate/{key}/{what}"),
+    ("GET", "/api/adjudicate/{key}"),
+]
+"""What annotators' pages ask and send."""
+
+ROUTES = [*(("GET", path) for path in (*TWINS, *MORE)), *ANNOTATED]
+
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 
 CHECKS = [
@@ -52,12 +63,12 @@ def api(library):
 
 
 @pytest.mark.parametrize("mode", [POSITIVE, NEGATIVE], ids=["as described", "not so"])
-@pytest.mark.parametrize("path", [*TWINS, *MORE])
-def test_no_request_breaks_it(api, path, mode):
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_no_request_breaks_it(api, method, path, mode):
     # Half of them of what there is: a name made up would only ever be unknown.
     known = {"layer": 1, "cell": "L1N3", "name": "agreement"} if mode == POSITIVE else {}
     named = {name: value for name, value in known.items() if f"{{{name}}}" in path}
-    cases = api[path]["GET"].as_strategy(mode, path_parameters=named or None)
+    cases = api[path][method].as_strategy(mode, path_parameters=named or None)
 
     @settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(cases)
@@ -68,11 +79,13 @@ def test_no_request_breaks_it(api, path, mode):
 
 
 def test_every_page_has_its_twin(client):
-    paths = set(client.get("/api/openapi.json").json()["paths"])
-    assert paths == {*TWINS, *MORE}
+    paths = client.get("/api/openapi.json").json()["paths"]
+    found = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+    assert sorted(found) == sorted(ROUTES)
 
 
 def test_the_description_is_shown_as_a_page(client):
     page = client.get("/api").text
-    for path in client.get("/api/openapi.json").json()["paths"]:
-        assert f"GET {path}" in page
+    for path, operations in client.get("/api/openapi.json").json()["paths"].items():
+        for method in operations:
+            assert f"{method.upper()} {path}<" in page

@@ -16,11 +16,16 @@ from ffmem.progress import Progress
 @json_option
 def show(folder: Path, cell: str, as_json: bool) -> None:
     """Show what triggers the memory CELL, such as L5N1234, and what its value promotes."""
-    memory = api.open(folder)[cell]
+    from ffmem.patterns.kept import kept
+    from ffmem.patterns.shown import lines, seen, to_dict
+
+    index = api.open(folder)
+    memory = index[cell]
+    patterns = seen(memory, kept(index))
     if as_json:
-        print_json(memory.to_dict())
+        print_json({**memory.to_dict(), "patterns": [to_dict(one) for one in patterns]})
     else:
-        click.echo(str(memory))
+        click.echo("\n".join([str(memory), *lines(patterns, memory.gated)]))
 
 
 @click.command()
@@ -41,8 +46,9 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
 )
 @json_option
 def search(folder: Path, query: str, as_json: bool, place: str, **options: Any) -> None:
-    """Find memories by the tokens of their values or the text of their triggers."""
+    """Find memories by the tokens of their values, the text of their triggers, or patterns."""
     from ffmem.indexing.memory import visible, visible_token
+    from ffmem.patterns.searching import PatternHit
 
     readable = visible_token if place == "values" else visible
     hits = api.search(folder, query, place=place, **options)
@@ -51,7 +57,8 @@ def search(folder: Path, query: str, as_json: bool, place: str, **options: Any) 
         return
     for hit in hits:
         best = f"{hit.side} {hit.rank}"
-        click.echo(f"{hit.cell:12} {hit.matches:4d}×  best: {best:12} {readable(hit.snippet)}")
+        who = f"  ({hit.kind}, {hit.source})" if isinstance(hit, PatternHit) else ""
+        click.echo(f"{hit.cell:12} {hit.matches:4d}×  best: {best:12} {readable(hit.snippet)}{who}")
     if not hits:
         click.echo(f"No memory has {query!r} in its {place}.")
 

@@ -92,7 +92,7 @@ def study_options(command: Callable[..., None]) -> Callable[..., None]:
 def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
     """Measure one figure or table of the paper on an indexed model.
 
-    NAME is token-removal, agreement, next-token-rank, max-probability, predictive-values,
+    NAME is patterns, token-removal, agreement, next-token-rank, max-probability, predictive-values,
     active-memories, zero-agreement, stop-words, residual-prediction, residual-probability,
     prediction-cases, last-layer-composition or neural-memory.
 

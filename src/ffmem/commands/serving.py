@@ -43,6 +43,12 @@ from ffmem.commands.options import device_option
     help="Where `report` or `experiment` wrote figures; DIR-report is found by itself.",
 )
 @click.option("--model", help="Where the model is now, if it has moved.")
+@click.option(
+    "--db",
+    metavar="URL",
+    envvar="FFMEM_ANNOTATIONS",
+    help="Database of the annotators' study; DIR-annotations.sqlite is found by itself.",
+)
 @click.option("--open/--no-open", "opening", default=False, help="Open a browser.")
 @device_option
 def serve(folders: tuple[Path, ...], opening: bool, **options: Any) -> None:

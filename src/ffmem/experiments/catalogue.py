@@ -7,6 +7,7 @@ from ffmem.errors import FfmemError
 from ffmem.experiments.agreement import agreement, next_token_rank
 from ffmem.experiments.composition import last_layer_composition
 from ffmem.experiments.names import NAMES
+from ffmem.experiments.pattern_shares import NoPatterns, has_patterns, patterns
 from ffmem.experiments.predictive import max_probability, predictive_values
 from ffmem.experiments.removal import token_removal
 from ffmem.experiments.result import Result
@@ -20,6 +21,8 @@ from ffmem.experiments.section5 import (
     zero_agreement,
 )
 from ffmem.experiments.study import Study
+from ffmem.indexing.store import Index
+from ffmem.progress import Progress
 
 
 class Experiment(NamedTuple):
@@ -33,7 +36,13 @@ class Experiment(NamedTuple):
 _PREDICTIONS = ("predictions",)
 _VOTES = ("predictions", "votes")
 
+
+def _patterns(study: Study) -> Result:
+    return patterns(study.index, study.seed)
+
+
 EXPERIMENTS: dict[str, Experiment] = {
+    "patterns": Experiment(_patterns),
     "token-removal": Experiment(token_removal),
     "agreement": Experiment(agreement),
     "next-token-rank": Experiment(next_token_rank),
@@ -48,7 +57,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "last-layer-composition": Experiment(last_layer_composition, _PREDICTIONS),
     "neural-memory": Experiment(neural_memory, ("softmax",)),
 }
-"""Those of `names.NAMES`; `patterns` will have its place in front."""
+"""Those of `names.NAMES`, in the same order."""
+
+
+FROM_FOLDER_ALONE: dict[str, Callable[[Index, int], Result]] = {"patterns": patterns}
+"""How those of `names.FROM_FOLDER` are measured without a model."""
 
 
 def known(names: Iterable[str]) -> list[str]:
@@ -65,7 +78,21 @@ def parts(names: Iterable[str]) -> frozenset[str]:
 
 
 def measure(study: Study, names: Iterable[str]) -> Iterator[Result]:
-    """Return the results one by one, as they are measured."""
-    for name in known(names):
+    """Return the results one by one, as they are measured.
+
+    Among others, `patterns` is left out where nobody has looked for any; alone, that is an error.
+    """
+    asked = known(names)
+    for name in asked:
+        if name == "patterns" and len(asked) > 1 and not has_patterns(study.index):
+            study.progress.say(f"Figure 2 is left out. {NoPatterns(study.index)}")
+            continue
         study.progress.say(f"Measuring {name}.")
         yield EXPERIMENTS[name].measure(study)
+
+
+def read(index: Index, names: Iterable[str], seed: int, progress: Progress) -> Iterator[Result]:
+    """Return the results of experiments that need no model (`names.FROM_FOLDER`)."""
+    for name in known(names):
+        progress.say(f"Measuring {name}.")
+        yield FROM_FOLDER_ALONE[name](index, seed)

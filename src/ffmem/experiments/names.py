@@ -1,13 +1,17 @@
 """The names of all experiments, for those who must not load torch to know them."""
 
+FROM_FOLDER = ("patterns",)
+"""They read the index alone, without its model."""
+
 FROM_INDEX = (
+    *FROM_FOLDER,
     "token-removal",
     "agreement",
     "next-token-rank",
     "max-probability",
     "predictive-values",
 )
-"""They read the index and its model."""
+"""They read the index and, those of FROM_FOLDER aside, its model."""
 
 FROM_SAMPLE = (
     "active-memories",

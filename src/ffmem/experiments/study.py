@@ -19,6 +19,7 @@ from ffmem.experiments.cost import inference_cost
 from ffmem.experiments.drawn import Drawn, Example, draw
 from ffmem.experiments.heads import Heads, corpus_tokens, heads
 from ffmem.experiments.inference import PARTS, Inference, Pass
+from ffmem.experiments.settings import settings
 from ffmem.experiments.value_readings import ValueReadings, read_values
 from ffmem.experiments.value_tops import value_tops
 from ffmem.indexing.finished import refuse_other_weights
@@ -64,31 +65,8 @@ class Study:
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a result says about how it was made."""
-        manifest = self.index.manifest
-        return {
-            "model": manifest.model.source,
-            "model_hash": manifest.model.hash,
-            "layers": manifest.model.layers,
-            "memories": manifest.model.memories,
-            "vocabulary": manifest.model.vocabulary,
-            "activation": manifest.model.activation,
-            "gated": manifest.model.gated,
-            "dtype": str(self.memories.dtype).removeprefix("torch."),
-            "projection": manifest.projection,
-            "start": manifest.start.token,
-            "corpus": {
-                "sources": [source.source for source in manifest.corpus.sources],
-                "hash": manifest.corpus.hash,
-                "sentences": manifest.corpus.sentences,
-                "tokens": manifest.corpus.tokens,
-                "limited": any(source.limit is not None for source in manifest.corpus.sources),
-            },
-            "t": manifest.t,
-            "prefixes": manifest.prefixes,
-            "compat": manifest.compat,
-            "seed": self.seed,
-            **more,
-        }
+        dtype = str(self.memories.dtype).removeprefix("torch.")
+        return settings(self.index, dtype, self.seed) | more
 
     def sample_settings(self) -> dict[str, Any]:
         """Return what a result of Section 5 says about its sample."""

@@ -51,6 +51,9 @@ def swap(folder: Path, other: Path) -> Index:
     shutil.rmtree(extended, ignore_errors=True)
     merge([folder, other], extended)
     with storage_errors(folder):
+        # Of the former state, and refused from now on; but what a language model said was dear.
+        if (folder / "patterns").is_dir():
+            shutil.copytree(folder / "patterns", extended / "patterns")
         folder.rename(before)
         extended.rename(folder)
         sync(folder.parent)

@@ -165,7 +165,10 @@ class Search:
                 f"There is no layer {layer}: the model has layers 0 to {self.index.n_layers - 1}."
             )
         if place == "patterns":
-            raise FfmemError("This index has no patterns yet. Search in values or triggers.")
+            raise FfmemError(
+                "Patterns have a search of their own (ffmem.patterns.searching.PatternSearch,"
+                " `ffmem search --in patterns`). This one looks in values or triggers."
+            )
         if place not in {"values", "triggers"}:
             raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ffmem.experiments.quoted import QUOTED
 from ffmem.experiments.result import Result
-from ffmem.reporting import judges
+from ffmem.reporting import judges, pattern_judges
 from ffmem.reporting.judges import Judged
 from ffmem.reporting.numbers import MISSING
 
@@ -79,8 +79,38 @@ _RULES = (
         "Lower layers catch shallow patterns, upper layers semantic ones",
         (3,),
         "semantic patterns outnumber shallow ones in at most 20 % of the lower layers and at least"
-        " 80 % of the upper (the paper's 10–16); in part if one of the two",
-        judges.patterns,
+        " 80 % of the upper (the paper's 10–16); in part if in a larger share of the upper than of"
+        " the lower",
+        pattern_judges.patterns,
+    ),
+    _Rule(
+        "patterns",
+        "The share of semantic triggers grows through the layers",
+        (),
+        "Spearman's correlation of layer and semantic share is 0.5 or higher; in part if positive",
+        pattern_judges.rising_semantic,
+    ),
+    _Rule(
+        "patterns",
+        "Every key has a pattern that people see",
+        (),
+        "all memories have one; in part if nine in ten (labels of programs are not the paper's"
+        " protocol)",
+        pattern_judges.every_key,
+    ),
+    _Rule(
+        "patterns",
+        "A key has several patterns",
+        (1,),
+        "the mean is within 1 of the paper's; in part if above 1",
+        pattern_judges.several_patterns,
+    ),
+    _Rule(
+        "patterns",
+        "Most of a key's triggers show a pattern",
+        (2,),
+        "the share of all layers together lies within the paper's range; in part if above 50 %",
+        pattern_judges.covered,
     ),
     _Rule(
         "token-removal",

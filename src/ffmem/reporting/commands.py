@@ -27,8 +27,9 @@ def report_command(results: Sequence[Result]) -> str:
         for name in ("per_layer", "triggers"):  # of token removal
             if name in result.settings:
                 words += [f"--{name.replace('_', '-')}", str(result.settings[name])]
-    if results[0].settings.get("dtype"):
-        words += ["--dtype", str(results[0].settings["dtype"])]
+    ran = [one.settings["dtype"] for one in results if one.settings.get("dtype")]
+    if ran:
+        words += ["--dtype", str(ran[-1])]  # the first is Figure 2, which no model ran for
     return shlex.join(words)
 
 

@@ -192,14 +192,18 @@ def _lists(memory: Memory) -> list[tuple[int, list[Trigger]]]:
 
 def excerpt(trigger: Trigger) -> Excerpt:
     """Return the end of a trigger's prefix."""
-    last = trigger.last_token or ""
-    whole = trigger.prefix
+    return ending(trigger.prefix, trigger.last_token, trigger.next_token)
+
+
+def ending(whole: str, last_token: str | None, next_token: str | None) -> Excerpt:
+    """Return the end of a prefix, its last token apart, and the token that follows."""
+    last = last_token or ""
     marked = last if whole.endswith(last) else ""
-    ending = shortened(whole)
-    if len(marked) > len(ending.removeprefix("…")):
+    end = shortened(whole)
+    if len(marked) > len(end.removeprefix("…")):
         marked = ""
-    before = ending.removesuffix(marked)
-    return Excerpt(visible(before), visible(marked), visible_token(trigger.next_token))
+    before = end.removesuffix(marked)
+    return Excerpt(visible(before), visible(marked), visible_token(next_token))
 
 
 def shortened(text: str) -> str:

@@ -31,8 +31,10 @@ TITLES = {
 """In the order of the paper."""
 
 _MEASURED = {
-    "patterns": "Share of a layer's trigger examples that show a shallow pattern (such as a shared"
-    " last word), a semantic one (a shared topic), both, or none.",
+    "patterns": "Share of a layer's trigger examples (the first 25 of a memory) that show a shallow"
+    " pattern (such as a shared last word), a semantic one (a shared topic), both, or none."
+    " Source human: people's labels, the paper's protocol. Sources automatic (a detector) and"
+    " explained (a language model) are not that protocol.",
     "token-removal": "Relative change of a memory's coefficient m on its trigger when the first,"
     " the last or a random token is removed, or replaced in its place.",
     "agreement": "Share of a layer's memories whose value v, read as a distribution over the"

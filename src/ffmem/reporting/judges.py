@@ -35,37 +35,17 @@ class Judged(NamedTuple):
     partly: bool
 
 
-def _parts(rows: Sequence[Row], field: str, result: Result, paper_layer: int) -> list[float | None]:
+def halves(rows: Sequence[Row], field: str, result: Result, paper_layer: int) -> list[float | None]:
     """Return the mean below and from the paper's layer on."""
     n_layers = n_layers_of(result)
     halves = shallow(n_layers, paper_layer - 1), deep(n_layers, paper_layer)
     return [mean([row[field] for row in rows if row["layer"] in half]) for half in halves]
 
 
-def _spans(result: Result, paper_layer: int) -> tuple[str, str]:
+def spans(result: Result, paper_layer: int) -> tuple[str, str]:
+    """Return which layers those are."""
     n_layers = n_layers_of(result)
     return span(shallow(n_layers, paper_layer - 1)), span(deep(n_layers, paper_layer))
-
-
-def patterns(result: Result) -> Judged | None:
-    """Judge: shallow patterns below, semantic ones above."""
-    human = any(row["source"] == "human" for row in result.rows)
-    source = "human" if human else "automatic"
-    rows = [
-        row | {"semantic_more": float(row["semantic"] > row["shallow"])}
-        for row in known(result.rows, "shallow", "semantic")
-        if row["source"] == source
-    ]
-    below, above = _parts(rows, "semantic_more", result, 10)
-    if below is None or above is None:
-        return None
-    lower, upper = _spans(result, 10)
-    model = (
-        f"semantic prevails in {percent(below)} of {lower} and {percent(above)} of {upper}"
-        f" ({source} annotation)"
-    )
-    good = (below <= 0.2, above >= 0.8)
-    return Judged(model, all(good), any(good))
 
 
 def last_token(result: Result) -> Judged | None:
@@ -81,10 +61,10 @@ def last_token(result: Result) -> Judged | None:
         if token == "last"
         and (others := [medians[layer, o] for o in ("first", "random") if (layer, o) in medians])
     ]
-    below, above = _parts(rows, "last", result, 10)
+    below, above = halves(rows, "last", result, 10)
     if below is None or above is None:
         return None
-    lower, upper = _spans(result, 10)
+    lower, upper = spans(result, 10)
     n = sum(row["most"] for row in rows)
     model = (
         f"largest drop in {n} of {len(rows)} layers; {percent(below, True)} in {lower},"
@@ -97,11 +77,11 @@ def last_token(result: Result) -> Judged | None:
 def agreement(result: Result) -> Judged | None:
     """Judge: values agree with their keys in upper layers only."""
     rows = known(result.rows, "rate", "low", "permutation")
-    below, above = _parts(rows, "rate", result, 11)
+    below, above = halves(rows, "rate", result, 11)
     if below is None or above is None:
         return None
     best = max(rows, key=lambda row: row["rate"])
-    lower, upper = _spans(result, 11)
+    lower, upper = spans(result, 11)
     model = (
         f"{percent(below)} in {lower}, {percent(above)} in {upper}, at most"
         f" {percent(best['rate'])} (layer {best['layer'] + 1}; permuted"
@@ -282,7 +262,7 @@ def late_growth(result: Result) -> Judged | None:
     )
     if below is None or above is None:
         return None
-    lower_span, upper_span = _spans(result, 10)
+    lower_span, upper_span = spans(result, 10)
     model = (
         f"{100 * below:+.1f} points per layer in {lower_span}, {100 * above:+.1f} in {upper_span}"
     ).replace("-", "−")

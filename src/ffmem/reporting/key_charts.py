@@ -21,7 +21,7 @@ from ffmem.reporting.marks import (
     ticks,
     up,
 )
-from ffmem.reporting.numbers import known, n_layers_of
+from ffmem.reporting.numbers import known, n_layers_of, sources_of
 from ffmem.reporting.style import (
     BLUE,
     GREY,
@@ -52,16 +52,13 @@ AGREEMENT = {
 
 
 def patterns(result: Result) -> Chart:
-    """Return Figure 2: shallow and semantic triggers by layer, one panel per kind of annotator."""
-    sources = sorted({str(row["source"]) for row in result.rows}, reverse=True)
+    """Return Figure 2: shallow and semantic triggers by layer, one panel per source of labels."""
     n_layers = n_layers_of(result)
     charts: list[Chart] = []
-    for source in sources:
+    for source in sources_of(result):
         rows = shown([row for row in result.rows if row["source"] == source], list(COVERAGE))
-        title = alt.Title(f"{source} annotation" if len(sources) > 1 else "")
-        charts.append(
-            stacked(rows, n_layers, COVERAGE, "% trigger examples").properties(title=title)
-        )
+        bars = stacked(rows, n_layers, COVERAGE, "% trigger examples")
+        charts.append(bars.properties(title=alt.Title(f"source: {source}")))
     return charts[0] if len(charts) == 1 else panels(charts)
 
 

@@ -12,7 +12,10 @@ from ffmem.reporting.numbers import (
     number,
     percent,
     shallow,
+    sources_of,
     span,
+    trend,
+    weighted,
 )
 
 NOTHING = "No layer gave a number: there was nothing to measure."
@@ -21,23 +24,37 @@ ENOUGH = 30
 
 
 def patterns(result: Result) -> str:
-    """Return where shallow and semantic patterns prevail."""
+    """Return where shallow and semantic patterns prevail, source by source."""
     rows = known(result.rows, "shallow", "semantic", "uncovered")
     if not rows:
         return NOTHING
-    told = []
-    for source in sorted({str(row["source"]) for row in rows}, reverse=True):
-        own = [row for row in rows if row["source"] == source]
-        semantic = [row["layer"] for row in own if row["semantic"] > row["shallow"]]
-        covered = 1 - (mean([row["uncovered"] for row in own]) or 0.0)
-        per_key = mean([row["patterns_per_key"] for row in known(own, "patterns_per_key")])
-        told.append(
-            f"By {source} annotation {percent(covered)} of the triggers show a pattern,"
-            f" {number(per_key)} patterns per memory; semantic patterns outnumber shallow ones in"
-            f" {len(semantic)} of {len(own)} layers"
-            + (f", first in layer {min(semantic) + 1}." if semantic else ".")
+    return " ".join(
+        _of_source(source, own)
+        for source in sources_of(result)
+        if (own := [row for row in rows if row["source"] == source])
+    )
+
+
+def _of_source(source: str, rows: list[Row]) -> str:
+    uncovered = weighted(rows, "uncovered", "n")
+    covered = None if uncovered is None else 1 - uncovered
+    per_key = weighted(rows, "patterns_per_key", "keys" if known(rows, "keys") else "n")
+    having = weighted(rows, "with_pattern", "keys")
+    told = f"Source {source}: {percent(covered)} of the triggers show a pattern, "
+    told += f"{number(per_key)} patterns per memory"
+    if having is not None:
+        told += f", and {percent(having)} of {number(sum(row['keys'] for row in rows))} memories"
+        told += " have one"
+    semantic = [row["layer"] for row in rows if row["semantic"] > row["shallow"]]
+    told += f"; semantic triggers outnumber shallow ones in {len(semantic)} of {len(rows)} layers"
+    told += f", first in layer {min(semantic) + 1}" if semantic else ""
+    along = {name: trend([row[name] for row in rows]) for name in ("shallow", "semantic")}
+    if None not in along.values():
+        told += (
+            f". With depth the shallow share correlates at {number(along['shallow'])},"
+            f" the semantic share at {number(along['semantic'])} (Spearman)"
         )
-    return " ".join(told)
+    return f"{told}."
 
 
 def token_removal(result: Result) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ffmem.experiments.depth import first_of
 from ffmem.experiments.result import Result
 from ffmem.experiments.spread import wilson
+from ffmem.patterns.kept import SOURCES
 
 Row = dict[str, Any]
 Number = float | int
@@ -51,6 +52,12 @@ def n_layers_of(result: Result) -> int:
     """Return how many layers the model has."""
     seen = [int(row["layer"]) + 1 for row in result.rows if row.get("layer") is not None]
     return max([int(result.settings.get("layers") or 1), *seen])
+
+
+def sources_of(result: Result) -> list[str]:
+    """Return who labelled the triggers of Figure 2: people first."""
+    named = {str(row["source"]) for row in result.rows}
+    return sorted(named, key=lambda source: (SOURCES.index(source), source))
 
 
 def n_values_of(result: Result) -> int:
@@ -96,6 +103,13 @@ def known(rows: Sequence[Row], *fields: str) -> list[Row]:
 def mean(values: Sequence[Number]) -> float | None:
     """Return the mean; None of nothing."""
     return sum(values) / len(values) if values else None
+
+
+def weighted(rows: Sequence[Row], field: str, weight: str) -> float | None:
+    """Return the mean of a field over rows that weigh differently; None of nothing."""
+    there = [row for row in known(rows, field, weight) if row[weight]]
+    total = sum(row[weight] for row in there)
+    return sum(row[field] * row[weight] for row in there) / total if total else None
 
 
 def trend(values: Sequence[Number]) -> float | None:

@@ -23,6 +23,7 @@ from ffmem.reporting.examples import (
 from ffmem.reporting.findings import TITLES, VERDICTS, Claim, claims, measured, paper_says, shows
 from ffmem.reporting.limits import limits
 from ffmem.reporting.numbers import MISSING, deep, n_layers_of, number, span
+from ffmem.reporting.pattern_examples import KeyExample, KeyTable, kept_examples
 
 _TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
 _COMMON = (
@@ -68,7 +69,8 @@ class Page:
     ) -> None:
         self.results = sorted(results, key=lambda result: list(TITLES).index(result.experiment))
         self.index = index
-        self.settings = self.results[0].settings
+        # Figure 2 is read from the index: the others say in which dtype the model ran.
+        self.settings = min(self.results, key=lambda one: one.experiment == "patterns").settings
         self.command = command or report_command(self.results)
         self.index_commands = index_commands(self.settings, index)
         self.version = version("ffmem")
@@ -134,7 +136,7 @@ class Page:
 
     @property
     def has_patterns(self) -> bool:
-        """Whether there are annotations."""
+        """Whether patterns were measured."""
         return any(result.experiment == "patterns" for result in self.results)
 
     @property
@@ -150,8 +152,22 @@ class Page:
 
     @cached_property
     def shared(self) -> list[Shared]:
-        """Table 1."""
-        return shared_tokens(self.index) if self.index else []
+        """What stands for Table 1 where nobody has looked for patterns."""
+        return shared_tokens(self.index) if self.index and not self.keys else []
+
+    @cached_property
+    def keys(self) -> list[KeyExample]:
+        """Table 1, where patterns are kept."""
+        return self._examples[0]
+
+    @cached_property
+    def key_table(self) -> KeyTable | None:
+        """Table 3, where patterns are kept."""
+        return self._examples[1]
+
+    @cached_property
+    def _examples(self) -> tuple[list[KeyExample], KeyTable | None]:
+        return kept_examples(self.index) if self.index and self.has_patterns else ([], None)
 
     @cached_property
     def predictive(self) -> list[Predictive]:
@@ -168,7 +184,8 @@ class Page:
         """Every memory that the report names."""
         if self.index is None:
             return []
-        cited = [(row.cell, row.sign) for row in self.shared]
+        cited = [(row.cell, row.sign) for row in self.keys]
+        cited += [(row.cell, row.sign) for row in self.shared]
         cited += [(row.cell, row.sign) for row in self.predictive]
         for result in self.results:
             cited += [(r["cell"], int(r.get("sign") or 1)) for r in result.rows if "cell" in r]
@@ -183,6 +200,7 @@ class Page:
     def featured(self) -> frozenset[str]:
         """The cells of Tables 1 and 2 that have a card."""
         named = {row.cell for row in self.shared} | {row.cell for row in self.predictive}
+        named |= {row.cell for row in self.keys}
         return frozenset(named & self.linked)
 
     @property

@@ -13,6 +13,8 @@ from starlette.staticfiles import StaticFiles
 
 from ffmem.errors import FfmemError
 from ffmem.web import (
+    adjudicating,
+    annotating,
     figures,
     home,
     interface,
@@ -27,21 +29,26 @@ from ffmem.web.guard import Guard
 from ffmem.web.library import Library
 from ffmem.web.site import Site
 from ffmem.web.state import State
+from ffmem.web.studies import Studies
 from ffmem.web.worker import Worker
 
-ROOMS = (home, layers, memory_page, searching, tracing, tray, figures, interface)
+ROOMS = (
+    *(home, layers, memory_page, searching, tracing, tray, figures),
+    *(annotating, adjudicating, interface),
+)
 """Each has a page, or several, and their twins below /api."""
 
 
 def make_app(
     library: Library,
     worker: Worker | None = None,
+    studies: Studies | None = None,
     *,
     token: str | None = None,
     hosts: Sequence[str] = (),
 ) -> FastAPI:
     """Return the application over some indexes; `token` is asked of everybody, if there is one."""
-    site = Site(library, worker or Worker())
+    site = Site(library, worker or Worker(), studies or Studies())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

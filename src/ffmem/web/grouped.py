@@ -1,4 +1,4 @@
-"""What one box finds, in groups: memories by name, values by token, triggers by text.
+"""What one box finds, in groups: memories by name, values by token, triggers and patterns by text.
 
 The groups are found one by one, so that a group can be asked for alone and page by page. Very
 frequent words are counted over the first triggers that hold them, and the answer says so.
@@ -7,20 +7,23 @@ frequent words are counted over the first triggers that hold them, and the answe
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
 from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
-from ffmem.errors import FfmemError, UnknownCell
+from ffmem.errors import FfmemError, StoreError, UnknownCell
 from ffmem.indexing.excerpt import Excerpt
 from ffmem.indexing.search import Finding, Found, Query
 from ffmem.indexing.searchable import NotSearchable
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
+from ffmem.patterns.searching import PatternSearch
 from ffmem.web.library import Shelf
 from ffmem.web.limits import TooMuch
+from ffmem.web.pattern_view import UNREAD, at_hand
 
 MOST_QUERY = 200
 """Characters of a query."""
@@ -34,10 +37,16 @@ MOST_TRIGGERS = {True: 100_000, False: 1_000_000}
 TOKENS = 6
 """Shown beside each memory."""
 
-Name = Literal["memories", "values", "triggers"]
-Place = Literal["values", "triggers"]
-PLACES: tuple[Place, ...] = ("values", "triggers")
-"""Groups that are searched. Patterns will be the next one, where an index has them."""
+Name = Literal["memories", "values", "triggers", "patterns"]
+Place = Literal["values", "triggers", "patterns"]
+PLACES: tuple[Place, ...] = ("values", "triggers", "patterns")
+"""Groups that are searched; patterns where an index has them."""
+
+UNWRITABLE = (
+    "This index has no search file (search.sqlite) yet, and its folder cannot be written to. All"
+    " its memories can be browsed. To search, run `ffmem search` on it once where its folder may be"
+    " written to."
+)
 
 
 class Entry(TypedDict):
@@ -52,6 +61,10 @@ class Entry(TypedDict):
     """Of the best of them, from 1."""
     side: str | None
     """`top` or `bottom` of its value; `positive` or `negative` triggers."""
+    kind: str | None
+    """Of the best pattern: `shallow` or `semantic`; none if it was not found by its patterns."""
+    source: str | None
+    """Who saw that pattern: `human`, `explained` or `automatic`."""
     before: str
     match: str
     after: str
@@ -122,6 +135,9 @@ def groups(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]
     index = shelf.index
     found = _named(index, search)
     for place in PLACES if search.place is None else (search.place,):
+        if place == "patterns":
+            found += _patterns(shelf, search, offset, limit)
+            continue
         part = _found(shelf, search, place, offset, limit)
         found.append(
             {
@@ -179,11 +195,34 @@ def _found(shelf: Shelf, search: Search, place: Place, offset: int, limit: int) 
         with shelf.searching() as opened:
             return opened.found(search.query, place, search.layer, offset, limit)
     except NotSearchable:  # whose message names a folder of the server
-        raise FfmemError(
-            "This index has no search file (search.sqlite) yet, and its folder cannot be written"
-            " to. All its memories can be browsed. To search, run `ffmem search` on it once where"
-            " its folder may be written to."
-        ) from None
+        raise FfmemError(UNWRITABLE) from None
+
+
+def _patterns(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]:
+    """Return the memories with such patterns, in a group of its own; nothing if there are none."""
+    index, kept = shelf.index, at_hand(shelf.index).patterns
+    if not kept:
+        return []
+    try:
+        with closing(PatternSearch(index, kept)) as opened:
+            total, found = opened.found_patterns(search.query, search.layer, offset, limit)
+    except NotSearchable:
+        raise FfmemError(UNWRITABLE) from None
+    except StoreError:
+        raise FfmemError(UNREAD) from None
+    entries = _entries(index, [one.finding for one in found], tokens=not search.prefix)
+    for entry, one in zip(entries, found, strict=True):
+        entry["kind"], entry["source"] = one.kind, one.source
+    return [
+        {
+            "name": "patterns",
+            "total": total,
+            "at_least": False,
+            "sentences": None,
+            "offset": offset,
+            "hits": entries,
+        }
+    ]
 
 
 def _entries(index: Index, found: Sequence[Finding], tokens: bool) -> list[Entry]:
@@ -213,6 +252,8 @@ def _entry(
         "matches": matches,
         "rank": rank,
         "side": side,
+        "kind": None,
+        "source": None,
         "before": excerpt.before,
         "match": excerpt.match,
         "after": excerpt.after,

@@ -16,6 +16,7 @@ from ffmem.indexing.store import Index
 from ffmem.web.figures import Drawn, Theme, drawn, sections
 from ffmem.web.layer_table import LayerSpread, refuse_other_layers, spreads
 from ffmem.web.library import Shelf, short
+from ffmem.web.pattern_view import PatternCount, counts, problems
 from ffmem.web.site import Site
 from ffmem.web.specs import home_spec
 from ffmem.web.state import Asked
@@ -95,6 +96,7 @@ class HomeAnswer(TypedDict):
     corpus: list[SourceAnswer]
     made: MadeAnswer
     layers: list[LayerSpread]
+    patterns: list[PatternCount]
     figures: list[str]
     claims: list[ClaimAnswer]
     verdicts: dict[str, int]
@@ -219,6 +221,7 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
             "tokenizer_hash": manifest.tokenizer,
         },
         "layers": spreads(shelf.index),
+        "patterns": counts(shelf.index),
         "figures": list(shelf.results),
         "claims": judged,
         "verdicts": _verdicts(judged),
@@ -247,6 +250,8 @@ def _context(shelf: Shelf) -> dict[str, Any]:
         "figures": sections(shelf, *there) if there else [],
         "examples": examples(shelf.index),
         "steps": steps(shelf),
+        "patterns": counts(shelf.index),
+        "problems": problems(shelf.index),
         "by": "agreement" if "agreement" in shelf.results else "strength",
     }
 

@@ -22,6 +22,7 @@ class Parameter(NamedTuple):
 class Route(NamedTuple):
     """One route of the API."""
 
+    method: str
     path: str
     summary: str
     description: str
@@ -43,13 +44,14 @@ def described(openapi: dict[str, Any]) -> list[Route]:
     """Return the routes of an OpenAPI document as the page shows them."""
     return [
         Route(
+            method.upper(),
             path,
-            operation["get"].get("summary", ""),
-            operation["get"].get("description", ""),
-            [_parameter(one) for one in operation["get"].get("parameters", [])],
+            operation.get("summary", ""),
+            operation.get("description", ""),
+            [_parameter(one) for one in operation.get("parameters", [])],
         )
-        for path, operation in openapi["paths"].items()
-        if "get" in operation
+        for path, operations in openapi["paths"].items()
+        for method, operation in operations.items()
     ]
 
 

@@ -26,6 +26,7 @@ from ffmem.indexing.memory import unshown
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.web.limits import NotHere
+from ffmem.web.pattern_view import CHOICES, RowPattern, of_layer
 
 PAGE = 50
 """Memories on a page."""
@@ -91,6 +92,8 @@ class LayerRow(TypedDict):
     followed: int
     followable: int
     match: Match | None
+    pattern: RowPattern | None
+    """The first that holds what was asked for, or else the first of all."""
 
 
 class Listing(NamedTuple):
@@ -110,11 +113,13 @@ class Wanted:
     sort: str = "memory"
     """The name of a column, with − in front from the largest down."""
     has: str = ""
-    """A text in a token at one of the value's ends."""
+    """A text in a token at one of the value's ends, or in a pattern's description."""
     least: float | None = None
     """Of the active share, in percent."""
     most: float | None = None
     agreement: str = ""
+    pattern: str = ""
+    """A kind of pattern that the triggers show; `any`, or `none`."""
 
     def __post_init__(self) -> None:
         if self.column not in SORTS:
@@ -126,6 +131,10 @@ class Wanted:
             raise FfmemError(
                 f"There is no agreement {self.agreement!r}. There are:"
                 f" {', '.join(AGREEMENT.values())}."
+            )
+        if self.pattern and self.pattern not in CHOICES:
+            raise FfmemError(
+                f"There is no pattern {self.pattern!r}. There are: {', '.join(CHOICES)}."
             )
 
     @property
@@ -141,7 +150,8 @@ class Wanted:
     @property
     def is_all(self) -> bool:
         """Whether no memory is left out."""
-        return not (self.has or self.agreement) and self.least is None and self.most is None
+        named = self.has or self.agreement or self.pattern
+        return not named and self.least is None and self.most is None
 
     def parameters(self) -> dict[str, object]:
         """Return what an address says of it; None for what is as it is anyway."""
@@ -151,6 +161,7 @@ class Wanted:
             "least": self.least,
             "most": self.most,
             "agreement": self.agreement or None,
+            "pattern": self.pattern or None,
         }
 
 
@@ -212,8 +223,11 @@ def kept(index: Index, table: LayerTable, wanted: Wanted) -> Bool[ndarray, " mem
     if wanted.agreement:
         code = next(code for code, name in AGREEMENT.items() if name == wanted.agreement)
         left &= table.agreement == code
+    if wanted.pattern:
+        left &= of_layer(index, table.layer).kept(wanted.pattern)
     if wanted.has:
-        left &= _places(index, table.layer, wanted.has).any(axis=1)
+        in_tokens = _places(index, table.layer, wanted.has).any(axis=1)
+        left &= in_tokens | of_layer(index, table.layer).holding(wanted.has)
     return left
 
 
@@ -226,16 +240,18 @@ def listing(index: Index, layer: int, wanted: Wanted, page: int = 1) -> Listing:
         raise NotHere(f"There is no page {page} of these memories: there are pages 1 to {pages}.")
     here = memories[(page - 1) * PAGE : page * PAGE]
     places = _places(index, layer, wanted.has)[here] if wanted.has else None
-    rows = [
-        row(index, table, memory, None if places is None else _match(index, layer, memory, place))
-        for memory, place in zip(here.tolist(), here if places is None else places, strict=True)
-    ]
+    rows = [row(index, table, memory, wanted.has) for memory in here.tolist()]
+    if places is not None:
+        for one, place in zip(rows, places, strict=True):
+            if place.any():
+                one["match"] = _match(index, layer, one["memory"], place)
     return Listing(rows, page, pages, len(memories))
 
 
-def row(index: Index, table: LayerTable, memory: int, match: Match | None = None) -> LayerRow:
+def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow:
     """Return one memory of a table; numbers that are none as None."""
     sign = int(table.sign[memory])
+    patterns = of_layer(index, table.layer)
     return {
         "cell": str(Cell(table.layer, memory)),
         "memory": memory,
@@ -250,7 +266,8 @@ def row(index: Index, table: LayerTable, memory: int, match: Match | None = None
         "agreement": AGREEMENT[int(table.agreement[memory])],
         "followed": int(table.followed[memory]),
         "followable": int(table.followable[memory]),
-        "match": match,
+        "match": None,
+        "pattern": patterns.shown(memory, has) or patterns.shown(memory),
     }
 
 

@@ -19,6 +19,7 @@ from ffmem.web.layer_table import (
     refuse_other_layers,
 )
 from ffmem.web.limits import refuse_long
+from ffmem.web.pattern_view import CHOICES, at_hand, of_layer
 from ffmem.web.site import Site
 from ffmem.web.specs import SAID, layer_spec
 from ffmem.web.state import Asked, State
@@ -59,15 +60,20 @@ def wanted(
     sort: Annotated[
         str, Query(description=f"One of {', '.join(SORTS)}; with - in front: largest first.")
     ] = "memory",
-    has: Annotated[str, Query(description="A text in a token at an end of the value.")] = "",
+    has: Annotated[
+        str, Query(description="A text in a token at an end of the value, or in a pattern.")
+    ] = "",
     least: Percent = None,
     most: Percent = None,
     agreement: Annotated[
         str, Query(description=f"Only memories of one kind: {', '.join(AGREEMENT.values())}.")
     ] = "",
+    pattern: Annotated[
+        str, Query(description=f"Only memories by their patterns: {', '.join(CHOICES)}.")
+    ] = "",
 ) -> Wanted:
     """Return which memories an address asks for; shares in percent."""
-    return Wanted(sort, refuse_long(has), least, most, agreement)
+    return Wanted(sort, refuse_long(has), least, most, agreement, pattern)
 
 
 AsWanted = Annotated[Wanted, Depends(wanted)]
@@ -90,6 +96,7 @@ def router(site: Site) -> APIRouter:
         index = site.shelf(state).index
         found = listing(index, layer, wanted, page)
         table = layer_table(index, layer)
+        patterns = of_layer(index, layer)
         counts = {name: int((table.agreement == code).sum()) for code, name in AGREEMENT.items()}
         return site.page(
             request,
@@ -101,6 +108,9 @@ def router(site: Site) -> APIRouter:
             listing=found,
             counts=counts,
             said=SAID,
+            hand=at_hand(index),
+            with_pattern={name: int(patterns.kept(name).sum()) for name in CHOICES},
+            problems=patterns.problems,
             columns=_columns(index.manifest.model.gated),
             largest=float(table.largest.max()),
         )

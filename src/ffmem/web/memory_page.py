@@ -12,6 +12,7 @@ from ffmem.cells import Cell
 from ffmem.indexing.memory import Memory
 from ffmem.web.library import Shelf
 from ffmem.web.memory_view import Piece, histogram, pieces_of, side
+from ffmem.web.pattern_view import of_memory, told
 from ffmem.web.site import Site
 from ffmem.web.snippets import snippets
 from ffmem.web.state import Asked, State
@@ -99,7 +100,9 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/api/m/{cell}", summary="One memory, as `ffmem show --json` gives it")
     def memory_json(cell: str, state: Asked) -> dict[str, Any]:
-        return site.shelf(state).index[cell].to_dict()
+        index = site.shelf(state).index
+        memory = index[cell]
+        return {**memory.to_dict(), "patterns": told(index, memory)}
 
     return routes
 
@@ -107,6 +110,7 @@ def router(site: Site) -> APIRouter:
 def _context(shelf: Shelf, cell: Cell) -> dict[str, Any]:
     """Return what the page shows without the model."""
     index = shelf.index
+    memory = index[cell]
     sample = index.sample(cell)
     flat = cell.layer * index.n_memories + cell.memory
     around = [
@@ -114,7 +118,8 @@ def _context(shelf: Shelf, cell: Cell) -> dict[str, Any]:
         for place in (flat - 1, flat + 1)
     ]
     return {
-        "memory": index[cell],
+        "memory": memory,
+        "patterns": of_memory(index, memory),
         "cell": cell,
         "previous": around[0],
         "following": around[1],

@@ -1,4 +1,4 @@
-"""The room of search: one box for names of memories, tokens of values and texts of triggers."""
+"""The room of search: one box for names of memories, tokens of values, triggers and patterns."""
 
 import re
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from ffmem.errors import FfmemError
 from ffmem.web.grouped import MOST_QUERY, SECONDS, Group, Place, Search, examples, groups
 from ffmem.web.limits import MOST_RESULTS
+from ffmem.web.pattern_view import at_hand
 from ffmem.web.site import Site, said
 from ffmem.web.state import Asked
 
@@ -46,7 +47,7 @@ def asked(
     place: Annotated[
         Place | None,
         BeforeValidator(_given),
-        Parameter(alias="in", description="Search in values or in triggers only."),
+        Parameter(alias="in", description="Search in values, triggers or patterns only."),
     ] = None,
     layer: Annotated[
         int | None, BeforeValidator(_given), Parameter(description="Only this layer, from 0.")
@@ -90,6 +91,7 @@ def router(site: Site) -> APIRouter:
             page=page if alone else None,
             escaped=re.escape(search.text),
             examples=None if search.text.strip() else examples(site.shelf(state).index),
+            hand=at_hand(site.shelf(state).index),
             per_page=PAGE,
             seconds=SECONDS,
             most=MOST_QUERY,

@@ -36,9 +36,12 @@ def serve(
     allowed: Sequence[str] = (),
     model: str | None = None,
     device: str = "auto",
+    db: str | None = None,
     ready: Callable[[str], None] = print,
 ) -> None:
     """Serve indexes until somebody stops it; `ready` is told the address to open.
+
+    `db` is the database of the annotators' study; else the one beside each index.
 
     Other machines are let in only with a token: a text of yours, or `new` for one that is made.
     """
@@ -57,11 +60,11 @@ def serve(
         if reason := shelf.prepare():
             Progress().say(f"{shelf.name} is shown without search: {reason}")
     from ffmem.web.app import make_app
+    from ffmem.web.studies import Studies
     from ffmem.web.worker import Worker
 
-    app = make_app(
-        library, Worker(model, device), token=secret, hosts=[host, socket.gethostname(), *allowed]
-    )
+    hosts = [host, socket.gethostname(), *allowed]
+    app = make_app(library, Worker(model, device), Studies(db), token=secret, hosts=hosts)
     # No access log: addresses hold prompts, and may hold the token.
     config = Config(
         app,

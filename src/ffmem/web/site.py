@@ -18,6 +18,7 @@ from ffmem.indexing.memory import visible, visible_token
 from ffmem.web.answers import status_of
 from ffmem.web.library import Library, Shelf
 from ffmem.web.state import PARAMETERS, State, quoted
+from ffmem.web.studies import Studies
 from ffmem.web.worker import Worker
 
 SOON = 0.2
@@ -30,9 +31,10 @@ REST = "<!-- rest -->"
 class Site:
     """The library on the web."""
 
-    def __init__(self, library: Library, worker: Worker) -> None:
+    def __init__(self, library: Library, worker: Worker, studies: Studies) -> None:
         self.library = library
         self.worker = worker
+        self.studies = studies
         self.version = version("ffmem")
         self._templates = Environment(
             loader=PackageLoader("ffmem.web"),

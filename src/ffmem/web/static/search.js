@@ -56,7 +56,7 @@ function visibleToken(text) {
 
 // ---------------------------------------------------------------- the box of every page
 
-const NAMES = { memories: "Memory", values: "Values", triggers: "Triggers" };
+const NAMES = { memories: "Memory", values: "Values", triggers: "Triggers", patterns: "Patterns" };
 
 function combobox(input, place) {
   const form = input.form;
@@ -105,11 +105,16 @@ function combobox(input, place) {
 
   function entry(hit, name) {
     const made = option(`/m/${hit.cell}`);
-    const shown = name === "triggers" ? visible : visibleToken;
+    const shown = name === "values" || name === "memories" ? visibleToken : visible;
     const text = element("bdi", "text");
     if (name === "memories") text.append(hit.tokens.map(visibleToken).join("  "));
     else {
-      const before = name === "triggers" ? hit.before.slice(-24) : hit.before;
+      const before = name === "values" ? hit.before : hit.before.slice(-24);
+      if (name === "patterns") {
+        const dot = element("span", `dot ${hit.kind}`);
+        dot.title = `${hit.kind}, source: ${hit.source}`;
+        text.append(dot, " ");
+      }
       text.append(shown(before), element("mark", "", shown(hit.match)), shown(hit.after + hit.rest));
     }
     made.append(element("span", "cell", hit.cell), text);

@@ -1,0 +1,1 @@
+"""The paper's annotation protocol for people: studies, sheets, agreement, adjudication."""

@@ -1,0 +1,1 @@
+"""One file per step; the number of the newest is `schema.VERSIONS[-1]`."""

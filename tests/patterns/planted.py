@@ -1,0 +1,137 @@
+"""A corpus with topics, years and names, and an index of it whose triggers are planted."""
+
+import dataclasses
+import random
+import shutil
+import unicodedata
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+
+import ffmem
+from ffmem.files import sha256
+from ffmem.indexing.manifest import Manifest
+from ffmem.indexing.store import Index
+from ffmem.indexing.tables import fixed, layer_file, open_table, write_table
+from ffmem.models.tokenizer import SubwordTokenizer
+from tests.tiny import TINY
+
+MEMORIES, LAYERS, T = 64, 2, 50
+
+ENDINGS = ("ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st", "uv", "wx")
+TOPICS = {
+    topic: [f"{topic}{letters}" for letters in ENDINGS]
+    for topic in ("naval", "music", "plant", "court")
+}
+COMMON = ["the", "of", "and", "in", "was", "a", "to", "with"]
+OTHERS = [f"{first}{last}" for first in ("mor", "tal", "ved", "sun", "pil") for last in
+          ("an", "et", "ig", "ox", "ul", "ar", "em", "in")]  # fmt: skip
+YEARS = [str(year) for year in range(1900, 1960)]
+NAMES = [f"{name}son" for name in ("Al", "Bo", "Cy", "Dee", "Ed", "Fay", "Gus", "Hal")]
+BOILERPLATE = ["the", "naval", "list", "of", "ships", "was", "with", "a", "base", "in", "court"]
+
+
+def sentences(n=1200, seed=0):
+    """Return sentences of a topic each, words of others among them; and one that comes again."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(n):
+        topic = TOPICS[rng.choice(list(TOPICS))]
+        words = []
+        for _ in range(rng.randint(8, 18)):
+            kind = rng.random()
+            source = COMMON if kind < 0.35 else topic if kind < 0.7 else OTHERS
+            words.append(rng.choice(source))
+        for word, share in (("base", 0.3), ("military base", 0.12), (None, 0.3), ("", 0.3)):
+            if rng.random() < share:
+                drawn = rng.choice(YEARS) if word is None else word or rng.choice(NAMES)
+                words.insert(rng.randint(1, len(words)), drawn)
+        found.append(" ".join(words))
+    for place in range(60):
+        found.insert(place * 17, " ".join(BOILERPLATE))
+    return found
+
+
+def index_of(folder, lines, n_memories=MEMORIES, name="llama", t=T):
+    """Index a tiny model whose tokens are the words of the lines."""
+    words = sorted({word for line in lines for word in line.split()})
+    core = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(["<unk>", "<s>", *words])}, "<unk>")
+    )
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = SubwordTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", unk_token="<unk>")
+    )
+    set_seed(0)
+    sizes = {"vocab_size": len(words) + 2, "intermediate_size": n_memories}
+    config = TINY[name].__class__.from_dict(TINY[name].to_dict() | sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    path = folder.parent / f"{folder.name}.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    corpus = ffmem.Corpus(str(path), unit="line")
+    return ffmem.index(ffmem.load(model, tokenizer), corpus, folder, t=t, start="bos", threads=1)
+
+
+def every_prefix(index):
+    """Return (prefix number, sentence, words) of all prefixes, as plain as it gets."""
+    return [
+        (row.offset + length, row.sentence, row.text.split()[:length])
+        for row in index.sentences.rows(0, index.sentences.n_sentences)
+        for length in range(1, len(row.ids) + 1)
+    ]
+
+
+def drawn(prefixes, seed, n=T):
+    """Return n of some prefixes, one of each sentence, in random order."""
+    rng = random.Random(seed)
+    of_sentence = {}
+    for number, sentence, _ in rng.sample(prefixes, min(len(prefixes), 8 * n)):
+        of_sentence.setdefault(sentence, number)
+    return list(of_sentence.values())[:n]
+
+
+def plant(index, folder, lists):
+    """Copy an index; `lists` maps (layer, memory, sign) to the prefixes of its triggers."""
+    shutil.copytree(index.folder, folder)
+    files = dict(index.manifest.files)
+    for layer in range(index.n_layers):
+        path = folder / layer_file("triggers", layer)
+        table = open_table(path).read()
+        for sign, side in ((1, ""), (-1, "negative_")):
+            columns = {
+                name: np.zeros((index.n_memories, index.manifest.t), dtype)
+                for name, dtype in (("coefficient", np.float32), ("prefix", np.int64))
+            }
+            columns["prefix"] -= 1
+            for memory in range(index.n_memories):
+                prefixes = lists.get((layer, memory, sign), [])
+                n = len(prefixes)
+                columns["prefix"][memory, :n] = prefixes
+                columns["coefficient"][memory, :n] = sign * np.linspace(2, 1, max(n, 1))[:n]
+            for name, values in columns.items():
+                at = table.column_names.index(f"{side}{name}")
+                table = table.set_column(at, f"{side}{name}", fixed(values))
+        write_table(path, table)
+        files[layer_file("triggers", layer)] = sha256(path)
+    dataclasses.replace(Manifest.read(folder), files=files).write(folder)
+    return Index(folder)
+
+
+def plain_units(text):
+    """Return the units of a text, character by character."""
+    found, in_word = [], False
+    for character in text:
+        kind = unicodedata.category(character)
+        word = kind[0] in "LN" or kind in {"Co", "Mn", "Mc"}
+        alone = word and any(
+            low <= character <= high for low, high in (("぀", "ヿ"), ("㐀", "䶿"), ("一", "鿿"))
+        )
+        alone |= word and ("\uf900" <= character <= "\ufaff" or character >= "\U00020000")
+        alone &= character < "\U00040000"
+        if word and not alone and in_word:
+            found[-1] += character
+        elif word or kind[0] not in "ZC":
+            found.append(character)
+        in_word = word and not alone
+    return found

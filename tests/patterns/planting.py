@@ -1,0 +1,22 @@
+"""Patterns by hand, for tests of what shows and searches them."""
+
+from ffmem.cells import Cell
+from ffmem.indexing.store import Index
+from ffmem.patterns.kept import Writing
+from ffmem.patterns.pattern import Examined, Pattern
+
+
+def pattern(cell, number=1, description="ends with a date", kind="shallow", sign=1, **fields):
+    """Return a pattern of the first three triggers."""
+    plain = {"rule": "last-token", "what": "", "ranks": (1, 2, 3)}
+    return Pattern(Cell.parse(cell), sign, number, kind, description, **(plain | fields))
+
+
+def plant(index: Index, source: str, *patterns: Pattern) -> None:
+    """Keep some patterns as those of a source, every list of theirs examined."""
+    writing = Writing(index, source)
+    for layer in range(index.n_layers):
+        here = [one for one in patterns if one.cell.layer == layer]
+        lists = {Examined(one.cell, one.sign, 6) for one in here}
+        writing.layer(layer, lists, here)
+    writing.commit({})
