@@ -22,18 +22,11 @@ from ffmem.commands import (
     serving,
     tracing,
 )
+from ffmem.commands.options import Ordered
 from ffmem.errors import FfmemError
 
 
-class Command(click.Group):
-    """Lists subcommands in the order in which people need them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of their definition."""
-        return list(self.commands)
-
-
-@click.group(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Ordered, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ffmem")
 def cli() -> None:
     """Read the feed-forward layers of a language model as key-value memories.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from ffmem.annotation.item import Judged
@@ -24,14 +24,13 @@ from ffmem.errors import StoreError
 from ffmem.experiments.result import Result
 from ffmem.experiments.settings import settings
 from ffmem.files import write_text
-from ffmem.indexing.memory import visible, visible_token
 from ffmem.indexing.store import Index
 from ffmem.reporting.drawing import figure, write_figure
 from ffmem.reporting.examples import Excerpt, ending
 from ffmem.reporting.key_findings import patterns as shows
-from ffmem.reporting.markdown import markdown
 from ffmem.reporting.numbers import number, percent
 from ffmem.reporting.pattern_examples import KeyExample, KeyTable, Seen, SeenKey, examples
+from ffmem.reporting.report import environment
 
 Row = dict[str, Any]
 
@@ -97,7 +96,7 @@ def _written(content: Row, table: list[KeyExample], one_key: KeyTable | None, ou
         write_figure("annotation", figure(drawn), out)
     path = out / "annotation.md"
     rendered = (
-        _environment()
+        _filled()
         .get_template("annotation.md")
         .render(
             found=content,
@@ -119,20 +118,12 @@ def _with_interval(row: Row, name: str, shown: Any = percent) -> str:
     return told if low is None or high is None else f"{told} ({shown(low)} to {shown(high)})"
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("ffmem.annotation"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=markdown,
-    )
-    environment.filters |= {
-        "percent": percent,
+def _filled() -> Environment:
+    """Return what fills the report's template."""
+    made = environment("ffmem.annotation", autoescape=False)
+    made.filters |= {
         "number": number,
-        "visible": visible,
-        "visible_token": visible_token,
         "share": _with_interval,
         "measure": lambda row, name: _with_interval(row, name, number),
     }
-    return environment
+    return made

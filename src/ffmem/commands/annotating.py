@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ffmem import api
-from ffmem.commands.options import folder_argument, json_option, out_option, print_json
+from ffmem.commands.options import (
+    NumberOrAll,
+    Ordered,
+    folder_argument,
+    json_option,
+    out_option,
+    print_json,
+)
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 
@@ -17,29 +24,7 @@ if TYPE_CHECKING:
     from ffmem.annotation.study import AnnotationStudy
 
 
-class Overlap(click.ParamType[int | str]):
-    """A number of annotators, or `all`."""
-
-    name = "N|all"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
-        """Return the number; `all` stays as it is."""
-        if value == "all":
-            return "all"
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is neither a number of annotators nor 'all'.", param, ctx)
-        return int(value)
-
-
-class Group(click.Group):
-    """Lists subcommands in the order in which people need them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of their definition."""
-        return list(self.commands)
-
-
-@click.group(cls=Group)
+@click.group(cls=Ordered)
 def annotate() -> None:
     """Let people find patterns in the triggers of memories, by the paper's protocol.
 
@@ -94,7 +79,7 @@ db_option = click.option(
 )
 @click.option(
     "--overlap",
-    type=Overlap(),
+    type=NumberOrAll("annotators"),
     default="all",
     show_default=True,
     help="How many annotators judge each item; the paper had 1.",

@@ -7,23 +7,9 @@ from typing import Any
 import click
 
 from ffmem import api
-from ffmem.commands.options import device_option, folder_argument, out_option
+from ffmem.commands.options import NumberOrAll, device_option, folder_argument, out_option
 from ffmem.experiments.names import NAMES
 from ffmem.progress import Progress
-
-
-class Sample(click.ParamType[int | str]):
-    """A number of prefixes, or `all`."""
-
-    name = "N|all"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
-        """Return the number; `all` stays as it is."""
-        if value == "all":
-            return "all"
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is neither a number of prefixes nor 'all'.", param, ctx)
-        return int(value)
 
 
 def study_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -33,7 +19,7 @@ def study_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--corpus", metavar="VALID", help="Prefixes of Section 5 come from here."),
             click.option(
                 "--sample",
-                type=Sample(),
+                type=NumberOrAll("prefixes"),
                 default=4000,
                 show_default=True,
                 help="How many prefixes, or all.",

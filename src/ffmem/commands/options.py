@@ -7,6 +7,32 @@ from typing import Any
 
 import click
 
+
+class Ordered(click.Group):
+    """Lists subcommands in the order in which people need them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of their definition."""
+        return list(self.commands)
+
+
+class NumberOrAll(click.ParamType[int | str]):
+    """A number of something, or `all`."""
+
+    name = "N|all"
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        """Return the number; `all` stays as it is."""
+        if value == "all":
+            return "all"
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is neither a number of {self.what} nor 'all'.", param, ctx)
+        return int(value)
+
+
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 device_option = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."

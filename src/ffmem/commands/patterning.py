@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from ffmem import api, patterning
-from ffmem.commands.options import folder_argument, json_option, print_json
+from ffmem.commands.options import Ordered, folder_argument, json_option, print_json
 from ffmem.progress import Progress
 
 
-@click.group()
+@click.group(cls=Ordered)
 def patterns() -> None:
     """Find what recurs in the triggers of memories, by programs or a language model.
 

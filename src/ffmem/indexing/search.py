@@ -102,8 +102,33 @@ class Query(NamedTuple):
         """Return the text as an expression: FTS5 sees words only."""
         return Expression(re.escape(self.text), self._seconds())
 
+    def refuse_odd(self, layer: int | None, index: Index) -> None:
+        """Refuse what cannot be searched for, in a layer or in all."""
+        if not self.text.strip():
+            raise FfmemError("Nothing was searched for: give a word, a phrase or a token.")
+        if any("\ud800" <= character <= "\udfff" for character in self.text):
+            raise FfmemError(
+                f"{self.text!r} holds half of a character (a lone surrogate), which no text does."
+                " Search for whole ones."
+            )
+        if layer is not None and not 0 <= layer < index.n_layers:
+            raise FfmemError(
+                f"There is no layer {layer}: the model has layers 0 to {index.n_layers - 1}."
+            )
+
     def _seconds(self) -> float:
         return SECONDS if self.seconds is None else self.seconds
+
+
+def _refuse_other(place: str) -> None:
+    """Refuse to search in anything but values and triggers."""
+    if place == "patterns":
+        raise FfmemError(
+            "Patterns have a search of their own (ffmem.patterns.searching.PatternSearch,"
+            " `ffmem search --in patterns`). This one looks in values or triggers."
+        )
+    if place not in {"values", "triggers"}:
+        raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
 
 
 class Search:
@@ -139,7 +164,8 @@ class Search:
         self, query: Query, place: str, layer: int | None = None, offset: int = 0, limit: int = 20
     ) -> Found:
         """Return how many memories are found, and those from the `offset`-th on, best first."""
-        self._refuse(query.text, place, layer)
+        query.refuse_odd(layer, self.index)
+        _refuse_other(place)
         expression = query.expression()
         look = self._in_values if place == "values" else self._in_triggers
         part = slice(offset, offset + limit)
@@ -150,27 +176,6 @@ class Search:
             make_searchable(self._path, self.index)
             self._base = connect(self._path)
             return look(query, expression, layer, part)
-
-    def _refuse(self, text: str, place: str, layer: int | None) -> None:
-        """Refuse what cannot be searched for."""
-        if not text.strip():
-            raise FfmemError("Nothing was searched for: give a word, a phrase or a token.")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise FfmemError(
-                f"{text!r} holds half of a character (a lone surrogate), which no text does."
-                " Search for whole ones."
-            )
-        if layer is not None and not 0 <= layer < self.index.n_layers:
-            raise FfmemError(
-                f"There is no layer {layer}: the model has layers 0 to {self.index.n_layers - 1}."
-            )
-        if place == "patterns":
-            raise FfmemError(
-                "Patterns have a search of their own (ffmem.patterns.searching.PatternSearch,"
-                " `ffmem search --in patterns`). This one looks in values or triggers."
-            )
-        if place not in {"values", "triggers"}:
-            raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
 
     def _in_values(
         self, query: Query, expression: Expression | None, layer: int | None, part: slice

@@ -57,7 +57,9 @@ def connect(path: Path) -> sqlite3.Connection:
 def make_searchable(path: Path, index: Index) -> None:
     """Write the inverted lists of an index."""
     with committing(path) as temporary:
-        _refuse_unwritable(temporary, index)
+        refuse_unwritable(
+            temporary, f"The index at {index.folder} has no search file (search.sqlite) yet"
+        )
         base = sqlite3.connect(temporary)
         try:
             base.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
@@ -81,17 +83,16 @@ def make_searchable(path: Path, index: Index) -> None:
             base.close()
 
 
-def _refuse_unwritable(temporary: Path, index: Index) -> None:
-    """Refuse a folder that may not be written to, before any work."""
+def refuse_unwritable(temporary: Path, lacking: str) -> None:
+    """Refuse a folder that may not be written to, before any work; `lacking` says why it must."""
     try:
         temporary.touch()
     except OSError as error:
         if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise
         raise NotSearchable(
-            f"The index at {index.folder} has no search file (search.sqlite) yet, and its folder"
-            f" cannot be written to: {error.strerror}. Search it once where it can, or search a"
-            " copy of it."
+            f"{lacking}, and the folder cannot be written to: {error.strerror}. Search once where"
+            " it can, or search a copy of the index."
         ) from None
 
 

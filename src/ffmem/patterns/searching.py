@@ -8,14 +8,12 @@ now. A pattern's number in it is its place, so that a search reads nothing but t
 Searched is what is shown: the description, and what the rule looks for, if it does not say so.
 """
 
-import errno
 import re
 import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +25,7 @@ from ffmem.files import committing, sha256
 from ffmem.indexing.excerpt import Excerpt
 from ffmem.indexing.expression import Expression
 from ffmem.indexing.search import Finding, Found, Query
-from ffmem.indexing.searchable import NotSearchable, connect
+from ffmem.indexing.searchable import connect, refuse_unwritable
 from ffmem.indexing.store import Index
 from ffmem.indexing.words import count_words, end_of_word, ends_in_word, has_word
 from ffmem.patterns.kept import SOURCES, Patterns, is_stale, kept
@@ -110,7 +108,7 @@ class PatternSearch:
         self, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
     ) -> tuple[int, list[FoundPattern]]:
         """Return the same, each with the kind and the source of its best pattern."""
-        self._refuse(query.text, layer)
+        query.refuse_odd(layer, self.index)
         try:
             return self._look(query, layer, slice(offset, offset + limit))
         except sqlite3.DatabaseError:  # damaged somewhere: derived, so made again
@@ -118,20 +116,6 @@ class PatternSearch:
             self._make(only_if_old=False)
             self._base = connect(self._path)
             return self._look(query, layer, slice(offset, offset + limit))
-
-    def _refuse(self, text: str, layer: int | None) -> None:
-        """Refuse what cannot be searched for."""
-        if not text.strip():
-            raise FfmemError("Nothing was searched for: give a word or a phrase.")
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise FfmemError(
-                f"{text!r} holds half of a character (a lone surrogate), which no text does."
-                " Search for whole ones."
-            )
-        if layer is not None and not 0 <= layer < self.index.n_layers:
-            raise FfmemError(
-                f"There is no layer {layer}: the model has layers 0 to {self.index.n_layers - 1}."
-            )
 
     def _look(self, query: Query, layer: int | None, part: slice) -> tuple[int, list[FoundPattern]]:
         expression = query.expression()
@@ -210,7 +194,11 @@ class PatternSearch:
             if only_if_old and self._is_current(state):
                 return
             with committing(self._path) as temporary:
-                self._refuse_unwritable(temporary)
+                refuse_unwritable(
+                    temporary,
+                    f"The patterns in {self._path.parent} have no search file (search.sqlite) of"
+                    " their present state",
+                )
                 with closing(sqlite3.connect(temporary)) as base:
                     base.executescript("PRAGMA journal_mode = OFF;" + _SCHEMA)
                     base.executemany("INSERT INTO patterns VALUES (?, ?, ?)", self._texts())
@@ -218,19 +206,6 @@ class PatternSearch:
                     base.execute("INSERT INTO words (words) VALUES ('optimize')")
                     base.execute("INSERT INTO origin VALUES (?, ?)", (VERSION, state))
                     base.commit()
-
-    def _refuse_unwritable(self, temporary: Path) -> None:
-        """Refuse a folder that may not be written to, before any work."""
-        try:
-            temporary.touch()
-        except OSError as error:
-            if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
-                raise
-            raise NotSearchable(
-                f"The patterns in {self._path.parent} have no search file (search.sqlite) of their"
-                f" present state, and their folder cannot be written to: {error.strerror}. Search"
-                " them once where it can, or search a copy of the index."
-            ) from None
 
     def _is_current(self, state: str) -> bool:
         if not self._path.exists():

@@ -60,32 +60,32 @@ def write_report(
 
 def as_html(page: Page, figures: dict[str, str]) -> str:
     """Return the report as one file of HTML."""
-    template = _environment(autoescape=True).get_template("report.html")
+    template = environment("ffmem.reporting", autoescape=True).get_template("report.html")
     drawn = {name: Markup(svg) for name, svg in figures.items()}
     return template.render(page=page, figures=drawn, ground=NAMES, night=DARK) + "\n"
 
 
 def as_markdown(page: Page) -> str:
     """Return the report as GitHub-flavoured Markdown, with its figures as files beside it."""
-    environment = _environment(autoescape=False)
-    environment.finalize = markdown
-    template = environment.get_template("report.md")
+    template = environment("ffmem.reporting", autoescape=False).get_template("report.md")
     rendered = template.render(page=page, fenced=fenced, line_break=Markup("<br>"))
     return rendered.rstrip() + "\n"
 
 
-def _environment(autoescape: bool) -> Environment:
-    environment = Environment(
-        loader=PackageLoader("ffmem.reporting"),
+def environment(package: str, autoescape: bool) -> Environment:
+    """Return what fills the templates of a package, HTML if it escapes, else Markdown."""
+    made = Environment(
+        loader=PackageLoader(package),
         autoescape=autoescape,
+        finalize=None if autoescape else markdown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "percent": percent,
         "visible": visible,
         "visible_token": visible_token,
         "figure_title": title,
     }
-    return environment
+    return made
