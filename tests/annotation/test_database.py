@@ -111,3 +111,34 @@ def test_sqlite_keeps_what_it_acknowledged_and_checks_what_refers_to_what(tmp_pa
         **{"journal_mode": "wal", "synchronous": full, "foreign_keys": 1},
         "busy_timeout": 30_000,
     }
+
+
+def test_a_file_that_is_removed_while_it_is_used_is_told_at_the_next_save(tmp_path):
+    path = tmp_path / "study.sqlite"
+    with AnnotationStudy.create(path, small_plan()) as study:
+        person = study.people()[0]
+        key = study.queue(person)[0].key
+        study.save(person, key, 0, Sheet(note="first"), "request-1")
+        for left in tmp_path.glob("study.sqlite*"):
+            left.unlink()
+        with pytest.raises(StoreError, match="removed or replaced"):
+            study.save(person, key, 1, Sheet(note="second"), "request-2")
+        with pytest.raises(StoreError, match="removed or replaced"):
+            study.queue(person)
+
+
+def test_a_file_that_is_replaced_by_another_is_refused(tmp_path):
+    path = tmp_path / "study.sqlite"
+    AnnotationStudy.create(tmp_path / "other.sqlite", small_plan()).close()
+    with AnnotationStudy.create(path, small_plan()) as study:
+        person = study.people()[0]
+        (tmp_path / "other.sqlite").replace(path)
+        with pytest.raises(StoreError, match="removed or replaced"):
+            study.queue(person)
+
+
+def test_codes_are_for_the_owner_of_the_file_alone(tmp_path):
+    with AnnotationStudy.create(tmp_path / "study.sqlite", small_plan()) as study:
+        study.people()
+        for path in tmp_path.glob("study.sqlite*"):
+            assert path.stat().st_mode & 0o077 == 0, path

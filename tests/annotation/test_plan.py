@@ -15,7 +15,6 @@ from ffmem.annotation.rows import blind
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.experiments.result import Result
-from ffmem.indexing.tables import read_columns
 from ffmem.patterns.main_list import main_sign
 
 ROWS = [
@@ -73,17 +72,34 @@ def test_a_memory_is_shown_by_the_first_triggers_of_its_main_list(index, asked):
 
 @over_an_index
 @given(asked)
-def test_a_control_is_of_random_prefixes_and_as_long_as_the_list_whose_place_it_takes(index, asked):
+def test_a_control_has_random_prefixes_as_long_as_the_triggers_whose_place_it_takes(index, asked):
     plan = draw(index, **asked)
-    sample = read_columns(index.folder / "samples/prefixes.parquet")["prefix"].tolist()
-    owners = index.sentences.at(sample)
-    places = [index.place(owners[p], p - owners[p].offset) for p in sample]
-    known = {(place.prefix, place.rest) for place in places}
-    lengths = {item.cell: len(item.texts) for item in plan.items if item.kind == TRIGGERS}
+    known = {}
+    for sentence in index.sentences.rows(0, index.sentences.n_sentences):
+        for length in range(len(sentence.ids) + 1):
+            place = index.place(sentence, length)
+            known.setdefault((place.prefix, place.rest), set()).add(length)
     for item in plan.items:
-        if item.kind == CONTROL:
-            assert {(text.prefix, text.rest) for text in item.texts} <= known
-            assert len(item.texts) == lengths[item.cell]
+        if item.kind != CONTROL:
+            continue
+        memory = index[item.cell]
+        triggers = memory.triggers if item.sign > 0 else memory.negative_triggers
+        for text, trigger in zip(item.texts, triggers[: asked["top"]], strict=True):
+            assert trigger.length in known[text.prefix, text.rest]
+            assert (text.next_token is None) == (trigger.next_token is None)
+
+
+def test_controls_come_from_the_whole_corpus(tiny_index):
+    plans = [draw(tiny_index, per_layer=10, top=6, controls=0.5, seed=seed) for seed in range(8)]
+    seen = {
+        text.prefix + text.rest
+        for plan in plans
+        for item in plan.items
+        if item.kind == CONTROL
+        for text in item.texts
+    }
+    rows = tiny_index.sentences.rows(0, tiny_index.sentences.n_sentences)
+    assert {row.text for row in rows if row.text.isascii() and len(row.ids) > 5} <= seen
 
 
 def test_a_control_has_a_sentence_once_where_lists_have(tiny_index):
@@ -103,9 +119,12 @@ def test_controls_that_cannot_have_different_sentences_are_counted(index_of, tmp
     corpus.write_text("one press said so and so\ntwo men said this and that\nthree more words\n")
     index = index_of("llama", Corpus(str(corpus), unit="line"), tmp_path / "index")
     plan = draw(index, per_layer=2, top=3, controls=0.5)
-    assert plan.settings["drawn"]["control_texts_of_a_repeated_sentence"] == 0
-    sample = read_columns(index.folder / "samples/prefixes.parquet")["prefix"]
-    assert len(sample) > 3
+    repeated = sum(
+        len(item.texts) - len({text.prefix + text.rest for text in item.texts})
+        for item in plan.items
+        if item.kind == CONTROL
+    )
+    assert plan.settings["drawn"]["control_texts_of_a_repeated_sentence"] == repeated
     assert plan.settings["drawn"]["lists_shorter_than_top"] == 0
     assert draw(index, top=4).settings["drawn"]["lists_shorter_than_top"] == 20
 

@@ -22,7 +22,7 @@ MEMORIES, LAYERS, T = 64, 2, 50
 ENDINGS = ("ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st", "uv", "wx")
 TOPICS = {
     topic: [f"{topic}{letters}" for letters in ENDINGS]
-    for topic in ("naval", "music", "plant", "court")
+    for topic in ("naval", "music", "plant", "court", "chess", "rocks", "birds", "steel")
 }
 COMMON = ["the", "of", "and", "in", "was", "a", "to", "with"]
 OTHERS = [f"{first}{last}" for first in ("mor", "tal", "ved", "sun", "pil") for last in

@@ -71,7 +71,7 @@ def folder(served_folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def study(folder):
-    with made(beside(folder), orders=dict.fromkeys("ABCDEFGHIJ", KEYS)) as found:
+    with made(beside(folder), orders=dict.fromkeys("ABCDEFGHIJKLM", KEYS)) as found:
         yield found
 
 
@@ -322,6 +322,56 @@ def test_words_that_two_windows_changed_are_asked_about(enter, study):
     settled(one)
     assert now(study, "F") == [("in the first window", None, [1])]
     expect(one.locator("#refused")).to_be_hidden()
+
+
+def test_words_of_another_item_are_asked_about_on_its_own_page(enter, study):
+    one = opened(enter("K"))
+    row(one, 1).click()
+    settled(one)
+    two = one.context.new_page()
+    opened(two)
+    one.context.set_offline(True)
+    for page, words in ((one, "in the first"), (two, "in the second")):
+        page.locator("#patterns textarea").fill(words)
+        expect(page.locator("#state")).to_contain_text("Not saved")
+    one.close(run_before_unload=False)
+    two.close(run_before_unload=False)
+    third = enter_again(one.context, KEYS[1])
+    expect(third.locator("#incoming")).to_contain_text("Another item has two versions")
+    expect(third.locator("#refused")).to_be_hidden()
+    third.locator("#incoming a").click()
+    expect(third.locator("#refused")).to_contain_text("theirs: in the")
+    third.locator("#theirs").click()
+    settled(third)
+    (pattern,) = now(study, "K")
+    assert pattern[0] in ("in the first", "in the second")
+
+
+def enter_again(context, key):
+    """Open an item in a browser that was offline."""
+    context.set_offline(False)
+    return opened(context.new_page(), key)
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_code_is_typed_a_form_saved_and_the_code_forgotten(browser, server, study, scripts):
+    context = browser.new_context(base_url=server.address, java_script_enabled=scripts)
+    page = context.new_page()
+    page.goto("/annotate")
+    page.locator("input[name=code]").fill(people(study)["LM"[scripts]].code)
+    page.keyboard.press("Enter")
+    expect(page.locator("input[name=code]")).to_have_count(0)
+    assert [cookie["httpOnly"] for cookie in context.cookies()] == [True]
+    if not scripts:
+        page.goto(f"/annotate/{FIRST}")
+        page.locator("textarea").first.fill("without scripts")
+        page.locator("button[value=save]:visible").last.click()
+        assert now(study, "L")[0][0] == "without scripts"
+    page.goto("/annotate")
+    page.locator("form[action*=leave] button").click()
+    expect(page.locator("input[name=code]")).to_have_count(1)
+    assert context.cookies() == []
+    context.close()
 
 
 def test_the_page_fits_a_phone_and_tells_its_states(enter):

@@ -270,7 +270,11 @@ def test_pages_of_other_sites_cannot_write(app, ana, study, headers):
 
 def test_pages_of_this_site_can(ana):
     for number, headers in enumerate(
-        ({"origin": "http://127.0.0.1:8800", "sec-fetch-site": "same-origin"}, {})
+        (
+            {"origin": "http://127.0.0.1:8800", "sec-fetch-site": "same-origin"},
+            {"origin": "null", "sec-fetch-site": "same-origin"},  # a form whose origin is hidden
+            {},
+        )
     ):
         body = {"base": 0, "request": f"request-{number:04}", "sheet": sheet(pattern())}
         headers = {"x-ffmem": "1", **headers}

@@ -4,8 +4,10 @@ What was committed is on the disk (SQLite: `synchronous=FULL`), whatever is kill
 Whatever the database raises becomes a sentence; a password in a URL is never in it.
 """
 
+import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ class Database:
         self.name = shown(self.url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = self._made()
+        self._file: tuple[int, int] | None = None
 
     @property
     def is_missing(self) -> bool:
@@ -49,15 +52,53 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """Give a session that sees one state of the database."""
+        self._refuse_gone()  # before anything: connecting would make the file again
         with self._explaining(), Session(self._engine) as session, session.begin():
+            session.connection()
+            self._refuse_gone()
             yield session
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
         """Give a session whose changes are all committed when the block ends well, or none."""
+        self._refuse_gone()
         engine = self._engine.execution_options(writing=True)
         with self._explaining(), Session(engine) as session, session.begin():
+            session.connection()
             yield session
+            # Last of all: SQLite would go on writing to a file that nobody can find any more.
+            self._refuse_gone()
+
+    def make_private(self) -> None:
+        """Make a file that only its owner may read: it holds everybody's codes."""
+        if self.is_missing:
+            with self._explaining_files():
+                Path(str(self.url.database)).touch(mode=0o600)
+
+    def _refuse_gone(self) -> None:
+        """Refuse a file that was removed or replaced since it was first used."""
+        if not self.is_sqlite:
+            return
+        found = None
+        with suppress(OSError):
+            stat = Path(str(self.url.database)).stat()
+            found = (stat.st_dev, stat.st_ino)
+        self._file = self._file or found
+        if found != self._file:
+            raise StoreError(
+                f"The study's file {self.name} was removed or replaced while it was in use:"
+                " nothing is saved. Put it back, with its -wal file, and start again."
+            )
+
+    @contextmanager
+    def _explaining_files(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"Cannot make the study {self.name} ({error.strerror}): its folder must be there,"
+                " and be writable."
+            ) from None
 
     def close(self) -> None:
         """Close the connections that nobody uses."""
@@ -166,8 +207,17 @@ def beside(folder: Path) -> Path:
 def _set_up(connection: Any, record: Any) -> None:
     """Make a new SQLite connection safe: for several at once, and against a power cut."""
     connection.isolation_level = None  # `_begin` begins; the driver would commit before DDL
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
+    # The one statement that does not wait for others by itself; several may open a new file.
+    for attempt in range(100):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or attempt == 99:
+                raise
+            time.sleep(0.02)
 
 
 def _begin(connection: Connection) -> None:

@@ -187,6 +187,8 @@ def _read(study: AnnotationStudy, path: Path) -> list[_Line]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    if path.suffix == ".csv":
+        raise StoreError(f"{path} is for spreadsheets: export as .jsonl, which can be imported.")
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):

@@ -1,11 +1,13 @@
 """What a study asks, and whom: drawn from an index by a seed, and from nothing else.
 
     memories   `per_layer` of each layer, uniformly among those that anything triggers
-    controls   a share of all lists; as many random prefixes as the list of a drawn memory has
+    controls   a share of all lists; random prefixes of the corpus, as long as a memory's triggers
     cases      of composition in the last layer, if any are given; judged after the lists
 
 A memory is shown by its main list, the first `top` triggers. A control looks like a list in all
-that can be seen: as long, and of different sentences where triggers are. The same seed on the same
+that can be seen: as many texts, of the same lengths, whole sentences where triggers are, each of
+another sentence. They come from the whole corpus: drawn from the index's small sample, the same
+texts would come again and again, and give controls away. The same seed on the same
 index gives the same plan; who takes part in it gets a secret code only when the study is made.
 """
 
@@ -24,8 +26,8 @@ from ffmem.annotation.item import COMPOSITION, CONTROL, TRIGGERS, Item, Shown
 from ffmem.annotation.judges import judges
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.sentences import StoredSentence
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import read_columns
 from ffmem.patterns.kept import fingerprint
 from ffmem.patterns.main_list import NO_SIGN, main_sign
 from ffmem.patterns.pattern import TOP
@@ -57,9 +59,12 @@ class _Lists:
         self._index = index
         self._top = top
         self._order = order
-        drawn = read_columns(index.folder / "samples/prefixes.parquet", ["prefix"])
-        self._sample: list[int] = drawn["prefix"].tolist()
-        self._owners = index.sentences.at(self._sample)
+        lengths = np.concatenate(list(index.sentences.lengths()))
+        self._offsets = np.cumsum(lengths + 1) - lengths - 1
+        self._by_length = np.argsort(lengths, kind="stable")
+        self._sorted = lengths[self._by_length]
+        self._shapes: dict[str, list[tuple[int, bool]]] = {}
+        """Of the triggers of each drawn memory: length, and whether it is the whole sentence."""
         self.without_triggers = 0
         self.repeated = 0
         """Texts of controls that share a sentence with another one, for want of sentences."""
@@ -73,37 +78,38 @@ class _Lists:
         return [self._memory(Cell(layer, memory), int(signs[memory])) for memory in chosen]
 
     def control(self, place: Item) -> Item:
-        """Return as many random prefixes as an item has triggers."""
-        n = len(place.texts)
-        if n > len(self._sample):
-            raise FfmemError(
-                f"A control needs {n} random prefixes, and the index keeps {len(self._sample)}:"
-                " lower --top, or set --controls 0."
-            )
-        prefixes = self._order.sample(self._sample, len(self._sample))
-        if self._index.manifest.prefixes == "best":
-            prefixes = self._of_different_sentences(prefixes, n)
-        texts = tuple(self._shown(prefix) for prefix in prefixes[:n])
+        """Return random prefixes as long as the triggers of an item, and whole where they are."""
+        prefixes: list[int] = []
+        used: set[int] = set()
+        for length, is_whole in self._shapes[place.cell or ""]:
+            sentence = self._drawn(length, is_whole, used)
+            used.add(sentence)
+            prefixes.append(int(self._offsets[sentence]) + length)
+        owners = self._index.sentences.at(prefixes)
+        texts = tuple(self._shown(prefix, owners[prefix]) for prefix in prefixes)
         return place._replace(kind=CONTROL, texts=texts)
+
+    def _drawn(self, length: int, is_whole: bool, used: set[int]) -> int:
+        """Return a sentence that is so long, or longer; another one each time, if there are any."""
+        first, past = np.searchsorted(self._sorted, [length, length + 1]).tolist()
+        able = range(first, past) if is_whole else range(past, len(self._sorted))
+        for _ in range(100):
+            found = int(self._by_length[self._order.choice(able)])
+            if found not in used:
+                return found
+        fresh = [one for one in able if int(self._by_length[one]) not in used]
+        self.repeated += not fresh
+        return int(self._by_length[self._order.choice(fresh or able)])
 
     def _memory(self, cell: Cell, sign: int) -> Item:
         memory = self._index.memory(cell)
         triggers = memory.triggers if sign > 0 else memory.negative_triggers
-        texts = tuple(
-            Shown(one.prefix, one.last_token, one.next_token, one.rest)
-            for one in triggers[: self._top]
-        )
+        shown = triggers[: self._top]
+        self._shapes[str(cell)] = [(one.length, one.next_token is None) for one in shown]
+        texts = tuple(Shown(one.prefix, one.last_token, one.next_token, one.rest) for one in shown)
         return Item("", TRIGGERS, str(cell), sign, texts)
 
-    def _of_different_sentences(self, prefixes: list[int], n: int) -> list[int]:
-        """Return prefixes with those first that are the first of their sentence."""
-        firsts = {self._owners[prefix].sentence: prefix for prefix in reversed(prefixes)}
-        first = [one for one in prefixes if firsts[self._owners[one].sentence] == one]
-        self.repeated += max(n - len(first), 0)
-        return first + [one for one in prefixes if firsts[self._owners[one].sentence] != one]
-
-    def _shown(self, prefix: int) -> Shown:
-        sentence = self._owners[prefix]
+    def _shown(self, prefix: int, sentence: StoredSentence) -> Shown:
         place = self._index.place(sentence, prefix - sentence.offset)
         return Shown(place.prefix, place.last_token, place.next_token, place.rest)
 

@@ -66,7 +66,12 @@ def version(connection: Connection, name: str) -> str | None:
     tables = inspect(connection).get_table_names()
     if TABLE in tables:
         found = connection.execute(text(f"SELECT version_num FROM {TABLE}")).scalars().all()
-        return str(found[0]) if len(found) == 1 else f"{sorted(found)}"
+        if len(found) != 1:
+            raise StoreError(
+                f"The study in {name} is damaged: it does not say of which version its tables are."
+                " Take a backup, or make a new study and import an export."
+            )
+        return str(found[0])
     if tables:
         raise StoreError(
             f"{name} is another program's database: it has the tables"

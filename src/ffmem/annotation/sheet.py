@@ -97,11 +97,18 @@ class Sheet:
             return ["There are patterns, and yet “no pattern” is ticked: remove one or the other."]
         if not self.patterns and not self.no_pattern:
             return ["Describe a pattern, or say that there is none."]
-        return [
+        found = [
             problem
             for number, pattern in enumerate(self.patterns, start=1)
             for problem in _problems(number, pattern)
         ]
+        told: dict[tuple[str, str | None], int] = {}
+        for number, pattern in enumerate(self.patterns, start=1):
+            words = (pattern.description.strip().casefold(), pattern.kind)
+            first = told.setdefault(words, number)
+            if first != number and words[0]:
+                found.append(f"Patterns {first} and {number} say the same: keep one of them.")
+        return found
 
 
 def merge(base: Sheet, mine: Sheet, theirs: Sheet) -> Sheet:
@@ -186,7 +193,8 @@ def _text(given: Any) -> str:
         or any(character == "\x00" or "\ud800" <= character <= "\udfff" for character in given)
     ):
         raise FfmemError(
-            f"A description or note is a text of at most {MOST_CHARACTERS} characters."
+            f"A description or note is a text of at most {MOST_CHARACTERS} characters, all of them"
+            " such as people write."
         )
     return given
 

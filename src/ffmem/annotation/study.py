@@ -122,6 +122,7 @@ class AnnotationStudy:
     def create(cls, url: str | Path, plan: Plan) -> "AnnotationStudy":
         """Return a new study of what was planned; all of it is there, or nothing."""
         with closed_on_error(Database(url)) as database:
+            database.make_private()
             with database.writing() as session:
                 schema.make(session.connection(), database.name)
                 found_study(session, plan)

@@ -16,12 +16,17 @@ from ffmem.progress import Progress
 @json_option
 def show(folder: Path, cell: str, as_json: bool) -> None:
     """Show what triggers the memory CELL, such as L5N1234, and what its value promotes."""
+    from ffmem.errors import StoreError
     from ffmem.patterns.kept import kept
     from ffmem.patterns.shown import lines, seen, to_dict
 
     index = api.open(folder)
     memory = index[cell]
-    patterns = seen(memory, kept(index))
+    try:
+        patterns = seen(memory, kept(index))
+    except StoreError as error:  # the memory itself is whole
+        click.echo(f"Its patterns are not shown. {error}", err=True)
+        patterns = []
     if as_json:
         print_json({**memory.to_dict(), "patterns": [to_dict(one) for one in patterns]})
     else:

@@ -1,7 +1,8 @@
 """Several last words of one list as one pattern: “ends with one of: base, bases, camp”.
 
-The words are chosen from the first triggers alone: each ends at least two of them, far more often
-than by chance. Their base is the sum of theirs, since a prefix has one last word.
+The words are chosen from the first triggers alone: each ends at least three of them, as a pattern
+must, and far more often than by chance. Their base is the sum of theirs, since a prefix has one
+last word.
 """
 
 import numpy as np
@@ -10,11 +11,10 @@ from numpy import ndarray
 from ffmem.patterns.chunk import LAST_WORD
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.lists import Lists
+from ffmem.patterns.pattern import LEAST
 from ffmem.patterns.shallow import Candidates, Shares, tested
 
 MOST_WORDS = 6
-LEAST_TRIGGERS = 2
-"""That a word must end, to be one of them."""
 LEAST_LIFT = 10.0
 """Of each word where it was seen."""
 
@@ -37,7 +37,7 @@ def alternatives(
     owner, word = np.divmod(distinct, max(len(view.kinds), 1))
     pool = np.bincount(entries[place, rank], minlength=len(view.kinds)) / shares.n_pool
     rates = np.maximum(shares.matched(shares.rates[word], owner)[0], pool[word])
-    chosen = (counts >= LEAST_TRIGGERS) & (
+    chosen = (counts >= LEAST) & (
         counts >= LEAST_LIFT * rates * np.maximum(shares.n_seen[owner], 1)
     )
     owner, word, counts = owner[chosen], word[chosen], counts[chosen]

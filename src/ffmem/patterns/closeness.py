@@ -20,9 +20,12 @@ from ffmem.patterns.around import SHARES, Around
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.lists import Lists
 from ffmem.patterns.pattern import LEAST
-from ffmem.patterns.shallow import LEAST_HELD, LEAST_LIFT, Candidates, as_marks, spread
+from ffmem.patterns.shallow import LEAST_HELD, Candidates, as_marks, spread
 from ffmem.patterns.significance import tail
 from ffmem.patterns.topics import TopicSpace
+
+LEAST_LIFT = 3.0
+"""So many times as often as by chance: what is a little more usual is no topic."""
 
 CHOICE = 0.01
 """A topic is as improbable as this in the triggers where it was seen."""

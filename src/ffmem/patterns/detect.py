@@ -7,12 +7,14 @@ part in the choice, show it too often for chance. The same index and settings gi
 whatever the number of processes.
 """
 
+import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,8 @@ def detect(
     topic_space = _space(space, index, words)
     layers = [(layer, seed if shuffled else None) for layer in range(index.n_layers)]
     if not shuffled:
-        every = max(index.n_layers // CONTROLS, 1)
-        layers += [(layer, seed) for layer in range(0, index.n_layers, every)]
+        n = min(CONTROLS, index.n_layers)
+        layers += [(place * index.n_layers // n, seed) for place in range(n)]
     with _examining(index, view, topic_space, top, seed, workers) as run:
         tests: list[LayerTests] = []
         controls: list[LayerTests] = []
@@ -149,6 +151,7 @@ def _settings(index: Index, top: int, alpha: float, seed: int, space: TopicSpace
         },
         "topic_shares": list(around.SHARES),
         "topic_choice_p_value": closeness.CHOICE,
+        "topic_least_lift": closeness.LEAST_LIFT,
         "topic_taken_out_p_value": TAKEN_OUT,
         "topic_axes": lsa.AXES,
         "topic_neighbours": lsa.NEIGHBOURS,
@@ -175,13 +178,25 @@ def _examining(
             yield lambda layers: map(_examine, layers)
             return
         with ProcessPoolExecutor(
-            workers, get_context("spawn"), initializer=_prepare, initargs=arguments
+            workers, get_context("spawn"), initializer=_begin, initargs=arguments
         ) as pool:
             yield lambda layers: pool.map(_examine, layers)
 
 
 _here: dict[str, Any] = {}
 """What this process examines."""
+
+
+def _begin(*arguments: Any) -> None:
+    """Prepare a process that ends when the one that started it does, however that ends."""
+
+    def end_with_parent() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    _prepare(*arguments)
 
 
 def _prepare(folder: str, scratch: str, space: TopicSpace, top: int, seed: int) -> None:

@@ -62,6 +62,14 @@ class Detected:
             f"{self.too_short:,} lists have too few different triggers beyond the first to test"
             " a pattern; they have none",
         ]
+        if self.lists and self.too_short == self.lists:
+            return "\n".join(
+                [
+                    *lines,
+                    "Nothing could be tested: a list needs its first triggers and at least ten"
+                    " more, of different sentences. Index more sentences, or with a larger -t.",
+                ]
+            )
         lines += [
             f"{rule:14} {self.kept[rule]:9,} kept of {tested:9,} tested"
             for rule, tested in sorted(self.tested.items())

@@ -55,7 +55,7 @@ class Patterns:
     def __init__(self, index: Index, source: str) -> None:
         self.source = source
         self.folder = folder(index, source)
-        self.n_layers = index.n_layers
+        self.n_layers, self.n_memories = index.n_layers, index.n_memories
         self.manifest = _manifest(self.folder)
         if self.manifest["index"] != fingerprint(index):
             raise StoreError(
@@ -72,7 +72,7 @@ class Patterns:
 
     def of(self, cell: str | tuple[int, int]) -> list[Pattern]:
         """Return the patterns of one memory, the positive list's first."""
-        place = Cell.of(cell)
+        place = Cell.of(cell).within(self.n_layers, self.n_memories)
         table = self._found(place.layer)
         memories = table["memory"].to_numpy()  # ascending: one memory is decoded, not the layer
         first, past = np.searchsorted(memories, [place.memory, place.memory + 1]).tolist()

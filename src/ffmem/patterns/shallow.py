@@ -143,13 +143,13 @@ def as_marks(shown: Bool[ndarray, "list rank"]) -> UInt64[ndarray, " list"]:
     return marks
 
 
-def generalises(found: Candidates) -> Bool[ndarray, " candidate"]:
+def generalises(found: Candidates, least_lift: float = LEAST_LIFT) -> Bool[ndarray, " candidate"]:
     """Return which candidates hold beyond where they were seen, whatever the q-value.
 
     As many of the held-out triggers must show it as 3 of 25, at the least lift.
     """
     enough = found.k_held * 25 >= LEAST * found.n_held
-    lifted = found.k_held >= LEAST_LIFT * found.base * found.n_held
+    lifted = found.k_held >= least_lift * found.base * found.n_held
     holds: ndarray = enough & lifted & (found.k_held > 0)
     return holds
 

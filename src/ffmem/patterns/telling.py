@@ -9,6 +9,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
+from ffmem.patterns import closeness
 from ffmem.patterns.chunk import COLUMNS, LAST_WORD
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.describing import Describing, Place, rule_of
@@ -115,7 +116,7 @@ class Telling:
         A content word that stands in fewer than half of the triggers, most of them about a topic
         that is told, is one of the words of that topic.
         """
-        topics = (semantic & generalises(one.semantic)).nonzero()[0]
+        topics = (semantic & generalises(one.semantic, closeness.LEAST_LIFT)).nonzero()[0]
         holds = shallow & holding(self._view, one.shallow)
         about: dict[int, int] = {}
         for place in topics.tolist():

@@ -83,11 +83,13 @@ def forget(request: Request, answer: Response) -> None:
 
 def refuse_foreign(request: Request) -> None:
     """Refuse a request that the page of another site sent."""
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    origin = request.headers.get("origin")
-    if site not in ("same-origin", "none") or (
-        origin is not None and urlsplit(origin).netloc != request.headers.get("host")
-    ):
+    site, origin = (request.headers.get(name) for name in ("sec-fetch-site", "origin"))
+    if origin == "null":  # hidden, as browsers do with forms; but they say whether it is their own
+        own = site in ("same-origin", "none")
+    else:
+        same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+        own = same and site in (None, "same-origin", "none")
+    if not own:
         raise Foreign("Pages of other sites may not write here.")
 
 

@@ -73,13 +73,14 @@ async function post(address, body, lost = () => {}) {
 }
 
 // Work of pages that are closed now: sent in its order, whichever item it is of.
-export async function recover(person, { lost = () => {}, clash, done = () => {} } = {}) {
+export async function recover(person, { lost = () => {}, clash, done = () => {}, own, elsewhere = () => {} } = {}) {
   const prefix = `ffmem-sheet:${person}:`;
   for (const key of storage.keys(prefix)) {
     const replay = async () => {
       const record = storage.get(key);
       if (!record) return;
-      if (await resent(record, lost, clash)) {
+      // Words of another item are chosen on its own page, where its texts are.
+      if (await resent(record, lost, record.address === own ? clash : null, elsewhere)) {
         storage.remove(key);
         done(record.address);
       }
@@ -90,7 +91,7 @@ export async function recover(person, { lost = () => {}, clash, done = () => {} 
   }
 }
 
-async function resent(record, lost, clash) {
+async function resent(record, lost, clash, elsewhere) {
   let { version, base } = record;
   let mine = record.pending?.sheet;
   let request = record.pending?.request;
@@ -113,7 +114,10 @@ async function resent(record, lost, clash) {
     if (answer.status !== 409) return false;
     const theirs = answer.content;
     const { clashes } = merge(base, mine, theirs.sheet);
-    if (clashes.length && !clash) return false; // its own page will ask
+    if (clashes.length && !clash) {
+      elsewhere(record.address);
+      return false; // its own page will ask
+    }
     const prefer = clashes.length ? await clash(clashes) : "mine";
     mine = merge(base, mine, theirs.sheet, prefer).sheet;
     ({ version, sheet: base } = theirs);
@@ -148,6 +152,8 @@ export class Saving {
     const left = {
       lost: (why) => on.state("lost", `Work of before is not saved yet: ${why}, trying again`),
       clash: on.clash,
+      own: addresses.save,
+      elsewhere: (address) => on.elsewhere(address),
       done: (address) => {
         if (this.idle) this.rest();
         if (address === addresses.save) this.refresh();

@@ -54,6 +54,11 @@ function edit() {
       by("incoming").textContent = text;
     },
     clash: choose,
+    elsewhere: (address) => {
+      const link = element("a", { href: address.replace("/api/annotate/", `/${dataset.room}/`) }, "Open it and choose");
+      by("incoming").hidden = false;
+      by("incoming").replaceChildren("Another item has two versions of the same words. ", link);
+    },
   });
 
   const patterns = () => saving.sheet.patterns;

@@ -102,7 +102,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && field) field.blur();
   if (field || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
   const actions = {
-    "/": () => document.getElementById("q").focus(),
+    "/": () => document.getElementById("q")?.focus(),
     j: () => follow("a[rel=next]"),
     ArrowRight: () => follow("a[rel=next]"),
     k: () => follow("a[rel=prev]"),
