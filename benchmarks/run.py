@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import effect  # noqa: E402
 import explorer  # noqa: E402
 import passes  # noqa: E402
+import patterns  # noqa: E402
 
 import ffmem  # noqa: E402
 
@@ -299,6 +300,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "section5": section5,
     "effect": effect.effect_of_smollm2,
     "lookups": look_ups,
+    "patterns": patterns.patterns,
     "explorer": explorer.explorer_of_smollm2,
     "agreement": agreement_with_transformer_lens,
 }

@@ -89,7 +89,20 @@ def rows() -> list[tuple[str, str, str]]:
             "target 50 ms",
         ),
     ]
-    return found + _pages(result("explorer"))
+    return found + _detection(result("patterns")) + _pages(result("explorer"))
+
+
+def _detection(patterns: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return how long detection takes, by the size of the corpus."""
+    return [
+        (
+            f"patterns of {one['memories']:,} memories over {one['sentences']:,} sentences",
+            f"{one['seconds']:,.0f} s, {one['milliseconds_per_memory']:.1f} ms per memory",
+            f"target 600 s; {max(one['peak_mib_of_main_and_of_one_worker']):,} MiB a process;"
+            f" of shuffled triggers: {one['shuffled_share_of_memories']:.2%} of memories",
+        )
+        for one in patterns["indexes"].values()
+    ]
 
 
 def _pages(explorer: dict[str, Any]) -> list[tuple[str, str, str]]:
