@@ -254,7 +254,8 @@ def settings_line(result: Result) -> str:
     """Return the settings of one experiment, those of the whole report aside."""
     own = {k: v for k, v in result.settings.items() if k not in _COMMON}
     found = own | {k: v for k, v in result.also.items() if not isinstance(v, list | dict)}
-    found.pop("rule", None)  # its section says it
+    for said in ("rule", "protocol"):  # by its section
+        found.pop(said, None)
     common = [str(result.settings[k]) for k in ("dtype", "projection") if k in result.settings]
     pairs = [
         f"{name.replace('_', ' ')} {_shown('layer' if name == 'upper_from' else name, value)}"
