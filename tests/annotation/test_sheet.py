@@ -183,6 +183,7 @@ GOOD = SheetPattern("a", "ends with press", "shallow", frozenset({1, 2, 3}))
         (Sheet((replace(GOOD, description=" "),)), "Pattern 1 has no description."),
         (Sheet((GOOD, replace(GOOD, id="b", kind=None))), "Pattern 2 is neither called"),
         (Sheet((replace(GOOD, marks=frozenset({1, 2})),)), "marked in 2 of the texts; a pattern"),
+        (Sheet((GOOD, replace(GOOD, id="b", description=" Ends with PRESS"))), "say the same"),
     ],
 )
 def test_what_is_missing_is_said_in_a_sentence(sheet, sentence):

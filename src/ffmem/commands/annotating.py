@@ -125,6 +125,11 @@ def init(
                 f" {drawn['compositions']} cases of composition into {study.name}."
             )
         _print_people(study, as_json, {"settings": study.settings, "database": study.name})
+        if not as_json:
+            click.echo(
+                f"Open `ffmem serve {folder}`, and send everybody the address of that page with"
+                " their own link. The code in it is a secret."
+            )
 
 
 @annotate.command()

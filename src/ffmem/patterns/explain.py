@@ -54,6 +54,17 @@ class Explained(NamedTuple):
     below_least: int
     """Patterns that it saw in fewer than three triggers, which are none."""
 
+    def __str__(self) -> str:
+        lines = [
+            f"source: explained\n{self.patterns:,} patterns of {self.memories:,}"
+            f" {'memory' if self.memories == 1 else 'memories'};"
+            f" {self.below_least:,} more were seen in fewer than {LEAST} triggers and are none",
+        ]
+        if self.unscored:
+            lines.append(f"{self.unscored:,} have no usable answer to the blind test")
+        lines += [f"{cell}: no usable answer. {why}" for cell, why in self.failed.items()]
+        return "\n".join(lines)
+
 
 def explain(
     index: Index,
