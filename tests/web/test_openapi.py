@@ -70,7 +70,7 @@ def test_no_request_breaks_it(api, method, path, mode):
     named = {name: value for name, value in known.items() if f"{{{name}}}" in path}
     cases = api[path][method].as_strategy(mode, path_parameters=named or None)
 
-    @settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(cases)
     def ask(case):
         case.call_and_validate(checks=CHECKS)
