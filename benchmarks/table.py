@@ -89,7 +89,32 @@ def rows() -> list[tuple[str, str, str]]:
             "target 50 ms",
         ),
     ]
-    return found + _detection(result("patterns")) + _pages(result("explorer"))
+    hands = _hands(result("workers"), result("simulation"))
+    return found + hands + _detection(result("patterns")) + _pages(result("explorer"))
+
+
+def _hands(workers: dict[str, Any], simulation: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what a crew costs and brings."""
+    speed = workers["tokens_per_second"]
+    most = simulation["without_faults"][-1]
+    return [
+        (
+            "one Ray worker over the plain pass, one thread each",
+            f"{workers['one_ray_worker_over_plain']:.2f}×",
+            f"target 0.9; {speed['one Ray worker']:,.0f} and {speed['plain']:,.0f} tokens/s",
+        ),
+        (
+            "two processes of one thread over one",
+            f"{workers['two_processes_over_one']:.2f}×",
+            f"target 1.7; two Ray workers over one: {workers['two_ray_workers_over_one']:.2f}×",
+        ),
+        (
+            f"{most['workers']:,} simulated workers over the ideal time",
+            f"{most['over_ideal']:.2f}×",
+            f"{most['leases']:,} leases; leader: {most['events_per_cpu_second']:,} events per"
+            " CPU second",
+        ),
+    ]
 
 
 def _detection(patterns: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -6,14 +6,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
 import ffmem
+from tests import checking
 from tests.texts import LINES
-from tests.tiny import TINY
+from tests.tiny import TINY, changed_since_read
 
 VOCABULARY = 320
+
+checking.install()
 
 # A law holds or not, however busy the machine is.
 settings.register_profile("ffmem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ffmem")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_that_many_read_stay_as_they_were():
+    yield
+    assert changed_since_read() == []
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 
 ORDER = [
     *("errors", "cells", "files", "progress", "records", "registry"),
+    *("cluster.task", "cluster.schedule", "cluster.shared", "cluster.object_store"),
+    *("cluster.pieces", "cluster.crew", "cluster.here", "cluster.process", "cluster.processes"),
+    *("cluster.ray_connection", "cluster.ray_worker", "cluster.ray_crew", "cluster.hiring"),
+    *("cluster.status", "cluster.leader", "cluster.telling", "cluster.simulated"),
     *("models.argument", "models.tokenizer"),
     *("corpus.sources", "corpus.sentences", "corpus.wikitext", "corpus.corpus"),
-    *("models.adaptive", "models.fairseq", "models.families", "models.structure", "models.head"),
+    *("models.adaptive", "models.fairseq", "models.families", "models.split", "models.threads"),
+    *("models.structure", "models.head"),
     *(
         "models.modules",
         "models.trace",
@@ -22,11 +27,14 @@ ORDER = [
         "models.neighbours",
     ),
     *("indexing.tables", "indexing.sentences", "indexing.memory", "indexing.manifest"),
-    *("indexing.store", "indexing.triggers", "indexing.statistics", "indexing.sample"),
+    *("indexing.store", "indexing.standing"),
+    *("indexing.triggers", "indexing.statistics", "indexing.sample"),
     *("indexing.found", "indexing.contents", "indexing.hashes", "indexing.leases"),
     *("indexing.values", "indexing.options", "indexing.settings", "indexing.finished"),
-    "indexing.segments",
-    *("indexing.start", "indexing.running", "indexing.scan", "indexing.build", "indexing.merge"),
+    *("indexing.tree", "indexing.segments", "indexing.orders", "indexing.suspect"),
+    *("indexing.work", "indexing.start", "indexing.prepare", "indexing.running", "indexing.scan"),
+    *("indexing.worker", "indexing.build", "indexing.merge"),
+    *("cluster.shape", "cluster.planning", "cluster.limits", "cluster.planned"),
     *("indexing.extend", "indexing.expression", "indexing.words", "indexing.excerpt"),
     *("indexing.searchable", "indexing.search", "indexing.neuronpedia", "indexing.export"),
     "indexing.verify",
@@ -36,7 +44,7 @@ ORDER = [
     *("patterns.corpus_view", "patterns.lists", "patterns.shallow", "patterns.alternatives"),
     *("patterns.selection", "patterns.topics", "patterns.lsa", "patterns.embeddings"),
     *("patterns.around", "patterns.closeness", "patterns.describing", "patterns.examining"),
-    *("patterns.detected", "patterns.telling", "patterns.detect"),
+    *("patterns.layer_worker", "patterns.detected", "patterns.telling", "patterns.detect"),
     *("patterns.prompts", "patterns.endpoint", "patterns.answers", "patterns.named"),
     *("patterns.blind_test", "patterns.explain"),
     *(
@@ -58,7 +66,9 @@ ORDER = [
     *("experiments.vocabulary", "experiments.drawn", "experiments.heads"),
     *("experiments.value_readings", "experiments.value_tops", "experiments.activity"),
     *("experiments.softmax_memory", "experiments.predictions", "experiments.votes"),
-    *("experiments.inference", "experiments.cost", "experiments.study", "experiments.agreement"),
+    *("experiments.inference", "experiments.cost", "experiments.sequences"),
+    *("experiments.sharing", "experiments.study_worker", "experiments.workplace"),
+    *("experiments.study", "experiments.agreement"),
     *("experiments.predictive", "experiments.removal", "experiments.section5"),
     *("experiments.composition", "experiments.catalogue"),
     *("reporting.numbers", "reporting.markdown", "reporting.limits", "reporting.style"),
@@ -95,12 +105,16 @@ ORDER = [
     ),
     *("commands.looking", "commands.measuring", "commands.tracing", "commands.effects"),
     *("commands.editing", "commands.comparing", "commands.serving"),
-    *("commands.patterning", "commands.annotating"),
+    *("commands.patterning", "commands.planning", "commands.annotating"),
     *("demo", "cli", "__main__", "__init__"),
 ]
 
-UPWARDS = {("models.memories", "models.selfcheck")}
-"""Memories check themselves when they are made: the one circle, within a function."""
+UPWARDS = {
+    ("models.memories", "models.selfcheck"),
+    ("cluster.shared", "cluster.object_store"),
+}
+"""The circles, each within a function: memories check themselves when they are made, and a URL
+gives the other kind of shared folder."""
 
 
 def room(path):

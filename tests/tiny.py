@@ -11,6 +11,8 @@ from transformers import (
 )
 
 from ffmem.models.adaptive import AdaptiveConfig
+from ffmem.models.load import load
+from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer
 
 HIDDEN, MEMORIES, LAYERS, VOCABULARY, HEADS = 16, 24, 2, 64, 2
@@ -202,3 +204,19 @@ def tiny_tokenizer(vocab: int = VOCABULARY) -> SubwordTokenizer:
             tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
         )
     )
+
+
+_READ: dict[str, tuple[Memories, str]] = {}
+
+
+def read(name: str) -> Memories:
+    """Return the memories of a tiny model, loaded once for all who leave it as it was."""
+    if name not in _READ:
+        model = tiny(name)
+        _READ[name] = load(model, tiny_tokenizer()), fingerprint(model)
+    return _READ[name][0]
+
+
+def changed_since_read() -> list[str]:
+    """Return the models that somebody changed although others read them."""
+    return [name for name, (found, before) in _READ.items() if fingerprint(found.model) != before]

@@ -3,11 +3,12 @@
 Each takes the arguments of its command; heavy libraries are imported when one is called.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ffmem.errors import FfmemError
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress, Step
 
@@ -15,15 +16,23 @@ if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.experiments.result import Result
     from ffmem.experiments.study import Study
+    from ffmem.indexing.build import Labour
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
     from ffmem.patterns.searching import PatternHit
 
 
 def load(
-    model: Any, tokenizer: Any = None, *, dtype: str = "float32", device: str = "auto"
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    dtype: str = "float32",
+    device: str | dict[str, Any] = "auto",
 ) -> "Memories":
-    """Return the memories of a model: by MODEL argument, or `load(model, tokenizer)` in memory."""
+    """Return the memories of a model: by MODEL argument, or `load(model, tokenizer)` in memory.
+
+    `device="split"` lays its layers over all accelerators, a dictionary as it says.
+    """
     if isinstance(model, str | Path):
         from ffmem.models.argument import canonical
 
@@ -40,12 +49,19 @@ def index(
     *,
     dtype: str = "float32",
     device: str = "auto",
+    workers: int | None = None,
+    ray: str | None = None,
+    gpus_per_worker: float = 0.0,
+    shared: str | None = None,
+    bad_sentences: str = "stop",
     progress: Progress | None = None,
     **options: Any,
 ) -> Index:
     """Index every memory of a model over a corpus; go on with an unfinished folder.
 
-    `options` are those of the command: t, prefixes, compat, start, batch_tokens, threads.
+    `options` are those of the command: t, prefixes, compat, start, batch_tokens, threads. With
+    `workers`, processes of this machine do the work, with `ray` ("local", "auto" or an address)
+    actors there; they meet in the folder, or in `shared`, a path or URL that all of them see.
     """
     from ffmem.corpus.corpus import Corpus
     from ffmem.indexing.options import Options
@@ -71,12 +87,19 @@ def index(
         )
         return finished
     from ffmem.indexing.build import Build
+    from ffmem.models.split import places
 
+    labour = _labour(workers, ray, gpus_per_worker, shared, device, bad_sentences)
     source.refuse_missing()
     if isinstance(model, str | Path):
         say.say(f"Loading {model}.")
         model = load(model, dtype=dtype, device=device)
-    Build(model, source, folder, asked, say).run()
+        if device == "split":
+            where = places(model.model, model.row.blocks)
+            say.say("; ".join(f"{place}: {parts}" for place, parts in where.items()) + ".")
+    build = Build(model, source, folder, asked, say, labour)
+    del model  # when others do the work, nobody keeps it here
+    build.run()
     return Index(folder)
 
 
@@ -91,18 +114,45 @@ def extend(
     *,
     model: "Memories | str | Path | None" = None,
     device: str = "auto",
+    workers: int | None = None,
+    ray: str | None = None,
+    gpus_per_worker: float = 0.0,
+    shared: str | None = None,
+    bad_sentences: str = "stop",
     progress: Progress | None = None,
 ) -> Index:
-    """Add a corpus to an index; `model` only if it has moved since."""
+    """Add a corpus to an index; `model` only if it has moved since.
+
+    Who does the work is said as in `index`.
+    """
     from ffmem.corpus.corpus import Corpus
     from ffmem.indexing.extend import extend as extend_index
 
     before = Index(folder)
+    labour = _labour(workers, ray, gpus_per_worker, shared, device, bad_sentences)
     source = Corpus(corpus) if isinstance(corpus, str) else corpus
     memories = before.manifest.model.source if model is None else model
     if isinstance(memories, str | Path):
         memories = load(memories, dtype=before.manifest.dtype, device=device)
-    return extend_index(before, memories, source, progress or Progress(quiet=True))
+    return extend_index(before, memories, source, progress or Progress(quiet=True), labour)
+
+
+def _labour(
+    workers: int | None,
+    ray: str | None,
+    gpus_per_worker: float,
+    shared: str | None,
+    device: str,
+    bad_sentences: str,
+) -> "Labour":
+    """Return who does the work of an index."""
+    from ffmem.cluster.hiring import Hiring
+    from ffmem.indexing.build import Labour
+
+    if bad_sentences not in ("stop", "skip"):
+        raise FfmemError(f"--bad-sentences takes stop or skip; {bad_sentences!r} was given.")
+    hiring = Hiring(workers, ray, float(gpus_per_worker))
+    return Labour(hiring, shared, device, bad_sentences == "skip")
 
 
 def merge(folders: Sequence[str | Path], out: str | Path) -> Index:
@@ -153,16 +203,19 @@ def experiment(
     """Measure figures or tables of the paper; write JSON, SVG and PDF of each to a folder.
 
     `corpus` is what Section 5 takes its prefixes from. `options`: prompt, sample (a number or
-    "all"), draw, seed, per_layer, triggers; model, dtype, device; unit, column, detokenize, limit.
+    "all"), draw, seed, per_layer, triggers; model, dtype, device; unit, column, detokenize, limit;
+    and who does what takes long: workers, ray, gpus_per_worker, shared, threads, as in `index`.
+    What was measured before a stop is kept in the folder, and not measured again.
     """
     from ffmem.reporting.drawing import draw
 
     results = []
     refuse_bad_place(Path(out))
-    for result in _measured(names, folder, corpus, progress, options):
-        result.write(Path(out))
-        draw(result, Path(out))
-        results.append(result)
+    with closing(_measured(names, folder, Path(out), corpus, progress, options)) as measured:
+        for result in measured:
+            result.write(Path(out))
+            draw(result, Path(out))
+            results.append(result)
     return results
 
 
@@ -184,9 +237,10 @@ def report(
     index = folder if isinstance(folder, Index) else Index(folder)
     results = []
     refuse_bad_place(Path(out))
-    for result in _measured(NAMES, index, corpus, progress, options):
-        result.write(Path(out))  # what was measured is kept, whatever comes
-        results.append(result)
+    with closing(_measured(NAMES, index, Path(out), corpus, progress, options)) as measured:
+        for result in measured:
+            result.write(Path(out))  # what was measured is kept, whatever comes
+            results.append(result)
     return write_report(Path(out), results, index)
 
 
@@ -203,10 +257,11 @@ def refuse_bad_place(out: Path) -> None:
 def _measured(
     names: str | Sequence[str],
     folder: str | Path | Index,
+    out: Path,
     corpus: "Corpus | str | Path | None",
     progress: Progress | None,
     options: dict[str, Any],
-) -> "Iterator[Result]":
+) -> "Generator[Result]":
     """Return the results of some experiments one by one, as they are measured."""
     from ffmem.experiments import catalogue
     from ffmem.experiments.names import FROM_FOLDER
@@ -215,22 +270,28 @@ def _measured(
     if set(asked) <= set(FROM_FOLDER) and options.get("prompt") is None:
         index = folder if isinstance(folder, Index) else Index(folder)
         say = progress or Progress(quiet=True)
-        return catalogue.read(index, asked, options.get("seed", 0), say)
-    study = _study(asked, folder, corpus, progress or Progress(quiet=True), options)
-    return catalogue.measure(study, asked)
+        yield from catalogue.read(index, asked, options.get("seed", 0), say)
+        return
+    with _study(asked, folder, out, corpus, progress or Progress(quiet=True), options) as study:
+        yield from catalogue.measure(study, asked)
 
 
 def _study(
     names: Sequence[str],
     folder: str | Path | Index,
+    out: Path,
     corpus: "Corpus | str | Path | None",
     progress: Progress,
     options: dict[str, Any],
 ) -> "Study":
     """Return what some experiments work on, refusing what is missing before a model is loaded."""
+    from ffmem.cluster.hiring import Hiring
     from ffmem.errors import CorpusError
     from ffmem.experiments.names import FROM_SAMPLE
 
+    asked_of = {"workers": None, "ray": None, "gpus_per_worker": 0.0}
+    hiring = Hiring(**{name: options.pop(name, usual) for name, usual in asked_of.items()})
+    shared, n_threads = options.pop("shared", None), options.pop("threads", None)
     index = folder if isinstance(folder, Index) else Index(folder)
     reading = {name: options.pop(name, None) for name in ("unit", "column", "detokenize", "limit")}
     asked = {name: value for name, value in reading.items() if value is not None}
@@ -250,6 +311,7 @@ def _study(
             "This experiment looks at the model at work and needs prefixes to do so."
             " Give a corpus, such as --corpus wikitext-2:valid, or one --prompt."
         )
+    device = options.get("device", "auto")
     model = _model(index, options, progress)
     sample = options.get("sample", 1)
     if sample == "all":
@@ -258,6 +320,7 @@ def _study(
         raise CorpusError(f"sample = {sample!r} was asked for. Give a number, or 'all'.")
     from ffmem.experiments import catalogue
     from ffmem.experiments.study import Study
+    from ffmem.experiments.workplace import WORKING, Labour
 
     known = ("prompt", "sample", "draw", "seed", "per_layer", "triggers")
     for name in options:
@@ -265,7 +328,13 @@ def _study(
             raise TypeError(f"There is no option {name!r}. There are {', '.join(known)}.")
     parts = catalogue.parts(names)
     return Study(
-        index=index, memories=model, corpus=corpus, parts=parts, progress=progress, **options
+        index=index,
+        memories=model,
+        corpus=corpus,
+        parts=parts,
+        labour=Labour(hiring, out / WORKING, shared, device, n_threads),
+        progress=progress,
+        **options,
     )
 
 

@@ -19,6 +19,7 @@ from ffmem.commands import (
     looking,
     measuring,
     patterning,
+    planning,
     serving,
     tracing,
 )
@@ -40,7 +41,8 @@ def cli() -> None:
 
 
 for command in (
-    *(indexing.describe, indexing.index, indexing.extend, indexing.merge),
+    *(indexing.describe, planning.plan, indexing.index, indexing.status),
+    *(indexing.extend, indexing.merge),
     *(looking.show, looking.search, serving.serve),
     *(tracing.trace, effects.effect, tracing.neighbours, editing.edit, comparing.compare),
     *(measuring.experiment, measuring.report),

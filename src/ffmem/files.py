@@ -7,6 +7,7 @@ an error that says what to do; nothing that was committed before is touched.
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 @contextmanager
 def committing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to; rename it to `path` when the block ends well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the process's number: on a shared disk, two hosts may have the same.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,7 @@ def refuse_unwritable(folder: Path) -> None:
     """Raise unless files can be written to a folder, which is made if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}.tmp"
+        probe = folder / f".{secrets.token_hex(8)}.tmp"
         probe.touch()
         probe.unlink()
     except OSError as error:

@@ -22,8 +22,9 @@ def detect(
 ) -> "Detected":
     """Find the patterns of every memory without a language model, and keep them in the index.
 
-    `options`: alpha (false-discovery rate), space ("lsa" or "minilm"), seed, workers, shuffled
-    (a control: triggers are dealt out at random, nothing is kept).
+    `options`: alpha (false-discovery rate), space ("lsa" or "minilm"), seed, shuffled (a control:
+    triggers are dealt out at random, nothing is kept); workers (processes of this machine, or
+    actors of `ray`: "local", "auto" or an address), and `shared`, a folder that all of them see.
     """
     from ffmem.patterns.detect import detect as detect_patterns
 

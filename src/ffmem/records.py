@@ -7,7 +7,7 @@ because a validation library would take a third of the time that `ffmem show` ha
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -28,17 +28,25 @@ class Record:
 
     @classmethod
     def of(cls: type[AnyRecord], content: Any, place: str = "") -> AnyRecord:
-        """Return the record with this content, if every field is there and of its type."""
+        """Return the record with this content, if every field is there and of its type.
+
+        A field with a default may be missing: it is younger than the file.
+        """
         if not isinstance(content, dict):
             raise NotARecord(f"{place or 'it'} is {content!r}, not an object")
         types = get_type_hints(cls)
         names = [field.name for field in fields(cls)]
-        for name in (*names, *content):
+        needed = [field.name for field in fields(cls) if not _has_default(field)]
+        for name in (*needed, *content):
             if name not in content or name not in names:
                 what = "missing" if name in names else "unknown"
                 raise NotARecord(f"{f'{place}.{name}'.lstrip('.')} is {what}")
-        checked = {n: _checked(content[n], types[n], f"{place}.{n}".lstrip(".")) for n in names}
+        checked = {n: _checked(content[n], types[n], f"{place}.{n}".lstrip(".")) for n in content}
         return cls(**checked)
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
 
 
 def _checked(value: Any, kind: Any, place: str) -> Any:

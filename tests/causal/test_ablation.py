@@ -14,7 +14,7 @@ from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits
 from ffmem.causal.upward import Upward
 from ffmem.cells import Cell
-from tests.tiny import TINY, tiny, tiny_tokenizer
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 IDS = [0, 5, 9, 2, 17, 30, 8]
 TARGET = 11
@@ -22,7 +22,7 @@ TARGET = 11
 
 @pytest.fixture(scope="module", params=list(TINY))
 def memories(request):
-    return ffmem.load(tiny(request.param), tiny_tokenizer())
+    return read(request.param)
 
 
 def log_p(memories, at):

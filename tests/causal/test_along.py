@@ -3,17 +3,15 @@
 import pytest
 import torch
 
-import ffmem
 from ffmem.causal.along import along
 from ffmem.cells import Cell
 from ffmem.errors import UnknownCell
-from tests.conftest import text_model
-from tests.tiny import TINY
+from tests.tiny import TINY, read
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_token_has_the_coefficient_of_the_prefix_that_ends_there(name, tokenizer):
-    memories = ffmem.load(text_model(name), tokenizer)
+def test_every_token_has_the_coefficient_of_the_prefix_that_ends_there(name):
+    memories = read(name)
     texts = [[5, 9, 2, 30, 7], [11], [4, 4, 8]]
     cell = Cell(memories.n_layers - 1, 3)
     for start in (None, 0):
@@ -27,7 +25,6 @@ def test_every_token_has_the_coefficient_of_the_prefix_that_ends_there(name, tok
                 assert number == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
 
 
-def test_an_unknown_memory_is_refused(tokenizer):
-    memories = ffmem.load(text_model("llama"), tokenizer)
+def test_an_unknown_memory_is_refused():
     with pytest.raises(UnknownCell):
-        along(memories, Cell(99, 0), [[1]], None)
+        along(read("llama"), Cell(99, 0), [[1]], None)

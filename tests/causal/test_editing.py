@@ -10,14 +10,14 @@ import ffmem
 from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits
 from ffmem.errors import UnknownCell
-from tests.tiny import TINY, tiny, tiny_tokenizer
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[5, 9, 2, 17, 30], [8, 8, 1, 40, 3]])
 
 
 @pytest.fixture(scope="module", params=list(TINY))
 def memories(request):
-    return ffmem.load(tiny(request.param), tiny_tokenizer())
+    return read(request.param)
 
 
 def hooks(model):

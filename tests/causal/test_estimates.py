@@ -9,7 +9,7 @@ from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits
 from ffmem.causal.estimates import direct, estimates, frozen_slope, gradient, integrated
 from ffmem.causal.upward import Upward
-from tests.tiny import TINY, tiny, tiny_tokenizer
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 IDS = [0, 5, 9, 2, 17, 30, 8]
 AT, TARGET = 5, 11
@@ -18,7 +18,7 @@ SOME = ("bloom", "falcon", "ffmem_adaptive", "gpt_neox", "granite", "llama", "op
 
 @pytest.fixture(scope="module", params=list(TINY))
 def memories(request):
-    return ffmem.load(tiny(request.param), tiny_tokenizer())
+    return read(request.param)
 
 
 def log_p(memories):

@@ -12,14 +12,14 @@ from ffmem.causal.trace import percentile, trace
 from ffmem.errors import CorpusError, FfmemError, ModelError
 from tests.causal.planted import planted
 from tests.indexing.folders import indexed, write_corpus
-from tests.tiny import TINY, tiny, tiny_tokenizer
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 TEXT = "w5 w9 w2 w17 w30"
 
 
 @pytest.fixture(scope="module", params=list(TINY))
 def memories(request):
-    return ffmem.load(tiny(request.param), tiny_tokenizer())
+    return read(request.param)
 
 
 def traced(memories, text=TEXT, edits=None, start=0, **options):

@@ -8,7 +8,7 @@ import ffmem
 from ffmem.causal.likelihood import log_probabilities, log_probability
 from ffmem.causal.upward import Upward
 from ffmem.errors import ModelError
-from tests.tiny import TINY, tiny, tiny_tokenizer
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 IDS = [0, 5, 9, 2, 17, 30, 8]
 AT = 5
@@ -16,7 +16,7 @@ AT = 5
 
 @pytest.fixture(scope="module", params=list(TINY))
 def memories(request):
-    return ffmem.load(tiny(request.param), tiny_tokenizer())
+    return read(request.param)
 
 
 def traces_left(model):

@@ -14,13 +14,13 @@ from ffmem.experiments.removal import (
     CHANGES,
     DRAWN,
     cost,
-    measure,
     other_tokens,
     planned,
     sequences_of,
     token_removal,
     trials_of,
 )
+from ffmem.experiments.sequences import measure
 from tests.experiments.planting import (
     FAMILIES,
     PlainTriggers,
@@ -141,7 +141,7 @@ def test_the_cost_is_what_the_run_does(tmp_path):
     n_sequences, n_token_layers = cost(plan)
     assert n_sequences == sum(len(sequences_of(plan, trials).ids) for trials in plan.layers)
     for trials in plan.layers:
-        measure(study.memories, trials, sequences_of(plan, trials), plan.start, done.append)
+        measure(study.memories, sequences_of(plan, trials), plan.start, done.append)
     assert sum(done) == n_token_layers
 
 
@@ -151,7 +151,7 @@ def test_every_run_stops_at_its_layer(tmp_path):
     study.memories.blocks[1].register_forward_hook(lambda *_: ran.append(1))
     plan = planned(study)
     trials = plan.layers[0]
-    measure(study.memories, trials, sequences_of(plan, trials), plan.start, ran.append)
+    measure(study.memories, sequences_of(plan, trials), plan.start, ran.append)
     assert 1 not in ran
 
 
@@ -229,7 +229,7 @@ def test_the_unknown_token_replaces_any_other_but_not_itself(tmp_path):
             assert other == (NONE if token == UNK else UNK)
     assert NONE in trials.replacements
     plan = planned(study)._replace(layers=[trials])
-    found = measure(study.memories, trials, sequences_of(plan, trials), plan.start, lambda n: None)
+    found = measure(study.memories, sequences_of(plan, trials), plan.start, lambda n: None)
     missing = np.isnan(found.coefficients[:, 4:])
     assert (missing == (trials.replacements == NONE)).all()
     assert not np.isnan(found.coefficients[:, :4]).any()

@@ -48,7 +48,7 @@ def test_an_inactive_memory_stands_for_its_value():
 def test_a_plain_head_needs_the_sign_alone(tmp_path, name):
     study = study_of(tmp_path / "index", name)
     for layer in range(study.memories.n_layers):
-        tops = PlainTops(study.index, layer)
+        tops = PlainTops.read(study.index, layer)
         signs = (2.5, -0.5)
         c = np.repeat(np.array(signs, np.float32)[:, None], study.memories.n_memories, axis=1)
         assert (tops.at(c) == projected(study.memories, layer, signs)).all()

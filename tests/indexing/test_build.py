@@ -57,7 +57,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_bytes(tmp_path, monk
     with monkeypatch.context() as patch:
         committed = stop_after(patch, 10**6)
         indexed(tmp_path / "killed", corpus)
-    assert committed[0] == n - before  # nothing that was committed is done again
+    assert committed[0] == (0, n - before)  # nothing that was committed is done again
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
@@ -85,9 +85,11 @@ def test_killed_ten_times_at_random_moments_the_bytes_are_the_same(tmp_path):
             assert content(folder) == content(tmp_path / "whole")
             shutil.rmtree(folder)
             committed = {}
-        segments = folder.glob("segments/lease-*.safetensors")
+        segments = folder.glob("segments/segment-*.arrow")
         now = {path.name: path.stat().st_mtime_ns for path in segments}
-        assert committed.items() <= now.items()  # a committed lease is not written again
+        for name, moment in committed.items():  # a committed lease is merged, or as it was
+            assert now.get(name, moment) == moment
+            assert name in now or max(now) > name
         committed = now
     indexed(folder, corpus, model, lease_tokens=300)
     assert content(folder) == content(tmp_path / "whole")
@@ -197,10 +199,10 @@ def test_a_truncated_segment_is_named_and_only_its_lease_is_repeated(tmp_path, m
     corpus = write_corpus(tmp_path / "corpus.txt")
     indexed(tmp_path / "whole", corpus)
     killed(monkeypatch, 3, tmp_path / "index", corpus)
-    segment = tmp_path / "index" / "segments" / "lease-000001.safetensors"
+    segment = tmp_path / "index" / "segments" / "segment-0-000001.arrow"
     for damage in (segment.read_bytes()[:-9], segment.read_bytes()[:-1] + b"\7"):
         segment.write_bytes(damage)
-        with pytest.raises(StoreError, match=r"lease-000001.* is damaged .* only its lease is rep"):
+        with pytest.raises(StoreError, match=r"0-000001.* is damaged .* only its lease is"):
             indexed(tmp_path / "index", corpus)
     segment.unlink()
     indexed(tmp_path / "index", corpus)
@@ -211,7 +213,7 @@ def test_a_segment_of_another_run_is_refused(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.txt")
     for name, t in (("one", 3), ("two", 4)):
         killed(monkeypatch, 1, tmp_path / name, corpus, t=t)
-    segment = "segments/lease-000000.safetensors"
+    segment = "segments/segment-0-000000.arrow"
     (tmp_path / "one" / segment).write_bytes((tmp_path / "two" / segment).read_bytes())
     with pytest.raises(StoreError, match="belongs to another run"):
         indexed(tmp_path / "one", corpus)
@@ -263,7 +265,7 @@ def test_a_full_disk_is_an_error_and_what_was_committed_is_kept(tmp_path, small_
     ballast.write_bytes(bytes(150_000))
     with pytest.raises(StorageFull, match=r"No room left .* run the same command again"):
         indexed(small_disk / "index", corpus, model, **settings)
-    kept = sorted((small_disk / "index" / "segments").glob("lease-*"))
+    kept = sorted((small_disk / "index" / "segments").glob("segment-*"))
     assert kept
     assert not list(small_disk.rglob("*.tmp"))
     ballast.unlink()

@@ -1,5 +1,3 @@
-from functools import cache
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,16 +8,11 @@ from torch.testing import assert_close
 from ffmem.errors import ModelError
 from ffmem.models.head import Head, Norm
 from ffmem.models.memories import Memories
-from tests.tiny import TINY, tiny, tiny_tokenizer
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 35, 8, 9]])
 LINEAR = [name for name in TINY if name != "ffmem_adaptive"]
 SUMMED = [name for name in LINEAR if name not in ("opt post-norm", "openai-gpt")]  # o = r + y
-
-
-@cache
-def read(name):
-    return Memories(tiny(name), tiny_tokenizer())
 
 
 def stream(memories):

@@ -153,18 +153,22 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     (repository / "refs" / "v1").write_text(commit)
     shutil.copytree(folder, repository / "snapshots" / commit)
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "ffmem", "describe", "--json"]
-    found = subprocess.run(
-        [*command, "org/tiny@v1"], env=environment, capture_output=True, text=True, check=True
+    # One process, which imports everything once, ends as the second command ends.
+    code = (
+        "import sys; from ffmem.cli import main\n"
+        "for name in ('org/tiny@v1', 'org/tiny@v2'):\n"
+        "    sys.argv[1:] = ['describe', '--json', name]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as end:\n        if end.code: raise\n"
     )
-    facts = json.loads(found.stdout)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    facts = json.loads(done.stdout)
     assert (facts["source"], facts["revision"], facts["layers"]) == ("org/tiny@v1", "v1", 2)
-    lost = subprocess.run(
-        [*command, "org/tiny@v2"], env=environment, capture_output=True, text=True
-    )
-    assert lost.returncode == 1
-    assert lost.stderr.startswith("Error: There is no file or folder 'org/tiny@v2'")
-    assert len(lost.stderr.splitlines()) == 1
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: There is no file or folder 'org/tiny@v2'")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def write_gguf(path, model, words):

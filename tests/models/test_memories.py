@@ -1,5 +1,4 @@
 import hashlib
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -14,15 +13,10 @@ from ffmem.errors import MixtureOfExperts, ModelError, SelfCheckFailed
 from ffmem.models.families import FAMILIES, FUSED
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories, fingerprint
-from tests.tiny import LAYERS, TINY, tiny, tiny_tokenizer
+from tests.tiny import LAYERS, TINY, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 35, 8, 9]])
 GATED = [name for name, config in TINY.items() if FAMILIES[config.model_type].up is not None]
-
-
-@cache
-def read(name):
-    return Memories(tiny(name), tiny_tokenizer())
 
 
 @pytest.fixture(params=TINY)

@@ -284,22 +284,18 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path[:24])
-def test_no_page_is_wider_than_its_window(browser, address, path):
+@pytest.fixture(scope="module", params=PAGES, ids=lambda path: path[:24])
+def looked_at(request, browser, address):
+    """Every page, opened once for those who only look at it."""
     context = browser.new_context(base_url=address)
     page = context.new_page()
-    page.goto(path)
-    for width in (390, 600, 820, 1000, 1320):
-        page.set_viewport_size({"width": width, "height": 844})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.goto(request.param)
+    yield page
     context.close()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path[:24])
-def test_every_page_can_be_read_aloud(browser, address, path):
-    context = browser.new_context(base_url=address)
-    page = context.new_page()
-    page.goto(path)
+def test_every_page_can_be_read_aloud(looked_at):
+    page = looked_at
     unnamed = page.evaluate(
         """() => [...document.querySelectorAll(
             'input:not([type=hidden]), select, textarea, button, a[href], img, [role=img]')]
@@ -316,7 +312,12 @@ def test_every_page_can_be_read_aloud(browser, address, path):
     assert page.evaluate("document.documentElement.lang") == "en"
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
-    context.close()
+
+
+def test_no_page_is_wider_than_its_window(looked_at):
+    for width in (390, 600, 820, 1000, 1320):
+        looked_at.set_viewport_size({"width": width, "height": 844})
+        assert looked_at.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_phone_is_enough(visit, telling):

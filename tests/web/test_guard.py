@@ -16,11 +16,16 @@ from ffmem.web.serving import address, bound, is_free, is_loopback, serve
 TOKEN = "plain-words-as-a-token"
 
 
+@pytest.fixture(scope="module")
+def closed(library):
+    """A site with a token: making one takes longer than most tests."""
+    return make_app(library, token=TOKEN, hosts=["lab.example"])
+
+
 @pytest.fixture
-def stranger(library):
+def stranger(closed):
     """A visitor of a site with a token, who does not follow redirects."""
-    app = make_app(library, token=TOKEN, hosts=["lab.example"])
-    return TestClient(app, "http://lab.example:8800", follow_redirects=False)
+    return TestClient(closed, "http://lab.example:8800", follow_redirects=False)
 
 
 @pytest.mark.parametrize("path", ["/", "/m/L0N0", "/api/m/L0N0", "/static/site.css", "/nowhere"])

@@ -178,7 +178,8 @@ def value_tops(
     layers = {layer: memories.readable_values(layer) for layer in {cell.layer for cell in cells}}
     if not cells:
         return []
-    values = torch.stack([layers[cell.layer][cell.memory] for cell in cells])
+    device = memories.device  # layers may lie on several
+    values = torch.stack([layers[cell.layer][cell.memory].to(device) for cell in cells])
     return promoted(memories, values, torch.tensor(coefficients), shown)
 
 

@@ -21,6 +21,7 @@ from ffmem.errors import ModelError
 from ffmem.models.families import Family
 from ffmem.models.memories import Memories
 from ffmem.models.modules import bias, module, weight
+from ffmem.models.split import is_split
 
 
 class LayerChange(NamedTuple):
@@ -159,7 +160,12 @@ def _refuse(memories: Memories, edits: Edits) -> None:
 
 
 def refuse_unloadable(memories: Memories) -> None:
-    """Raise if plain transformers could not load what would be saved."""
+    """Raise if the model cannot be saved as one that plain transformers loads."""
+    if is_split(memories.model):
+        raise ModelError(
+            "An edit was to be written into the weights of a model that is split over devices."
+            " Load it on one device, such as --device cpu, to write it; trace edits it as it is."
+        )
     if memories.head.adaptive:
         raise ModelError(
             "A fairseq checkpoint cannot be saved edited: AutoModelForCausalLM does not know its"

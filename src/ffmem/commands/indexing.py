@@ -1,5 +1,6 @@
 """Commands that make indexes: describe, index, extend, merge, verify."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from ffmem.commands.options import (
     fact,
     folder_argument,
     json_option,
+    labour_options,
     model_options,
     out_option,
     print_json,
 )
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
+
+WATCH = 5.0
+"""Seconds between two looks of `status --watch`."""
 
 
 @click.command()
@@ -85,8 +90,9 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads of the pass; recorded, for the same bytes.",
+    help="Threads of the pass, per worker; recorded, for the same bytes.",
 )
+@labour_options
 @model_options
 def index(model: str, corpus: str, out: Path, dtype: str, device: str, **options: Any) -> None:
     """Find what triggers every memory of MODEL in CORPUS, and what its value promotes.
@@ -100,14 +106,35 @@ def index(model: str, corpus: str, out: Path, dtype: str, device: str, **options
 
 @click.command()
 @folder_argument
+@click.option("--watch", is_flag=True, help="Tell again every few seconds, until it is done.")
+@json_option
+def status(folder: Path, watch: bool, as_json: bool) -> None:
+    """Say how an index that is being made stands: leases, workers, time left."""
+    from ffmem.indexing.standing import standing
+
+    while True:
+        stands = standing(folder)
+        if as_json:
+            print_json(stands.to_dict())
+        else:
+            click.echo(stands.told)
+        if not watch or stands.is_done:
+            return
+        time.sleep(WATCH)
+        click.echo()
+
+
+@click.command()
+@folder_argument
 @click.argument("corpus")
 @corpus_options
 @click.option("--model", help="Where the model is now, if it has moved.")
+@labour_options
 @device_option
 def extend(folder: Path, corpus: str, model: str | None, device: str, **options: Any) -> None:
     """Add CORPUS to a finished index, with its model and settings."""
     source = corpus_of(corpus, options)
-    made = api.extend(folder, source, model=model, device=device, progress=Progress())
+    made = api.extend(folder, source, model=model, device=device, progress=Progress(), **options)
     click.echo(repr(made))
 
 

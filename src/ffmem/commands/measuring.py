@@ -7,13 +7,19 @@ from typing import Any
 import click
 
 from ffmem import api
-from ffmem.commands.options import NumberOrAll, device_option, folder_argument, out_option
+from ffmem.commands.options import (
+    NumberOrAll,
+    crew_options,
+    device_option,
+    folder_argument,
+    out_option,
+)
 from ffmem.experiments.names import NAMES
 from ffmem.progress import Progress
 
 
 def study_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add how experiments sample, and how their corpus is read."""
+    """Add how experiments sample, how their corpus is read, and who does what takes long."""
     for option in reversed(
         (
             click.option("--corpus", metavar="VALID", help="Prefixes of Section 5 come from here."),
@@ -63,6 +69,17 @@ def study_options(command: Callable[..., None]) -> Callable[..., None]:
                 help="Number format of the model; else as the index.",
             ),
             device_option,
+            click.option(
+                "--threads",
+                type=click.IntRange(min=1),
+                help="Threads, per worker; the same number gives the same bytes.",
+            ),
+            crew_options,
+            click.option(
+                "--shared",
+                metavar="FOLDER|URL",
+                help="Where workers meet, if they do not all see OUT.",
+            ),
         )
     ):
         command = option(command)

@@ -35,7 +35,10 @@ class NumberOrAll(click.ParamType[int | str]):
 
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 device_option = click.option(
-    "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu, cuda, cuda:N, mps, or split: layers over all accelerators.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 out_option = click.option(
@@ -57,6 +60,50 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
     ):
         command = option(command)
     return command
+
+
+def crew_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add who does the work."""
+    for option in (
+        click.option(
+            "--gpus-per-worker",
+            type=click.FloatRange(min=0),
+            default=0.0,
+            help="Accelerators that Ray gives each worker.",
+        ),
+        click.option(
+            "--ray",
+            metavar="local|auto|ADDRESS",
+            help="Work on Ray: one started here, one that is running, or at an address.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            help="Processes that share the work; with --ray, actors.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def labour_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add who reads a corpus, where they meet, and what they do about bad sentences."""
+    for option in (
+        click.option(
+            "--bad-sentences",
+            type=click.Choice(["stop", "skip"]),
+            default="stop",
+            show_default=True,
+            help="What to do about sentences that the model cannot read.",
+        ),
+        click.option(
+            "--shared",
+            metavar="FOLDER|URL",
+            help="Where workers meet, if they do not all see the folder of the index.",
+        ),
+    ):
+        command = option(command)
+    return crew_options(command)
 
 
 def prompt_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -40,7 +40,17 @@ def patterns() -> None:
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="Processes on this machine.",
+    help="Processes that share the layers; with --ray, actors.",
+)
+@click.option(
+    "--ray",
+    metavar="local|auto|ADDRESS",
+    help="Work on Ray: one started here, one that is running, or at an address.",
+)
+@click.option(
+    "--shared",
+    metavar="FOLDER|URL",
+    help="Where workers meet, if not beside the index, which all of them must see.",
 )
 @click.option(
     "--shuffled",

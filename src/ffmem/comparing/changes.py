@@ -81,7 +81,7 @@ def _value_tokens(first: Index, second: Index, layer: int, gated: bool) -> Colum
 def _behaviour(first: Index, second: Index, layer: int, gated: bool) -> Columns:
     names = ["active", "max", "min"]
     one, other = (_read(index, "stats", layer, names) for index in (first, second))
-    tokens = max(first.manifest.corpus.tokens, 1)
+    tokens = max(first.manifest.corpus.prefixes, 1)
     found: Columns = {
         "active_change": (other["active"] - one["active"]) / tokens,
         "max_ratio": _ratio(one["max"], other["max"]),

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int, Int64
+from jaxtyping import Float32, Int, Int64, Shaped
 from numpy import ndarray
 from torch import Tensor
 
@@ -24,7 +24,6 @@ from ffmem.experiments.votes import Votes, Work
 from ffmem.indexing.leases import Batch, batches
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
-from ffmem.progress import Step
 
 HELD = 1 << 29
 """Bytes of what layers computed that are held at a time."""
@@ -48,6 +47,36 @@ class Inference(NamedTuple):
     predictions: Predictions | None
     votes: Votes | None
     softmax: SoftmaxMemory | None
+
+    @classmethod
+    def empty(
+        cls,
+        memories: Memories,
+        n_examples: int,
+        parts: Collection[str],
+        frequencies: Int64[ndarray, " vocab"],
+    ) -> "Inference":
+        """Return room for what some examples will show."""
+        n_layers = memories.n_layers
+        return cls(
+            Activity(memories, n_examples) if "activity" in parts else None,
+            Predictions.empty(n_examples, n_layers) if "predictions" in parts else None,
+            Votes(n_examples, n_layers, frequencies) if "votes" in parts else None,
+            SoftmaxMemory(memories, n_examples) if "softmax" in parts else None,
+        )
+
+    def tables(self) -> dict[str, Shaped[ndarray, "example ..."]]:
+        """Return every table by name; what is written to one is written here."""
+        found: dict[str, ndarray] = {}
+        if self.activity is not None:
+            found |= {f"activity {name}": table for name, table in self.activity.shares.items()}
+        if self.predictions is not None:
+            found |= self.predictions._asdict()
+        if self.votes is not None:
+            found |= {name: getattr(self.votes, name) for name in ("agreeing", "carried", "chance")}
+        if self.softmax is not None:
+            found |= {f"softmax {name}": table for name, table in self.softmax.found.items()}
+        return found
 
 
 def measured(part: T | None, name: str) -> T:
@@ -115,72 +144,71 @@ def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int)
     return Places(batch.tokens, torch.tensor(at), np.array(examples))
 
 
+def groups(drawn: Drawn, start: int | None, memories: Memories) -> Iterator[list[Places]]:
+    """Return the batches of a sample as they are read together: which they are decides the bits.
+
+    Long prefixes come few to a batch, and a projection of few rows wastes its time on reading the
+    output embedding: several batches are read at once.
+    """
+    enough = min(TOGETHER, HELD // held_by(memories))
+    waiting: list[Places] = []
+    for some in places(drawn, start, memories):
+        waiting.append(some)
+        if sum(len(one.examples) for one in waiting) >= enough:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
 def held_by(memories: Memories) -> int:
     """Return the bytes of one prefix's traces of all layers."""
     return int(memories.n_layers * 4 * (6 * memories.hidden + 2 * memories.n_memories))
 
 
 class Pass:
-    """Runs the sample through the model once, and measures what was asked for."""
+    """Runs prefixes through the model once, and measures what was asked for."""
 
     def __init__(
         self,
         memories: Memories,
-        n_examples: int,
         parts: Collection[str],
         tops: Callable[[int], ValueTops],
         frequencies: Int64[ndarray, " vocab"],
     ) -> None:
         n_layers = memories.n_layers
         self.memories = memories
+        self.parts = parts
+        self.frequencies = frequencies
         self.projector = None
         if "predictions" in parts:
             self.projector = Projector(memories, details="details" in parts)
-        self.found = Inference(
-            Activity(memories, n_examples) if "activity" in parts else None,
-            Predictions.empty(n_examples, n_layers) if self.projector else None,
-            Votes(n_examples, n_layers, frequencies) if "votes" in parts else None,
-            SoftmaxMemory(memories, n_examples) if "softmax" in parts else None,
-        )
         self.tops = [tops(layer) for layer in range(n_layers)] if "votes" in parts else []
         self.lengths: list[Float32[ndarray, " memory"]] = [
             memories.readable_values(layer).float().norm(dim=1).cpu().numpy()
             for layer in range(n_layers)
         ]
 
-    def run(self, drawn: Drawn, start: int | None, step: Step) -> Inference:
-        """Return what was measured; `step` is told of every prefix."""
-        waiting: list[tuple[ndarray, list[LayerTrace]]] = []
-        enough = min(TOGETHER, HELD // held_by(self.memories))
-        for some in places(drawn, start, self.memories):
-            waiting.append((some.examples, self.memories.trace(some.tokens, some.at)))
-            # Long prefixes come few to a batch, and a projection of few rows wastes its time on
-            # reading the output embedding: several batches are read together.
-            if sum(len(examples) for examples, _ in waiting) >= enough:
-                step(self._read(waiting))
-                waiting = []
-        if waiting:
-            step(self._read(waiting))
-        return self.found
-
     @torch.inference_mode()
-    def _read(self, waiting: list[tuple[ndarray, list[LayerTrace]]]) -> int:
-        """Measure some batches together, and return how many prefixes that were."""
-        examples = np.concatenate([part for part, _ in waiting])
-        by_layer = list(zip(*(layers for _, layers in waiting), strict=True))
+    def read(self, group: Sequence[Places]) -> Inference:
+        """Return what some batches show together, prefix by prefix in their order."""
+        n = sum(len(some.examples) for some in group)
+        found = Inference.empty(self.memories, n, self.parts, self.frequencies)
+        traces = [self.memories.trace(some.tokens, some.at) for some in group]
+        by_layer = list(zip(*traces, strict=True))
         final = self.projector.final(joined(by_layer[-1])) if self.projector else None
         for layer, parts in enumerate(by_layer):  # joined one by one: no second copy of all
-            self._layer(examples, layer, joined(parts), final)
-        return len(examples)
+            self._layer(found, layer, joined(parts), final)
+        return found
 
     def _layer(
         self,
-        examples: Int64[ndarray, " row"],
+        found: Inference,
         layer: int,
         trace: LayerTrace,
         final: Int64[ndarray, " row"] | None,
     ) -> None:
-        found = self.found
+        examples = slice(None)
         work = _work(trace, self.lengths[layer])
         if found.activity is not None:
             found.activity.read(examples, layer, trace, work.contributions)

@@ -15,32 +15,25 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float64, Int, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
-from torch import Tensor
 
+from ffmem.cluster.task import Task
 from ffmem.experiments.cost import estimate, trunk_flop
 from ffmem.experiments.heads import NONE, CorpusTokens, corpus_tokens, listed
 from ffmem.experiments.result import Result, Row
+from ffmem.experiments.sequences import Measured, Sequences
+from ffmem.experiments.sharing import sequence_arrays
 from ffmem.experiments.spread import spread
 from ffmem.experiments.study import Study
-from ffmem.indexing.leases import batches
 from ffmem.indexing.sentences import VACANT
 from ffmem.indexing.store import Index
-from ffmem.models.memories import Memories
-from ffmem.models.trace import LayerTrace
-from ffmem.progress import Step
 
 TOKENS, HOWS = ("first", "last", "random"), ("removed", "replaced")
 CHANGES = list(product(HOWS, TOKENS))
 """What is done to a trigger; the reads of a trial are the trigger itself, then these."""
 
 DRAWN = "drawn from the corpus"
-
-BATCH_TOKENS = 1024
-"""In a forward pass. A layer has few sequences, of all lengths: larger batches are mostly padding
-(4,096 tokens: a fifth of them; 1,024: a twentieth)."""
 
 
 class Trials(NamedTuple):
@@ -66,25 +59,6 @@ class Plan(NamedTuple):
     """The token in front of everything, if there is one."""
 
 
-class Sequences(NamedTuple):
-    """What a layer's trials run, each sequence once, and where each trial reads it."""
-
-    ids: list[tuple[int, ...]]
-    sequence: Int64[ndarray, "trial read"]
-    """NONE where there is nothing to read."""
-    length: Int64[ndarray, "trial read"]
-    """How many tokens of the sequence have been seen where it is read."""
-
-
-class Measured(NamedTuple):
-    """Coefficients, and pre-activations of the same memories' keys: of reads, or trials of them."""
-
-    coefficients: Float64[ndarray, "*trial read"]
-    """NaN where there is nothing to read."""
-    raw: Float64[ndarray, "*trial read"]
-    """x · k + b; NaN in gated models, where a memory has two keys."""
-
-
 def token_removal(study: Study) -> Result:
     """Return how coefficients change when tokens of triggers are removed or replaced."""
     plan = planned(study)
@@ -95,12 +69,13 @@ def token_removal(study: Study) -> Result:
     study.progress.say(
         f"Token removal: {n_sequences:,} sequences. {estimate(study.memories, flop)}"
     )
-    with study.progress.bar("Token removal", n_token_layers, "token-layers") as step:
-        for trials in plan.layers:
-            found = measure(study.memories, trials, sequences_of(plan, trials), plan.start, step)
-            rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
-            inside = Measured(*(column[_interior(plan, trials)] for column in found))
-            interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
+    tasks = [_task(study, plan, trials) for trials in plan.layers]
+    outcomes = study.workplace.outcomes("token removal", "token-layers", tasks)
+    for trials, columns in zip(plan.layers, outcomes, strict=True):
+        found = Measured(**columns)
+        rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
+        inside = Measured(*(column[_interior(plan, trials)] for column in found))
+        interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
     unk = _unknown(study)
     also = {
         "interior": interior,
@@ -124,12 +99,28 @@ def planned(study: Study) -> Plan:
 def cost(plan: Plan) -> tuple[int, int]:
     """Return how many sequences are run, and how many tokens through how many layers."""
     n_sequences = n_token_layers = 0
-    extra = 0 if plan.start is None else 1
     for trials in plan.layers:
         ids = sequences_of(plan, trials).ids
         n_sequences += len(ids)
-        n_token_layers += sum(len(tokens) + extra for tokens in ids) * (trials.layer + 1)
+        n_token_layers += _token_layers(plan, trials, ids)
     return n_sequences, n_token_layers
+
+
+def _token_layers(plan: Plan, trials: Trials, ids: list[tuple[int, ...]]) -> int:
+    """Return how many tokens of a layer's sequences run through how many layers."""
+    extra = 0 if plan.start is None else 1
+    return sum(len(tokens) + extra for tokens in ids) * (trials.layer + 1)
+
+
+def _task(study: Study, plan: Plan, trials: Trials) -> Task:
+    """Return the task of one layer."""
+    sequences = sequences_of(plan, trials)
+    return study.workplace.task(
+        f"token removal of layer {trials.layer}",
+        "removal",
+        _token_layers(plan, trials, sequences.ids),
+        study.workplace.lay_out("sequences", sequence_arrays(sequences, plan.start)),
+    )
 
 
 def _unknown(study: Study) -> int | None:
@@ -208,57 +199,7 @@ def sequences_of(plan: Plan, trials: Trials) -> Sequences:
                     whole if begins else numbers.setdefault(changed, len(numbers))
                 )
                 length[trial, read] = len(changed)
-    return Sequences(list(numbers), sequence, length)
-
-
-def measure(
-    memories: Memories, trials: Trials, sequences: Sequences, start: int | None, step: Step
-) -> Measured:
-    """Return the coefficients of a layer's trials, each run stopped at the layer."""
-    flat, length = sequences.sequence.ravel(), sequences.length.ravel()
-    memory = trials.memory.repeat(sequences.sequence.shape[1])
-    found = Measured(*(np.full(flat.shape, np.nan) for _ in Measured._fields))
-    order = np.argsort(flat, kind="stable")
-    bounds = np.searchsorted(flat[order], np.arange(len(sequences.ids) + 1))
-    extra = 0 if start is None else 1
-    runs = ((number, list(ids)) for number, ids in enumerate(sequences.ids))
-    for batch in batches(runs, start, BATCH_TOKENS):
-        reads = [order[bounds[number] : bounds[number + 1]] for number in batch.offsets]
-        row = np.arange(len(reads)).repeat([len(part) for part in reads])
-        read = np.concatenate(reads)
-        at = torch.from_numpy(np.stack([row, length[read] - 1 + extra], axis=1))
-        parts = _read(memories, trials.layer, batch.tokens, at, torch.from_numpy(memory[read]))
-        for into, part in zip(found, parts, strict=True):
-            into[read] = part
-        step((sum(batch.lengths) + len(reads) * extra) * (trials.layer + 1))
-    return Measured(*(column.reshape(sequences.sequence.shape) for column in found))
-
-
-def _read(
-    memories: Memories,
-    layer: int,
-    tokens: Int[Tensor, "batch position"],
-    at: Int[Tensor, "read 2"],
-    memory: Int[Tensor, " read"],
-) -> Measured:
-    """Return the coefficient, and x · k + b, of one memory at each (row, position)."""
-    found = Measured(*(np.full(len(memory), np.nan) for _ in Measured._fields))
-
-    def read(number: int, trace: LayerTrace) -> None:
-        if number < layer:
-            return
-        coefficients = trace.coefficients.cpu().gather(1, memory[:, None])
-        found.coefficients[:] = coefficients.squeeze(1).double().numpy()
-        if not memories.gated:
-            key, bias = (
-                weights[memory.to(weights.device)].cpu().double()
-                for weights in (memories.keys(layer), memories.key_bias(layer))
-            )
-            found.raw[:] = ((trace.ff_input.cpu().double() * key).sum(1) + bias).numpy()
-
-    with memories.tracing(read, tokens, at):
-        memories.forward(tokens, layers=layer + 1)
-    return found
+    return Sequences(trials.layer, trials.memory, list(numbers), sequence, length)
 
 
 def _interior(plan: Plan, trials: Trials) -> Bool[ndarray, " trial"]:

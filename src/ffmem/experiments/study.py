@@ -1,9 +1,11 @@
 """What an experiment works on: an index, its model, a sample of prefixes; each read once.
 
-What several experiments need is computed when the first asks for it, and kept for the others.
+What several experiments need is computed when the first asks for it, and kept for the others. What
+takes long is laid out as tasks, which this process does, or others.
 """
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,13 +20,16 @@ from ffmem.errors import CorpusError, FfmemError
 from ffmem.experiments.cost import inference_cost
 from ffmem.experiments.drawn import Drawn, Example, draw
 from ffmem.experiments.heads import Heads, corpus_tokens, heads
-from ffmem.experiments.inference import PARTS, Inference, Pass
+from ffmem.experiments.inference import PARTS, Inference, groups
 from ffmem.experiments.settings import settings
-from ffmem.experiments.value_readings import ValueReadings, read_values
-from ffmem.experiments.value_tops import value_tops
+from ffmem.experiments.sharing import sample_arrays
+from ffmem.experiments.value_readings import ValueReadings
+from ffmem.experiments.value_tops import PlainTops
+from ffmem.experiments.workplace import Labour, Workplace
 from ffmem.indexing.finished import refuse_other_weights
 from ffmem.indexing.store import Index
 from ffmem.models.memories import Memories
+from ffmem.models.threads import threads
 from ffmem.progress import Progress
 
 DRAWS = ("sentences", "tokens")
@@ -50,6 +55,8 @@ class Study:
     """Triggers of each for token removal."""
     parts: Collection[str] = PARTS
     """What the pass over the sample is to measure."""
+    labour: Labour = field(default_factory=Labour)
+    """Who does what takes long; others only within a `with`, which lets them go."""
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
 
     def __post_init__(self) -> None:
@@ -62,6 +69,19 @@ class Study:
                 raise FfmemError(f"{name} = {number!r} was asked for. Give 1 or more.")
         if self.prompt is not None and self.corpus is not None:
             raise FfmemError("Both a prompt and a corpus were given. Give one of them.")
+        self.workplace = Workplace(self.memories, self.labour, self.progress)
+        self._entered = ExitStack()
+
+    def __enter__(self) -> "Study":
+        # What this process computes by itself has the workers' threads, too.
+        self._entered.enter_context(threads(self.workplace.n_threads))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is KeyboardInterrupt:
+            self.progress.say("Stopped. The same command goes on with what was measured.")
+        with self._entered:
+            self.workplace.close(is_done=kind is None)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a result says about how it was made."""
@@ -101,12 +121,18 @@ class Study:
     @cached_property
     def values(self) -> list[ValueReadings]:
         """What every value predicts, layer by layer."""
-        found = []
-        with self.progress.bar("Values", len(self.index), "values") as step:
-            for layer in range(self.index.n_layers):
-                found.append(read_values(self.memories, self.heads[layer], layer))
-                step(self.index.n_memories)
-        return found
+        tasks = [
+            self.workplace.task(
+                f"values of layer {layer}",
+                "values",
+                self.index.n_memories,
+                self.workplace.lay_out("heads", heads._asdict()),
+                layer=layer,
+            )
+            for layer, heads in enumerate(self.heads)
+        ]
+        outcomes = self.workplace.outcomes("values", "values", tasks)
+        return [ValueReadings(**columns) for columns in outcomes]
 
     @cached_property
     def drawn(self) -> Drawn:
@@ -149,12 +175,30 @@ class Study:
         """What the model does on the sample, measured in one pass."""
         drawn = self.drawn
         self.progress.say(f"Section 5: {inference_cost(self.memories, drawn, self.parts)}")
-        run = Pass(
-            self.memories,
-            len(drawn.lengths),
-            self.parts,
-            lambda layer: value_tops(self.index, self.memories, layer),
-            self.frequencies,
-        )
-        with self.progress.bar("Section 5", len(drawn.lengths), "prefixes") as step:
-            return run.run(drawn, self.index.manifest.start.id, step)
+        start = self.index.manifest.start.id
+        rows = [
+            np.concatenate([some.examples for some in group])
+            for group in groups(drawn, start, self.memories)
+        ]
+        sample = self.workplace.lay_out("sample", sample_arrays(drawn, start) | self._measures())
+        tasks = [
+            self.workplace.task(
+                f"group {number} of Section 5", "section5", len(some), sample, group=number
+            )
+            for number, some in enumerate(rows)
+        ]
+        outcomes = self.workplace.outcomes("Section 5", "prefixes", tasks)
+        found = Inference.empty(self.memories, len(drawn.lengths), self.parts, self.frequencies)
+        for some, columns in zip(rows, outcomes, strict=True):
+            for name, table in found.tables().items():
+                table[some] = columns[name]
+        return found
+
+    def _measures(self) -> dict[str, ndarray]:
+        """Return what a pass must know beside the sample: what to measure, and for votes more."""
+        found = {"parts": np.array(sorted(self.parts)), "frequencies": self.frequencies}
+        if "votes" in self.parts and not self.memories.head.adaptive:
+            tops = [PlainTops.read(self.index, layer) for layer in range(self.index.n_layers)]
+            found["plain"] = np.stack([layer.plain for layer in tops])
+            found["negative"] = np.stack([layer.negative for layer in tops])
+        return found

@@ -41,12 +41,18 @@ class ValueTops(ABC):
 class PlainTops(ValueTops):
     """Under a plain head: the ends of each value's distribution, which the index keeps."""
 
-    def __init__(self, index: Index, layer: int) -> None:
-        path = index.folder / layer_file("values", layer)
-        ends = read_columns(path, ["top_ids", "bottom_ids"])
-        self.plain, self.negative = (
-            ends[name][:, 0].astype(np.int64) for name in ("top_ids", "bottom_ids")
-        )
+    def __init__(
+        self, plain: Int64[ndarray, " memory"], negative: Int64[ndarray, " memory"]
+    ) -> None:
+        self.plain = plain
+        self.negative = negative
+        """top(−v)."""
+
+    @classmethod
+    def read(cls, index: Index, layer: int) -> "PlainTops":
+        """Return what an index keeps of a layer's values."""
+        ends = read_columns(index.folder / layer_file("values", layer), ["top_ids", "bottom_ids"])
+        return cls(*(ends[name][:, 0].astype(np.int64) for name in ("top_ids", "bottom_ids")))
 
     def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
         """Return top(m·v) by the sign of m."""
@@ -131,11 +137,6 @@ class AdaptiveTops(ValueTops):
             )
             found[pairs] = scaled.logsumexp(dim=1).cpu().numpy()
         return found
-
-
-def value_tops(index: Index, memories: Memories, layer: int) -> ValueTops:
-    """Return what the values of a layer promote."""
-    return AdaptiveTops(memories, layer) if memories.head.adaptive else PlainTops(index, layer)
 
 
 def _band(logits: Float[Tensor, "row word"], entry: Float[Tensor, " row"]) -> Band:

@@ -1,45 +1,61 @@
 """Building an index: corpus to the folder, leases to segments, segments to the finished files.
 
-Each step is committed before the next begins, under `DIR/segments/`:
+Each step is committed before the next begins, under `DIR/segments/` or the shared folder:
 
-    settings.json → sentences.parquet → plan.json → lease-*.safetensors → contents → manifest.json
+    settings.json → sentences.parquet → plan.json → segment-*.arrow → contents → manifest.json
 
-So a run that was killed at any moment goes on from its last commit, and ends in the same bytes.
+So a run that was killed at any moment goes on from its last commit, and ends in the same bytes;
+and whoever reads the leases, this process or a cluster, the bytes are the same again.
 """
 
 import fcntl
+import gc
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import torch
-from numpy import ndarray
-
-from ffmem.corpus.corpus import Corpus, Reading
-from ffmem.corpus.sentences import refuse_foreign, window_size
-from ffmem.errors import CorpusError, FfmemError, StoreError
-from ffmem.files import storage_errors, write_text
-from ffmem.indexing import sample
+from ffmem.cluster.crew import Crew, Recruit
+from ffmem.cluster.here import Here
+from ffmem.cluster.hiring import Hiring
+from ffmem.cluster.leader import Leader
+from ffmem.cluster.shared import SharedFolder
+from ffmem.corpus.corpus import Corpus
+from ffmem.errors import FfmemError, StoreError
+from ffmem.files import committing, storage_errors, write_text
 from ffmem.indexing.contents import write_contents
-from ffmem.indexing.found import Found
 from ffmem.indexing.hashes import hashes
-from ffmem.indexing.leases import Batch, Lease, batches, cut
 from ffmem.indexing.manifest import FORMAT, CorpusRecord, Manifest, SourceRecord
-from ffmem.indexing.options import COMPAT, Options
-from ffmem.indexing.scan import Scan, reach
+from ffmem.indexing.options import Options
+from ffmem.indexing.orders import Leases
+from ffmem.indexing.prepare import SENTENCES, lay_out, planned, write_vocabulary
 from ffmem.indexing.segments import Segments
-from ffmem.indexing.sentences import Sentences, write_sentences
-from ffmem.indexing.settings import Plan, Settings, read_record
-from ffmem.indexing.start import choose
-from ffmem.indexing.tables import layer_file, write_table
-from ffmem.indexing.values import PROJECTION, write_values
-from ffmem.models.memories import Memories
+from ffmem.indexing.sentences import Sentences
+from ffmem.indexing.settings import Settings, read_record
+from ffmem.indexing.standing import PLACE
+from ffmem.indexing.tables import layer_file
+from ffmem.indexing.values import PROJECTION
+from ffmem.indexing.work import Reading, Values
+from ffmem.indexing.worker import IndexWorker
+from ffmem.models.memories import IN_MEMORY, Memories
+from ffmem.models.threads import threads
 from ffmem.progress import Progress
+
+VOCABULARY = "vocabulary.parquet"
+
+
+@dataclass(frozen=True)
+class Labour:
+    """Who does the work of a run, and where: nothing of it decides the bytes."""
+
+    hiring: Hiring = field(default_factory=Hiring)
+    shared: str | None = None
+    """Path or URL of the shared folder; None for one inside the index's own."""
+    device: str = "auto"
+    skip: bool = False
+    """Whether sentences that cannot be read are left out; otherwise they end the run."""
 
 
 class Build:
@@ -52,14 +68,21 @@ class Build:
         folder: Path,
         options: Options,
         progress: Progress,
+        labour: Labour | None = None,
     ) -> None:
-        self.memories = memories
+        self.memories: Memories | None = memories
         self.corpus = corpus
         self.folder = folder
         self.working = folder / "segments"
         self.options = options
         self.progress = progress
+        self.labour = labour or Labour()
         self._is_new = False
+        if not self.labour.hiring.is_here and memories.source == IN_MEMORY:
+            raise FfmemError(
+                "A model in memory cannot be handed to other processes. Save it, and give its"
+                " folder."
+            )
 
     def run(self) -> None:
         """Do everything that is not done yet."""
@@ -79,21 +102,76 @@ class Build:
     def _clear(self) -> None:
         """Remove what a run has written that did not get beyond reading the corpus."""
         shutil.rmtree(self.working)
-        (self.folder / "sentences.parquet").unlink(missing_ok=True)
+        (self.folder / SENTENCES).unlink(missing_ok=True)
 
     def _run(self) -> None:
         with _alone(self.folder):
-            self.settings = self._settings()
-            with _threads(self.settings.threads):
-                self.plan = self._plan()
-                found = self._read_leases()
-                self._finish(found)
+            self._prepare()
+            shared = self._shared()
+            is_far = self.labour.shared is not None
+            device = self.labour.device
+            orders = lay_out(shared, self.folder, self.settings, self.plan, device, is_far)
+            segments = Segments(shared, orders.run, orders.t, orders.gated)
+            with self._crew(shared) as crew:
+                leader = Leader(crew, self.progress, shared)
+                tokens = self.plan.tokens
+                reading = Reading(shared, segments, Leases(shared), tokens, self.labour.skip)
+                leader.lead(reading)
+                values = Values(shared, self.settings.model.layers)
+                leader.lead(values)
+            write_contents(self.folder, segments.layers(reading.tree.root))
+            for layer, name in enumerate(values.names):
+                with (
+                    shared.reading(name) as file,
+                    committing(self.folder / layer_file("values", layer)) as temporary,
+                ):
+                    temporary.write_bytes(file.read())
+            self._manifest(reading.skipped).write(self.folder)
+            if is_far:
+                shared.clear()
             shutil.rmtree(self.working)
 
-    def _settings(self) -> Settings:
+    def _prepare(self) -> None:
+        """Do what needs the model here."""
+        memories = self.memories
+        assert memories is not None
+        self.settings = self._settings(memories)
+        with threads(self.settings.threads):
+            self.plan = planned(memories, self.corpus, self.folder, self.settings, self.progress)
+        if not (self.folder / VOCABULARY).exists():
+            write_vocabulary(self.folder / VOCABULARY, memories)
+
+    def _shared(self) -> SharedFolder:
+        """Return the shared folder; a far one is divided by runs."""
+        if self.labour.shared is None:
+            return SharedFolder.at(self.working)
+        shared = SharedFolder.at(self.labour.shared, f"ffmem-{self.settings.fingerprint}")
+        write_text(self.working / PLACE, shared.place)
+        (self.working / PLACE).chmod(0o600)  # a URL may hold a password
+        return shared
+
+    @contextmanager
+    def _crew(self, shared: SharedFolder) -> Iterator[Crew]:
+        """Give those who do the work. If others do it, the model is not needed here any more."""
+        hiring = self.labour.hiring
+        if hiring.is_here:
+            assert self.memories is not None
+            yield Here(IndexWorker(self.memories, shared))
+            return
+        self.memories = None
+        gc.collect()
+        recruit = Recruit("ffmem.indexing.worker:hired", {"shared": shared.place})
+        logs = self.working / "logs"
+        with hiring.crew(recruit, self.settings.threads, logs, self.progress) as crew:
+            yield crew
+
+    def _settings(self, memories: Memories) -> Settings:
         """Return the run's settings; refuse to go on with another's."""
         path = self.working / "settings.json"
-        settings = Settings.asked(self.memories, self.corpus, self.options)
+        asked = self.options
+        if asked.threads is None:
+            asked = replace(asked, threads=self.labour.hiring.threads)
+        settings = Settings.asked(memories, self.corpus, asked)
         if not path.exists():
             self._is_new = True
             write_text(path, settings.to_json())
@@ -110,118 +188,7 @@ class Build:
         self.progress.say(f"Going on with the unfinished index in {self.folder}.")
         return before
 
-    def _plan(self) -> Plan:
-        """Bring the corpus into the folder and choose the start token, unless that is done."""
-        path = self.working / "plan.json"
-        if path.exists():
-            return read_record(Plan, path)
-        self._refuse_wide_windows()
-        self.progress.say(f"Reading {self.corpus.source}.")
-        reading = self.corpus.sentences(self.memories.tokenizer)
-        rows = _Cut(reading, self.memories)
-        totals = write_sentences(self.folder / "sentences.parquet", rows)
-        sentences = Sentences(self.folder / "sentences.parquet")
-        first = next(cut(sentences.lengths(), self.settings.lease_tokens))
-        chosen = choose(
-            self.memories,
-            [row.ids for row in sentences.rows(0, first.n_sentences)],
-            self.settings.start,
-        )
-        plan = Plan(
-            hash=totals.hash,
-            sentences=totals.n_sentences,
-            tokens=totals.n_tokens,
-            cut=rows.n_cut,
-            cut_tokens=rows.n_lost,
-            headings_dropped=reading.n_headings,
-            without_tokens=reading.n_without_tokens,
-            start=chosen.start,
-            perplexity=chosen.perplexity,
-        )
-        if self.settings.compat and plan.start.id is None:
-            raise FfmemError(
-                f"--compat {COMPAT} counts the start token alone as a prefix, and there is no"
-                " start token. Name one with --start."
-            )
-        self._tell(plan)
-        write_text(path, plan.to_json())
-        return plan
-
-    def _refuse_wide_windows(self) -> None:
-        size, context = window_size(self.corpus.unit), self.memories.context
-        if size is not None and context is not None and size >= context:
-            raise CorpusError(
-                f"--unit {self.corpus.unit} was asked for, but the model reads {context} tokens at"
-                f" most, a start token included. Use window:{context - 1} or less."
-            )
-
-    def _tell(self, plan: Plan) -> None:
-        say = self.progress.say
-        say(f"Corpus: {plan.sentences:,} sentences, {plan.tokens:,} tokens.")
-        if plan.headings_dropped:
-            say(f"Left out: {plan.headings_dropped:,} headings.")
-        if plan.without_tokens:
-            say(f"Left out: {plan.without_tokens:,} sentences that gave no token.")
-        if plan.cut:
-            say(
-                f"Cut at the model's context: {plan.cut:,} sentences, by {plan.cut_tokens:,} tokens"
-                " in all."
-            )
-        token = "none" if plan.start.token is None else plan.start.token
-        losses = ", ".join(f"{name} {loss:.3f}" for name, loss in plan.start.losses.items())
-        say(f"Start token: {token} ({plan.start.chosen_by}; loss per token: {losses}).")
-        if plan.perplexity:
-            of = f"{plan.perplexity.tokens:,} tokens of {plan.perplexity.sentences:,} sentences"
-            say(f"Perplexity per token: {plan.perplexity.per_token:,.1f} (on {of}).")
-
-    def _read_leases(self) -> Found:
-        """Return what all leases found; read those that are not committed."""
-        memories, settings = self.memories, self.settings
-        sentences = Sentences(self.folder / "sentences.parquet")
-        leases = list(cut(sentences.lengths(), settings.lease_tokens))
-        shape = (memories.n_layers, memories.n_memories, settings.t)
-        segments = Segments(self.working, settings.fingerprint, shape)
-        found = Found.nothing(*shape, memories.gated)
-        done = [lease for lease in leases if segments.committed(lease.number)]
-        for lease in done:
-            found = found.merge(segments.load(lease.number))
-        empty_prefix = settings.compat is not None
-        where = reach(self.plan.start.id is not None, empty_prefix)
-        scan = Scan(memories, settings.t, settings.prefixes, where)
-        sampled = sample.draw(self.plan.hash, sentences.lengths(), empty_prefix)
-        n_done = sum(lease.n_tokens for lease in done)
-        with self.progress.bar("Reading", self.plan.tokens, "tokens", n_done) as step:
-            for lease in leases:
-                if lease in done:
-                    continue
-                floors = [triggers.weakest() for triggers in found.lists()]
-                for part in scan.lease(lease, self._batches(sentences, lease), floors, sampled):
-                    if isinstance(part, Found):
-                        segments.commit(lease.number, part)
-                        found = found.merge(part)
-                    else:
-                        step(part)
-        return found
-
-    def _batches(self, sentences: Sentences, lease: Lease) -> Iterator[Batch]:
-        rows = sentences.rows(lease.first_sentence, lease.n_sentences)
-        offsets = ((row.offset, row.ids) for row in rows)
-        return batches(offsets, self.plan.start.id, self.settings.batch_tokens)
-
-    def _finish(self, found: Found) -> None:
-        """Write the files of the finished index, the manifest last."""
-        write_contents(self.folder, found)
-        n_layers = self.memories.n_layers
-        with self.progress.bar("Values", n_layers, "layers") as step:
-            for layer in range(n_layers):
-                path = self.folder / layer_file("values", layer)
-                if not path.exists():  # committed by this run, if it is there
-                    write_values(path, self.memories, layer)
-                step(1)
-        write_vocabulary(self.folder / "vocabulary.parquet", self.memories)
-        self._manifest().write(self.folder)
-
-    def _manifest(self) -> Manifest:
+    def _manifest(self, skipped: dict[int, str]) -> Manifest:
         settings, plan = self.settings, self.plan
         asked: dict[str, Any] = settings.corpus
         source = SourceRecord(
@@ -239,6 +206,8 @@ class Build:
             batch_tokens=settings.batch_tokens,
             threads=settings.threads,
             device=settings.device,
+            skipped=sorted(skipped),
+            skipped_tokens=self._tokens(skipped),
         )
         return Manifest(
             format=FORMAT,
@@ -248,7 +217,7 @@ class Build:
             t=settings.t,
             prefixes=settings.prefixes,
             compat=settings.compat,
-            coefficient=_definition(self.memories),
+            coefficient=_definition(settings.model.gated),
             projection=PROJECTION,
             dtype=settings.dtype,
             start=plan.start,
@@ -256,52 +225,16 @@ class Build:
             files=hashes(self.folder),
         )
 
-
-class _Cut:
-    """The sentences of a corpus, cut where the model's context ends, and counted."""
-
-    def __init__(self, reading: Reading, memories: Memories) -> None:
-        self.n_cut = self.n_lost = 0
-        self._reading = reading
-        self._memories = memories
-
-    def __iter__(
-        self,
-    ) -> Iterator[tuple[str | None, list[int], list[int] | None, list[int] | None]]:
-        memories = self._memories
-        # One place is kept for a start token, whether there will be one or not.
-        most = None if memories.context is None else memories.context - 1
-        for text, ids, starts, ends in refuse_foreign(self._reading, memories.vocabulary):
-            if most is not None and len(ids) > most:
-                self.n_cut += 1
-                self.n_lost += len(ids) - most
-                ids = ids[:most]
-                starts, ends = starts and starts[:most], ends and ends[:most]
-            yield text, ids, starts, ends
+    def _tokens(self, skipped: dict[int, str]) -> int:
+        """Return how many tokens some sentences have."""
+        sentences = Sentences(self.folder / SENTENCES)
+        return sum(len(sentences.row(number).ids) for number in skipped)
 
 
-def write_vocabulary(path: Path, memories: Memories) -> None:
-    """Write every token as it is shown."""
-    shown = memories.tokenizer.shown(memories.vocabulary)
-    ids: ndarray = np.arange(len(shown), dtype=np.int32)
-    write_table(path, pa.table({"id": ids, "token": pa.array(shown, pa.string())}))
-
-
-def _definition(memories: Memories) -> str:
-    if memories.gated:
+def _definition(gated: bool) -> str:
+    if gated:
         return "m = f(g·x)·(u·x), the input of the value map; active: g·x > 0"
     return "m = f(k·x + b), the input of the value map; active: m > 0"
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    """Run with a number of threads, and leave the process as it was."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
-from ffmem.indexing.build import Build
+from ffmem.indexing.build import Build, Labour
 from ffmem.indexing.finished import refuse_other_weights
 from ffmem.indexing.merge import swap
 from ffmem.indexing.options import Options
@@ -19,7 +19,13 @@ from ffmem.models.memories import Memories
 from ffmem.progress import Progress
 
 
-def extend(index: Index, memories: Memories, corpus: Corpus, progress: Progress) -> Index:
+def extend(
+    index: Index,
+    memories: Memories,
+    corpus: Corpus,
+    progress: Progress,
+    labour: Labour | None = None,
+) -> Index:
     """Add a corpus to an index, read by the same model with the same settings."""
     manifest = index.manifest
     refuse_other_weights(index, memories.fingerprint())
@@ -38,7 +44,9 @@ def extend(index: Index, memories: Memories, corpus: Corpus, progress: Progress)
     if (folder / "manifest.json").exists():
         _refuse_another(Index(folder), corpus)
     else:
-        Build(memories, corpus, folder, options, progress).run()
+        build = Build(memories, corpus, folder, options, progress, labour)
+        del memories  # when others do the work, nobody keeps it here
+        build.run()
     extended = _swap_once(index, folder)
     shutil.rmtree(folder)
     return extended

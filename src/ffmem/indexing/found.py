@@ -3,6 +3,7 @@
 merge(found(A), found(B)) == found(A ∪ B), exactly, in any order
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ffmem.indexing.sample import Sample
@@ -53,3 +54,15 @@ class Found(NamedTuple):
     def lists(self) -> list[Triggers]:
         """Return the lists of triggers, the positive one first."""
         return [self.positive] if self.negative is None else [self.positive, self.negative]
+
+    def layers(self) -> "Iterator[Found]":
+        """Return the same findings layer by layer, each as the findings of a one-layer model."""
+        for layer in range(len(self.positive.coefficients)):
+            one = slice(layer, layer + 1)
+            counted = (column[one] for column in self.statistics[1:])
+            yield Found(
+                Triggers(*(column[one] for column in self.positive)),
+                None if self.negative is None else Triggers(*(c[one] for c in self.negative)),
+                Statistics(self.statistics.n_prefixes, *counted),
+                self.sample._replace(coefficients=self.sample.coefficients[one]),
+            )

@@ -7,7 +7,7 @@ gives the same bytes.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,9 @@ class SourceRecord(Record):
     batch_tokens: int
     threads: int
     device: str
+    skipped: list[int] = field(default_factory=list)
+    """Sentences, by their number in the source, that could not be read and were left out."""
+    skipped_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,11 @@ class CorpusRecord(Record):
     sentences: int
     tokens: int
     sources: list[SourceRecord]
+
+    @property
+    def prefixes(self) -> int:
+        """How many prefixes were read: one per token, sentences that were left out aside."""
+        return self.tokens - sum(source.skipped_tokens for source in self.sources)
 
     @classmethod
     def joined(cls, sources: list[SourceRecord]) -> "CorpusRecord":

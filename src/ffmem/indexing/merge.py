@@ -7,8 +7,9 @@ samples merge by their laws; values and vocabulary are the model's and stay as t
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 from ffmem.errors import StoreError
@@ -88,14 +89,12 @@ def _refuse_twice(indexes: list[Index]) -> None:
 
 
 def _write(indexes: list[Index], folder: Path) -> None:
-    found: Found | None = None
+    parts = []
     n_places = 0
     for index in indexes:
-        part = contents(index).shifted(n_places)
-        found = part if found is None else found.merge(part)
+        parts.append(_shifted(index, n_places))
         n_places += index.manifest.corpus.tokens + index.manifest.corpus.sentences
-    assert found is not None
-    write_contents(folder, found)
+    write_contents(folder, (reduce(Found.merge, layer) for layer in zip(*parts, strict=True)))
     join_sentences(folder / "sentences.parquet", [index.sentences for index in indexes])
     first = indexes[0]
     shutil.copytree(first.folder / "values", folder / "values")
@@ -105,9 +104,8 @@ def _write(indexes: list[Index], folder: Path) -> None:
     replace(first.manifest, corpus=corpus, files=hashes(folder)).write(folder)
 
 
-def contents(index: Index) -> Found:
-    """Return everything that an index holds, in memory."""
-    manifest = index.manifest
-    return read_contents(
-        index.folder, manifest.model.layers, manifest.corpus.tokens, manifest.model.gated
-    )
+def _shifted(index: Index, places: int) -> Iterator[Found]:
+    """Return what an index holds, layer by layer, with `places` more prefixes in front."""
+    model, n_prefixes = index.manifest.model, index.manifest.corpus.prefixes
+    for found in read_contents(index.folder, model.layers, n_prefixes, model.gated):
+        yield found.shifted(places)

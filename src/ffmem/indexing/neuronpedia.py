@@ -206,7 +206,7 @@ class _Exporting:
                     "sourceSetName": f"{self.set}{side.suffix}",
                     "creatorId": CREATOR,
                     "maxActApprox": side.sign * float(largest[row]),
-                    "frac_nonzero": int(stats["active"][row]) / self.index.manifest.corpus.tokens,
+                    "frac_nonzero": int(stats["active"][row]) / self.index.manifest.corpus.prefixes,
                     "pos_str": self._shown(values[f"{side.top}_ids"][row]),
                     "pos_values": (side.sign * values[f"{side.top}_logits"][row]).tolist(),
                     "neg_str": self._shown(values[f"{side.bottom}_ids"][row]),

@@ -70,6 +70,7 @@ class Scan:
         with self.memories.reading(reader.read):
             for batch in batches:
                 reader.batch = batch
+                reader.n_prefixes += sum(batch.lengths)
                 with torch.inference_mode():  # not around the `yield`: it would leak to the caller
                     self.memories.forward(batch.tokens)
                 yield sum(batch.lengths)
@@ -93,6 +94,7 @@ class _Reader:
             Running(floor, scan.t, sign) for floor, sign in zip(floors, (1, -1), strict=False)
         ]
         self.batch: Batch
+        self.n_prefixes = 0
         self.active = np.zeros(shape, np.int64)
         self.sums = np.zeros(shape, np.float64)
         self.maximum = np.full(shape, -np.inf, np.float32)
@@ -221,7 +223,7 @@ class _Reader:
         gated = self.scan.memories.gated
         lists = [running.triggers(self.lease.first_prefix, gated) for running in self.lists]
         statistics = Statistics(
-            self.lease.n_tokens,
+            self.n_prefixes,
             self.active,
             np.rint(self.sums / UNIT).astype(np.int64),
             self.maximum,

@@ -124,10 +124,10 @@ def join_sentences(path: Path, parts: Iterable["Sentences"]) -> None:
 class Sentences:
     """A reader of `sentences.parquet`: by number, by prefix, or in ranges."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: pa.NativeFile | None = None) -> None:
         self.path = path
-        with self._explaining():
-            self._file = pq.ParquetFile(path, memory_map=True)
+        with self._explaining():  # a file that is open already may lie anywhere
+            self._file = pq.ParquetFile(path if file is None else file, memory_map=file is None)
         self.n_sentences: int = self._file.metadata.num_rows
         self.n_groups: int = self._file.metadata.num_row_groups
         # Read where a search looks, not for all groups: `show` must not grow with the corpus.

@@ -181,7 +181,7 @@ class Index:
         quantiles = np.interp(places, np.arange(len(sampled)), sampled)
         named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
         return Behaviour(
-            active_share=int(row["active"]) / self.manifest.corpus.tokens,
+            active_share=int(row["active"]) / self.manifest.corpus.prefixes,
             max=float(row["max"]),
             min=float(row["min"]),
             mean=float(row["mean"]),

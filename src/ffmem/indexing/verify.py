@@ -93,6 +93,11 @@ def _sentences(index: Index, corpus: Corpus) -> Iterator[str]:
     in_order = (stored["offset"] == corpus.offsets) & (stored["sentence"] == np.arange(n_sentences))
     if not in_order.all() or (np.diff(corpus.sources) < 0).any():
         yield "sentences.parquet: numbers and offsets do not follow from the lengths."
+    for number, source in enumerate(named.sources):
+        mine = corpus.lengths[corpus.sources == number]
+        left_out = [place for place in source.skipped if 0 <= place < len(mine)]
+        if left_out != source.skipped or int(mine[left_out].sum()) != source.skipped_tokens:
+            yield f"the sentences left out of {source.source} are not those that it has."
     digests = [hashlib.sha256() for _ in named.sources]
     for row in index.sentences.rows(0, n_sentences):
         digests[row.source].update(content(row.text, row.ids))
@@ -107,8 +112,11 @@ def _sample(index: Index, corpus: Corpus) -> Iterator[str]:
     for number, source in enumerate(index.manifest.corpus.sources):
         mine = corpus.lengths[corpus.sources == number]
         some, places = draw(source.hash, [mine], corpus.shortest == 0)
-        hashed.append(some)
-        prefixes.append(places + base)
+        starts = np.concatenate([[0], np.cumsum(mine + 1)])
+        owners = np.searchsorted(starts, places, side="right") - 1
+        read = ~np.isin(owners, source.skipped)
+        hashed.append(some[read])
+        prefixes.append(places[read] + base)
         base += int(mine.sum()) + len(mine)
     every, where = np.concatenate(hashed), np.concatenate(prefixes)
     kept = np.sort(np.lexsort((where, every))[:SIZE])
@@ -139,7 +147,7 @@ def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
             yield f"a first {name}trigger is not the {extreme} of its memory."
         if (~some & (furthest > 0)).any():
             yield f"a memory has no {name}trigger although its {extreme} is beyond 0."
-    n_prefixes = manifest.corpus.tokens
+    n_prefixes = manifest.corpus.prefixes
     if ((stats["active"] < 0) | (stats["active"] > n_prefixes)).any():
         yield "a memory is active on more prefixes than there are."
     if (stats["mean"] != stats["sum"] * (UNIT / n_prefixes)).any():

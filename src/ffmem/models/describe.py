@@ -3,6 +3,7 @@
 from typing import Any
 
 from ffmem.models.memories import Memories
+from ffmem.models.split import is_tied, places
 
 
 def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
         "context": memories.context,
         "dtype": str(memories.dtype).removeprefix("torch."),
         "device": str(memories.device),
+        "devices": places(memories.model, memories.row.blocks),
         "activation": memories.activation,
         "gated": memories.gated,
         "biases": {
@@ -72,7 +74,7 @@ def _head(memories: Memories) -> dict[str, Any]:
     return {
         "kind": "linear",
         "final_norm": memories.row.final_norm,
-        "tied": inputs.weight.data_ptr() == outputs.weight.data_ptr(),
+        "tied": is_tied(model, inputs, outputs),
         "scale": head.scale,
         "cap": head.cap,
         "projection": "folded",

@@ -14,14 +14,13 @@ The paper's adaptive softmax turns vectors into log-probabilities at once, which
 there, U stands for the whole softmax, and without a final norm all three readings are the same.
 """
 
-import copy
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ffmem.errors import ModelError
+from ffmem.models.split import copied, device_of, held
 
 
 class Norm:
@@ -35,7 +34,7 @@ class Norm:
         self.gain: Float[Tensor, " hidden"] = torch.ones(width)
         self.offset: Float[Tensor, " hidden"] = torch.zeros(width)
         self.centred = False
-        self._exact = None if module is None else copy.deepcopy(module).float()
+        self._exact = None if module is None else copied(module).float()
         if self._exact is not None:
             self._probe(self._exact, width)
 
@@ -71,8 +70,8 @@ class Norm:
         """Return the vectors as the model norms them."""
         if self.module is None:
             return vectors
-        weight = next(self.module.parameters(), None)
-        normed: Tensor = self.module(vectors if weight is None else vectors.to(weight.device))
+        has_weights = next(self.module.parameters(), None) is not None
+        normed: Tensor = self.module(vectors.to(device_of(self.module)) if has_weights else vectors)
         return normed
 
     def denominator(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, " row"]:
@@ -114,12 +113,18 @@ class Head:
         """The output embedding U itself, not a copy; the adaptive softmax has none."""
         if self.adaptive:
             raise ModelError("An adaptive softmax has no single output embedding.")
-        return self.output.get_parameter("weight")
+        return held(self.output, "weight")
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the output embedding has."""
+        return _width(self.output, 0)
 
     @property
     def bias(self) -> Float[Tensor, " vocab"] | None:
         """The bias b of the output embedding, if it has one."""
-        return getattr(self.output, "bias", None)
+        has_bias = getattr(self.output, "bias", None) is not None
+        return held(self.output, "bias") if has_bias else None
 
     def logits(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return the logits of vectors of the residual stream, by the model's own way, in float32.
@@ -215,18 +220,18 @@ class Head:
         self, vectors: Float[Tensor, "row hidden"], room: Float[Tensor, " _"] | None = None
     ) -> Float[Tensor, "row vocab"]:
         """Return U · P · h in float32, the products in the dtype of the model."""
-        weight = next(self.output.parameters())
-        vectors = vectors.to(weight.dtype)
+        vectors = vectors.to(self._dtype)
         if self.project_out is not None:
-            vectors = self.project_out(vectors.to(next(self.project_out.parameters()).device))
-        vectors = vectors.to(weight.device)
+            vectors = self.project_out(vectors.to(device_of(self.project_out)))
+        vectors = vectors.to(device_of(self.output))
         if self.adaptive:
             log_probabilities: Tensor = self.output.log_probabilities(vectors)  # type: ignore[operator]
             return log_probabilities.float()
+        weight = self.embedding
         if room is None:
             return functional.linear(vectors, weight).float()
         table = room[: len(weight) * len(vectors)].view(len(weight), len(vectors))
-        return torch.mm(weight, vectors.to(weight.device).T, out=table).T
+        return torch.mm(weight, vectors.T, out=table).T
 
     def _must_be_linear(self, what: str) -> None:
         if self.adaptive:

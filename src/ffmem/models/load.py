@@ -5,23 +5,27 @@ MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`mod
 """
 
 import io
+import logging as python_logging
 import os
 import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub.constants import ENDPOINT
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -29,9 +33,11 @@ from transformers.utils import logging
 
 from ffmem.errors import FfmemError, ModelError
 from ffmem.files import sha256, storage_errors
+from ffmem.models.adaptive import AdaptiveConfig
 from ffmem.models.argument import FORMS, NAMED, canonical
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.memories import Memories, fingerprint
+from ffmem.models.split import device_map, refuse_no_accelerator
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
 from ffmem.registry import cache_folder, fetch
 
@@ -43,18 +49,24 @@ DTYPES = {
 }
 """What weights are cast to; auto leaves them as they are stored."""
 
+SPLIT = "split"
+"""The device that is all accelerators together, whole layers on each."""
+
+Plan = Callable[[PretrainedConfig], dict[str, Any]]
+"""From a model's config to the place of each of its parts: accelerate's device map."""
+
 
 def load(
     model: str | Path | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | Tokenizer | None = None,
     *,
     dtype: str = "float32",
-    device: str = "auto",
+    device: str | dict[str, Any] = "auto",
 ) -> Memories:
     """Return the memories of a model, by MODEL argument or of one that is already in memory.
 
-    A model in memory is switched to evaluation and its weights are frozen; it stays on its device
-    and keeps its dtype.
+    A model in memory is switched to evaluation and its weights are frozen; it stays on its device,
+    or devices, and keeps its dtype. `device` may be a device map of your own instead of a name.
     """
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
@@ -62,18 +74,20 @@ def load(
         return Memories(model, _wrapped(tokenizer))
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} was asked for; there are {', '.join(DTYPES)}.")
-    place = find_device(device)
+    plan = _plan(device, dtype)
+    place = None if isinstance(device, dict) or device == SPLIT else find_device(device)
     source, revision = canonical(str(model)), None
     with quiet(), _explaining(source):
         if Path(source).exists() or source in NAMED:
-            network, tokens = _local(source)
+            network, tokens = _local(source, plan)
         else:
             name, _, revision = source.partition("@")
-            network, tokens = _from_hub(name, revision or None)
+            network, tokens = _from_hub(name, revision or None, plan)
         # The weights' hash is taken before any cast, so that it does not depend on --dtype.
         weights = fingerprint(network)
-        untyped: Any = network
-        network = untyped.to(place) if dtype == "auto" else untyped.to(place, DTYPES[dtype])
+        # accelerate forbids `to` on a split model, which also means a dtype: past it, then.
+        cast: Any = network.to if plan is None else partial(nn.Module.to, network)
+        cast(device=place, dtype=DTYPES[dtype])
     used = tokens if tokenizer is None else _wrapped(tokenizer)
     return Memories(network, used, source, revision or None, weights)
 
@@ -90,31 +104,64 @@ def find_device(device: str) -> torch.device:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ModelError(
             f"--device {device} was asked for, and is not there ({reason})."
-            " Use auto, cpu, cuda, cuda:N or mps."
+            " Use auto, cpu, cuda, cuda:N, mps or split."
         ) from None
     return found
 
 
-def _local(source: str) -> tuple[PreTrainedModel, Tokenizer]:
+def _plan(device: str | dict[str, Any], dtype: str) -> Plan | None:
+    """Return how to place a model over several devices; None for one device."""
+    if isinstance(device, dict):
+        return lambda config: device
+    if device != SPLIT:
+        return None
+    refuse_no_accelerator()
+    return lambda config: device_map(empty(config, dtype))
+
+
+def empty(config: PretrainedConfig, dtype: str = "auto") -> PreTrainedModel:
+    """Return a model without weights, in the wider of its stored dtype and the wanted one.
+
+    It is loaded as it is stored and cast then, so that there must be room for both.
+    """
+    stored = getattr(config, "dtype", None) or torch.float32
+    wanted = torch.promote_types(stored, DTYPES[dtype] or stored)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=wanted)
+    return model
+
+
+def _refuse_split(what: str) -> None:
+    raise ModelError(
+        f"{what} was to be split over devices. Its adaptive softmax shares its weights with its"
+        " input, and ffmem keeps the two together: give one device, such as --device cuda."
+    )
+
+
+def _local(source: str, plan: Plan | None = None) -> tuple[PreTrainedModel, Tokenizer]:
     """Load what lies on this machine, or is fetched by name."""
     path = fetch(NAMED[source]) if source in NAMED else Path(source)
     if path.suffix == ".gguf":
-        return _hugging_face(str(converted(path)))
+        return _hugging_face(str(converted(path)), plan=plan)
     if path.is_file() or (path / "model.pt").exists():
+        if plan is not None:
+            _refuse_split(f"The fairseq checkpoint {path}")
         return load_fairseq(path)
     if not (path / "config.json").exists():
         raise ModelError(
             f"{path} is not a model: it has neither config.json (Hugging Face) nor model.pt"
             " (fairseq)."
         )
-    return _hugging_face(str(path))
+    return _hugging_face(str(path), plan=plan)
 
 
-def _from_hub(name: str, revision: str | None) -> tuple[PreTrainedModel, SubwordTokenizer]:
+def _from_hub(
+    name: str, revision: str | None, plan: Plan | None = None
+) -> tuple[PreTrainedModel, SubwordTokenizer]:
     """Load a Hub id; without a network, from the cache alone and at once."""
     online = _hub_is_known()
     try:
-        return _hugging_face(name, revision, local_files_only=not online)
+        return _hugging_face(name, revision, local_files_only=not online, plan=plan)
     except OSError as error:
         asked = name if revision is None else f"{name}@{revision}"
         why = f"the Hub gives none ({_short(error, 120)})" if online else "no way to the Hub"
@@ -136,17 +183,24 @@ def _hub_is_known() -> bool:
 
 
 def _hugging_face(
-    name: str, revision: str | None = None, *, local_files_only: bool = False
+    name: str,
+    revision: str | None = None,
+    *,
+    local_files_only: bool = False,
+    plan: Plan | None = None,
 ) -> tuple[PreTrainedModel, SubwordTokenizer]:
     """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     config = AutoConfig.from_pretrained(name, **where)
+    if plan is not None and config.model_type == AdaptiveConfig.model_type:
+        _refuse_split(f"The model {name}")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         name,
         config=config,
         **where,
         dtype="auto",
         use_safetensors=True,
+        device_map=None if plan is None else plan(config),
         output_loading_info=True,
     )
     model, report = loaded
@@ -229,14 +283,18 @@ def _short(error: Exception, most: int = 300) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' bars and warnings off the screen: what matters is raised."""
+    """Keep bars and warnings of libraries off the screen: what matters is raised."""
     level = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
+    mover = python_logging.getLogger("accelerate")  # it warns of weights in main memory
+    mover_level = mover.level
+    mover.setLevel(python_logging.ERROR)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
+        mover.setLevel(mover_level)
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()

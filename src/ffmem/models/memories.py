@@ -11,7 +11,7 @@ Axes: layer, memory, hidden (the width of the residual stream), vocab, batch, po
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,13 +22,17 @@ from transformers import PreTrainedModel
 from ffmem.errors import ModelError, UnknownFamily
 from ffmem.models.families import FAMILIES, FUSED, Family
 from ffmem.models.head import Head, Norm
-from ffmem.models.modules import bias, first, module, optional, weight
+from ffmem.models.modules import bias, first, module, optional, shape, weight
+from ffmem.models.split import aligned, device_of, weights
 from ffmem.models.structure import candidates, refuse
 from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, Tracer
 
 Read = Callable[[int, Tensor, Tensor | None], None]
 """What `Memories.reading` calls: (layer, coefficients, gate), both "batch position memory"."""
+
+IN_MEMORY = "in memory"
+"""The source of a model that was not loaded by us: nobody else can load it."""
 
 
 class Memories:
@@ -38,7 +42,7 @@ class Memories:
         self,
         model: PreTrainedModel,
         tokenizer: Tokenizer,
-        source: str = "in memory",
+        source: str = IN_MEMORY,
         revision: str | None = None,
         fingerprint: str | None = None,
     ) -> None:
@@ -66,14 +70,14 @@ class Memories:
         self.gated = row.up is not None
         self.n_layers = len(self.blocks)
         self.n_memories = self._n_memories()
-        self.hidden = self.values(0).shape[1]
+        self.hidden = shape(self.value_maps[0])[0]
         self._refuse_other_shapes()
         self.multiplier = self._number(row.multiplier) or 1.0
         self.activation: str = getattr(self.config, row.activation, row.activation)
         self.context: int | None = getattr(self.config, row.context or "", None)
         self.head = self._head()
         self.vocabulary: int = (
-            self.config.vocab_size if self.head.adaptive else len(self.head.embedding)
+            self.config.vocab_size if self.head.adaptive else self.head.vocabulary
         )
         self.check = check(self)
 
@@ -91,7 +95,7 @@ class Memories:
 
     def _n_memories(self) -> int:
         """Return how many memories a layer has; all must have as many."""
-        counts = [len(self.values(layer)) for layer in range(self.n_layers)]
+        counts = [shape(values)[1] for values in self.value_maps]
         for layer, count in enumerate(counts):
             if count != counts[0]:
                 raise ModelError(
@@ -106,7 +110,7 @@ class Memories:
         for layer in range(self.n_layers):
             rows = self.n_memories * (2 if self.row.up == FUSED else 1)
             maps = [self.key_maps[layer], *([self._up_map(layer)] if self.gated else [])]
-            for found in (tuple(weight(keys).shape) for keys in maps):
+            for found in map(shape, maps):
                 if found != (rows, self.hidden):
                     raise ModelError(
                         f"Keys of layer {layer} of this {self.family!r} model have the shape"
@@ -131,13 +135,12 @@ class Memories:
     @property
     def device(self) -> torch.device:
         """Where tokens enter the model."""
-        embeddings: nn.Module = self.model.get_input_embeddings()
-        return next(embeddings.parameters()).device
+        return device_of(self.model.get_input_embeddings())
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        return self.values(0).dtype
+        return self.value_maps[0].get_parameter("weight").dtype
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the weights as they were loaded."""
@@ -146,7 +149,7 @@ class Memories:
         return self._fingerprint
 
     def values(self, layer: int) -> Float[Tensor, "memory hidden"]:
-        """Return V of a layer, one value per row: a view of the weights."""
+        """Return V of a layer, one value per row: a view of the weights if they are here."""
         return weight(self.value_maps[layer]).T
 
     def bias(self, layer: int) -> Float[Tensor, " hidden"]:
@@ -261,12 +264,13 @@ class Memories:
             self.forward(tokens, layers)
         return found
 
+    @contextmanager
     def tracing(
         self,
         read: ReadLayer,
         tokens: Int[Tensor, "batch position"],
         at: Int[Tensor, "row 2"] | None = None,
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[None]:
         """Call `read` with each layer's trace, in layer order, while these tokens run."""
         shape = tokens.shape
 
@@ -277,7 +281,12 @@ class Memories:
             return tensor.detach().reshape(*shape, -1)[row, position]
 
         tracer = Tracer(self.row, self.blocks, self.n_memories, self.multiplier, self.family)
-        return tracer.reading(read, pick)
+        with ExitStack() as hooks:
+            for block in self.blocks:
+                for handle in aligned(block):
+                    hooks.callback(handle.remove)
+            hooks.enter_context(tracer.reading(read, pick))
+            yield
 
 
 class _EnoughError(Exception):
@@ -287,7 +296,7 @@ class _EnoughError(Exception):
 def fingerprint(model: PreTrainedModel) -> str:
     """Return the SHA-256 over name, dtype, shape and bytes of every weight, tied ones once."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.named_parameters()):
+    for name, tensor in weights(model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().data)

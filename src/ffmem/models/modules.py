@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ffmem.errors import ModelError
+from ffmem.models.split import device_of, held
 
 
 def module(parent: nn.Module, path: str) -> nn.Module:
@@ -29,8 +31,17 @@ def optional(model: nn.Module, path: str | None) -> nn.Module | None:
 
 
 def weight(linear: nn.Module) -> Float[Tensor, "out in"]:
-    """Return the weights of a linear map, one output per row."""
-    found = linear.get_parameter("weight")
+    """Return the weights of a linear map, one output per row, on the device where it computes."""
+    return _upright(linear, held(linear, "weight"))
+
+
+def shape(linear: nn.Module) -> tuple[int, int]:
+    """Return how many numbers a linear map gives and takes, without its weights being fetched."""
+    rows, columns = _upright(linear, linear.get_parameter("weight")).shape
+    return rows, columns
+
+
+def _upright(linear: nn.Module, found: Tensor) -> Float[Tensor, "out in"]:
     if isinstance(linear, Conv1D):
         return found.T  # GPT-2 keeps them the other way around
     if not isinstance(linear, nn.Linear) or found.shape != (
@@ -46,9 +57,10 @@ def weight(linear: nn.Module) -> Float[Tensor, "out in"]:
 
 def bias(linear: nn.Module) -> Float[Tensor, " out"]:
     """Return the bias of a linear map, zeros if it has none."""
-    found: Tensor | None = getattr(linear, "bias", None)
-    rows = weight(linear)
-    return rows.new_zeros(len(rows)) if found is None else found
+    if getattr(linear, "bias", None) is not None:
+        return held(linear, "bias")
+    dtype = linear.get_parameter("weight").dtype
+    return torch.zeros(shape(linear)[0], dtype=dtype, device=device_of(linear))
 
 
 def first(values: Any, kwargs: dict[str, Any]) -> Tensor:

@@ -20,6 +20,7 @@ from transformers.activations import ACT2FN
 
 from ffmem.errors import SelfCheckFailed
 from ffmem.models.memories import Memories
+from ffmem.models.split import weights
 from ffmem.models.trace import LayerTrace
 
 BOUND = 1e-4
@@ -169,7 +170,7 @@ def _refuse_large(memories: Memories, name: str, error: float, where: str) -> No
 def _refuse_non_finite_weights(memories: Memories) -> None:
     """Raise if a weight is NaN or infinite."""
     prefix = memories.row.blocks + "."
-    for name, weight in memories.model.named_parameters():
+    for name, weight in weights(memories.model):
         if not weight.numel():
             continue
         low, high = torch.aminmax(weight)  # NaN passes through, and nothing is copied

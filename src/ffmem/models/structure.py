@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ffmem.errors import MixtureOfExperts, ModelError
 from ffmem.models.families import FUSED, Family
+from ffmem.models.split import missing
 
 _EXPERTS = re.compile(r"(^|_)(n|num)_(\w+_)?experts$")
 """Names in configs of how many experts there are: num_local_experts, n_routed_experts, …"""
@@ -77,11 +78,12 @@ def refuse(model: PreTrainedModel) -> None:
                 raise MixtureOfExperts(
                     config.model_type, f"{name} has the shape {tuple(weight.shape)}"
                 )
-            if weight.is_meta:
-                raise ModelError(
-                    f"The weights {name} are not in memory. Load the whole model, in a smaller"
-                    " dtype if need be."
-                )
+    nowhere = missing(model)
+    if nowhere is not None:
+        raise ModelError(
+            f"The weights {nowhere} are not in memory. Load the whole model, in a smaller"
+            " dtype if need be, or over several devices."
+        )
 
 
 def _experts(config: dict[Any, Any]) -> Iterator[tuple[str, int]]:

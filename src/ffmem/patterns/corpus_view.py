@@ -10,12 +10,12 @@ What is held grows with the trigger lists, not with the corpus.
 """
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int8, Int32, Int64, UInt32, UInt64
 from numpy import ndarray
 
+from ffmem.cluster.shared import SharedFolder
 from ffmem.indexing.sentences import VACANT
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
@@ -77,16 +77,21 @@ class CorpusView:
         found = np.searchsorted(self.numbers, numbers)
         return np.where(numbers == VACANT, -1, found)
 
-    def save(self, folder: Path) -> None:
+    def save(self, shared: SharedFolder) -> None:
         """Write every array to a folder."""
         for field in fields(self):
-            np.save(folder / f"{field.name}.npy", getattr(self, field.name))
+            with shared.writing(f"{field.name}.npy") as path, path.open("wb") as file:
+                np.save(file, getattr(self, field.name), allow_pickle=False)
 
     @classmethod
-    def load(cls, folder: Path) -> "CorpusView":
+    def load(cls, shared: SharedFolder) -> "CorpusView":
         """Return what was saved, read from the disk where it is looked at."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in names))
+        found = []
+        for field in fields(cls):
+            with shared.local_copy(f"{field.name}.npy") as path:
+                # A file that is deleted stays while it is mapped.
+                found.append(np.load(path, mmap_mode="r", allow_pickle=False))
+        return cls(*found)
 
 
 def look(index: Index, seed: int, progress: Progress) -> tuple[CorpusView, Vocabulary]:

@@ -4,23 +4,27 @@
 
 A pattern is looked for in the first 25 triggers of a list and kept if the next 25, which had no
 part in the choice, show it too often for chance. The same index and settings give the same bytes,
-whatever the number of processes.
+whoever examines the layers.
 """
 
-import os
+import secrets
 import tempfile
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ffmem.errors import FfmemError
+from ffmem.cluster.crew import Crew, Recruit
+from ffmem.cluster.here import Here
+from ffmem.cluster.hiring import Hiring
+from ffmem.cluster.leader import Leader
+from ffmem.cluster.pieces import OUTCOME, Pieces, read_arrays
+from ffmem.cluster.shared import SharedFolder
+from ffmem.cluster.task import Task
+from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.store import Index
 from ffmem.patterns import (
     alternatives,
@@ -32,13 +36,12 @@ from ffmem.patterns import (
     shallow,
     vocabulary,
 )
-from ffmem.patterns.around import Around
 from ffmem.patterns.chunk import SAME
-from ffmem.patterns.corpus_view import CorpusView, look
+from ffmem.patterns.corpus_view import look
 from ffmem.patterns.detected import Detected
-from ffmem.patterns.examining import TAKEN_OUT, LayerTests, examine
+from ffmem.patterns.examining import TAKEN_OUT
 from ffmem.patterns.kept import Writing
-from ffmem.patterns.lists import read_lists
+from ffmem.patterns.layer_worker import LayerOrders, LayerSight, LayerWorker, read_tests
 from ffmem.patterns.lsa import LatentSpace
 from ffmem.patterns.pattern import LEAST, TOP
 from ffmem.patterns.significance import false_discovery
@@ -62,27 +65,34 @@ def detect(
     space: str = "lsa",
     shuffled: bool = False,
     workers: int = 1,
+    ray: str | None = None,
+    shared: str | None = None,
     progress: Progress,
 ) -> Detected:
     """Return what was found in all memories; patterns are kept in the index unless shuffled.
 
     Shuffled, every layer's triggers are dealt to its lists at random, and nothing is kept: what is
-    found then is what chance finds.
+    found then is what chance finds. With `workers`, processes of this machine share the layers,
+    with `ray` actors there; they meet in `shared`, or in a temporary folder.
     """
-    _refuse(index, top, alpha, space, workers)
+    hiring = Hiring(workers, ray)
+    _refuse(index, top, alpha, space)
     view, words = look(index, seed, progress)
     topic_space = _space(space, index, words)
-    layers = [(layer, seed if shuffled else None) for layer in range(index.n_layers)]
+    orders = LayerOrders(
+        index=str(index.folder.absolute()), space=topic_space.name, top=top, seed=seed
+    )
+    tasks = [_task(layer, seed if shuffled else None) for layer in range(index.n_layers)]
     if not shuffled:
         n = min(CONTROLS, index.n_layers)
-        layers += [(place * index.n_layers // n, seed) for place in range(n)]
-    with _examining(index, view, topic_space, top, seed, workers) as run:
-        tests: list[LayerTests] = []
-        controls: list[LayerTests] = []
-        with progress.bar("patterns", len(layers), "layers") as step:
-            for place, found in enumerate(run(layers)):
-                (tests if place < index.n_layers else controls).append(found)
-                step(1)
+        tasks += [_task(place * index.n_layers // n, seed) for place in range(n)]
+    with (
+        _meeting(index, hiring, shared) as (folder, logs),
+        _crew(hiring, logs, LayerSight(index, view, topic_space), orders, folder) as crew,
+    ):
+        Leader(crew, progress).lead(Pieces(folder, "patterns", "layers", tasks))
+        every = [read_tests(read_arrays(folder, task.arguments[OUTCOME])) for task in tasks]
+    tests, controls = every[: index.n_layers], every[index.n_layers :]
     p_values = np.concatenate(
         [part.p_value for one in tests for part in (one.shallow, one.semantic)]
     )
@@ -100,7 +110,7 @@ def detect(
     return summary
 
 
-def _refuse(index: Index, top: int, alpha: float, space: str, workers: int) -> None:
+def _refuse(index: Index, top: int, alpha: float, space: str) -> None:
     if not LEAST <= top <= 32:
         raise FfmemError(
             f"Patterns are looked for in {LEAST} to 32 triggers of a list, not in {top}."
@@ -114,8 +124,6 @@ def _refuse(index: Index, top: int, alpha: float, space: str, workers: int) -> N
         raise FfmemError(f"The false-discovery rate lies between 0 and 1; {alpha} was asked for.")
     if space not in SPACES:
         raise FfmemError(f"Unknown topic space {space!r}: {', '.join(SPACES)}.")
-    if workers < 1:
-        raise FfmemError(f"At least one process is needed; {workers} were asked for.")
 
 
 def _space(name: str, index: Index, words: Vocabulary) -> TopicSpace:
@@ -164,52 +172,47 @@ def _settings(index: Index, top: int, alpha: float, seed: int, space: TopicSpace
     }
 
 
+def _task(layer: int, shuffled: int | None) -> Task:
+    """Return the task of a layer; with a seed, its triggers are shuffled."""
+    what, name = ("patterns", "layer") if shuffled is None else ("control", "shuffled")
+    arguments = {"layer": layer, "shuffled": shuffled, OUTCOME: f"{name}-{layer:03d}.npz"}
+    return Task(f"{what} of layer {layer}", "examine", 1, arguments)
+
+
 @contextmanager
-def _examining(
-    index: Index, view: CorpusView, space: TopicSpace, top: int, seed: int, workers: int
-) -> Iterator[Any]:
-    """Give a function that examines (layer, shuffled seed) pairs in order, here or beside."""
-    with tempfile.TemporaryDirectory() as name:
-        view.save(Path(name))
-        # Arrays are mapped from the disk by all; the space, which is small, goes along.
-        arguments = (str(index.folder), name, space, top, seed)
-        if workers == 1:
-            _prepare(*arguments)
-            yield lambda layers: map(_examine, layers)
+def _meeting(
+    index: Index, hiring: Hiring, shared: str | None
+) -> Iterator[tuple[SharedFolder, Path]]:
+    """Give a folder where workers meet and one for their logs, and remove both in the end."""
+    # Workers of a cluster see the index: so they see what stands beside it.
+    beside = None if shared or hiring.ray in (None, "local") else index.folder.parent
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=".ffmem-detection-", dir=beside)
+    except OSError as error:
+        raise StoreError(
+            f"Cannot make a folder in {beside or tempfile.gettempdir()}: {error.strerror}."
+            " Name one that all workers see with --shared."
+        ) from None
+    with scratch as name:
+        if shared is None:
+            yield SharedFolder(Path(name)), Path(name) / "logs"
             return
-        with ProcessPoolExecutor(
-            workers, get_context("spawn"), initializer=_begin, initargs=arguments
-        ) as pool:
-            yield lambda layers: pool.map(_examine, layers)
+        far = SharedFolder.at(shared, f"ffmem-detection-{secrets.token_hex(8)}")
+        try:
+            yield far, Path(name) / "logs"
+        finally:
+            far.clear()
 
 
-_here: dict[str, Any] = {}
-"""What this process examines."""
-
-
-def _begin(*arguments: Any) -> None:
-    """Prepare a process that ends when the one that started it does, however that ends."""
-
-    def end_with_parent() -> None:
-        if (parent := parent_process()) is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    _prepare(*arguments)
-
-
-def _prepare(folder: str, scratch: str, space: TopicSpace, top: int, seed: int) -> None:
-    view = CorpusView.load(Path(scratch))
-    _here.update(index=Index(folder), view=view, space=space, top=top, seed=seed)
-    _here.update(around=Around.of(view, space, view.sample))
-
-
-def _examine(asked: tuple[int, int | None]) -> LayerTests:
-    from threadpoolctl import threadpool_limits
-
-    layer, shuffled = asked
-    view = _here["view"]
-    lists = read_lists(_here["index"], view, layer, _here["top"], shuffled)
-    with threadpool_limits(1):  # the same sums in the same order, on any machine
-        return examine(view, lists, layer, _here["space"], _here["around"], _here["seed"] + layer)
+@contextmanager
+def _crew(
+    hiring: Hiring, logs: Path, sight: LayerSight, orders: LayerOrders, shared: SharedFolder
+) -> Iterator[Crew]:
+    """Give those who examine layers: this process, or others that are told what it sees."""
+    if hiring.is_here:
+        yield Here(LayerWorker(sight, orders, shared))
+        return
+    orders.lay_out(shared, sight)
+    recruit = Recruit("ffmem.patterns.layer_worker:hired", {"shared": shared.place})
+    with hiring.crew(recruit, 1, logs) as crew:
+        yield crew

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
+from ffmem.cluster.pieces import Arrays
 from ffmem.indexing.sentences import divided
 from ffmem.indexing.store import Index
 from ffmem.patterns.corpus_view import CorpusView
@@ -36,9 +37,6 @@ class Encoder:
 
     def __init__(self) -> None:
         self._loaded: tuple[Any, Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_loaded": None}  # other processes load their own
 
     def __call__(self, texts: Sequence[str]) -> Float32[ndarray, "text axis"]:
         """Return a unit vector for each text; 0 for those that hold nothing."""
@@ -84,21 +82,14 @@ class EmbeddingSpace(TopicSpace):
     name = "minilm"
 
     def __init__(self, index: Index, words: Sequence[str]) -> None:
-        self._folder = index.folder
+        self._index = index
         self._words = words
         self._encode = Encoder()
-        self._begin(index)
-
-    def _begin(self, index: Index) -> None:
-        self._index = index
         self._known: dict[tuple[int, tuple[int, ...]], Float32[ndarray, " axis"]] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_words": self._words, "_encode": self._encode}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        self._begin(Index(self._folder))
+    def arrays(self) -> Arrays:
+        """Return the words; each process loads the model itself."""
+        return {"words": np.array(self._words, np.str_)}
 
     def vectors(
         self,

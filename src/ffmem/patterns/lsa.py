@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 from numpy import ndarray
 
+from ffmem.cluster.pieces import Arrays
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.shallow import spread
 from ffmem.patterns.topics import TopicSpace
@@ -31,6 +32,10 @@ class LatentSpace(TopicSpace):
 
     def __init__(self, words: Float32[ndarray, "word axis"]) -> None:
         self._words = words
+
+    def arrays(self) -> Arrays:
+        """Return the vectors of the words."""
+        return {"words": self._words}
 
     @classmethod
     def fit(cls, vocabulary: Vocabulary) -> "LatentSpace":

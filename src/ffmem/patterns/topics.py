@@ -7,13 +7,18 @@ words are not looked at; which words those are depends on the list that asks.
 from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
+from ffmem.cluster.pieces import Arrays
 from ffmem.patterns.corpus_view import CorpusView
 
 
 class TopicSpace:
-    """Vectors for prefixes. Spaces are pickled on their way to other processes."""
+    """Vectors for prefixes."""
 
     name: str
+
+    def arrays(self) -> Arrays:
+        """Return what another process needs to make the same space."""
+        raise NotImplementedError
 
     def vectors(
         self,

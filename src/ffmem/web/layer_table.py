@@ -188,7 +188,7 @@ def layer_table(index: Index, layer: int) -> LayerTable:
         layer,
         values["top_ids"][:, :SHOWN].copy(),  # a view would keep the whole column
         values["bottom_ids"][:, :SHOWN].copy(),
-        stats["active"] / index.manifest.corpus.tokens,
+        stats["active"] / index.manifest.corpus.prefixes,
         stats["max"].astype(np.float64),
         stats["min"].astype(np.float64),
         stats["mean"].astype(np.float64),
@@ -294,7 +294,7 @@ def spreads(index: Index) -> list[LayerSpread]:
         stats = read_columns(path, ["active", "max", "min"])
         largest = np.maximum(np.abs(stats["max"]), np.abs(stats["min"])).astype(np.float64)
         largest = largest[np.isfinite(largest)]
-        share = stats["active"] / index.manifest.corpus.tokens
+        share = stats["active"] / index.manifest.corpus.prefixes
         most = {"max": float(largest.max()) if len(largest) else None}
         found.append(
             {"layer": layer, "active_share": spread(share), "largest": spread(largest) | most}

@@ -1,0 +1,1 @@
+"""Work in many hands: tasks, who does them, and what happens when one fails."""

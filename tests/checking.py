@@ -1,0 +1,90 @@
+"""Shapes in signatures are checked in functions within functions too, each prepared once.
+
+jaxtyping's import hook decorates a function where it is defined. One within another is defined at
+every call of the other, and to prepare its check takes longer than most passes of a tiny model.
+All functions of one place in the source with the same annotations have the same check:
+
+    checked(f) = check(place, annotations) ∘ f
+"""
+
+import threading
+from functools import partial, wraps
+from inspect import signature
+from types import FunctionType
+from typing import get_args, get_origin
+
+import jaxtyping
+
+_prepare = jaxtyping.jaxtyped
+_checks = {}
+_now = threading.local()
+
+
+def _is_within_another(thing):
+    """Defaults may differ from one definition to the next: such a function has its own check."""
+    return (
+        isinstance(thing, FunctionType)
+        and "<locals>" in thing.__qualname__
+        and thing.__defaults__ is None
+        and thing.__kwdefaults__ is None
+    )
+
+
+def _known(hint):
+    """Return what tells annotations apart: of a shape, jaxtyping makes a new class every time."""
+    if isinstance(hint, list):
+        return tuple(map(_known, hint))
+    if parts := get_args(hint):
+        return get_origin(hint), *map(_known, parts)
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+        return hint.__name__, hint.array_type
+    return hint
+
+
+def _check(function, typechecker):
+    """Return a function that checks arguments and result, and calls the function of now."""
+    now = _now
+
+    def called(*args, **kwargs):
+        return now.function(*args, **kwargs)
+
+    # With the globals of its place, where jaxtyping looks up annotations in quotes.
+    called = FunctionType(
+        called.__code__, function.__globals__, function.__name__, None, called.__closure__
+    )
+    called = wraps(function)(called)
+    called.__signature__ = signature(function)
+    del called.__wrapped__  # or the first function would live for ever, with all that it holds
+    return _prepare(called, typechecker=typechecker)
+
+
+def jaxtyped(function=None, *, typechecker):
+    """Return the function with its check, as jaxtyping's decorator of this name does."""
+    if function is None:
+        return partial(jaxtyped, typechecker=typechecker)
+    if not _is_within_another(function):
+        return _prepare(function, typechecker=typechecker)
+    annotations = [(name, _known(hint)) for name, hint in function.__annotations__.items()]
+    place = (function.__code__, function.__module__, typechecker, *annotations)
+    try:
+        check = _checks.get(place)
+    except TypeError:  # an annotation that cannot be remembered
+        return _prepare(function, typechecker=typechecker)
+    if check is None:
+        check = _checks[place] = _check(function, typechecker)
+
+    @wraps(function)
+    def checked(*args, **kwargs):
+        before = getattr(_now, "function", None)
+        _now.function = function
+        try:
+            return check(*args, **kwargs)
+        finally:
+            _now.function = before
+
+    return checked
+
+
+def install():
+    """Let jaxtyping's import hook, which looks its decorator up by name, find this one."""
+    jaxtyping.jaxtyped = jaxtyped
