@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ffmem.experiments.result import Result
     from ffmem.experiments.study import Study
     from ffmem.indexing.build import Labour
+    from ffmem.indexing.options import Options
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
     from ffmem.patterns.searching import PatternHit
@@ -70,22 +71,9 @@ def index(
     asked = Options(**options)
     source = Corpus(corpus) if isinstance(corpus, str) else corpus
     say = progress or Progress(quiet=True)
+    named = str(model) if isinstance(model, str | Path) else model.source
     if (folder / "manifest.json").exists():
-        from ffmem.indexing.finished import refuse_other, refuse_other_weights
-
-        finished = Index(folder)
-        if isinstance(model, str | Path):
-            refuse_other(finished, str(model), source, asked, dtype)
-        else:
-            dtype = str(model.dtype).removeprefix("torch.")
-            refuse_other(finished, model.source, source, asked, dtype)
-            refuse_other_weights(finished, model.fingerprint())
-        unread = " Standard input was not read." if source.source == "-" else ""
-        say.say(
-            f"The index in {folder} is finished: nothing to do."
-            f" The model's weights were not compared; their hash is in the manifest.{unread}"
-        )
-        return finished
+        return _finished(folder, model, named, source, asked, dtype, say)
     from ffmem.indexing.build import Build
     from ffmem.models.split import places
 
@@ -99,8 +87,34 @@ def index(
             say.say("; ".join(f"{place}: {parts}" for place, parts in where.items()) + ".")
     build = Build(model, source, folder, asked, say, labour)
     del model  # when others do the work, nobody keeps it here
-    build.run()
-    return Index(folder)
+    if build.run():
+        return Index(folder)
+    return _finished(folder, named, named, source, asked, dtype, say)
+
+
+def _finished(
+    folder: Path,
+    model: "Memories | str | Path",
+    named: str,
+    corpus: "Corpus",
+    asked: "Options",
+    dtype: str,
+    progress: Progress,
+) -> Index:
+    """Return a finished index, if it is the one that is asked for."""
+    from ffmem.indexing.finished import refuse_other, refuse_other_weights
+
+    finished = Index(folder)
+    if not isinstance(model, str | Path):
+        dtype = str(model.dtype).removeprefix("torch.")
+        refuse_other_weights(finished, model.fingerprint())
+    refuse_other(finished, named, corpus, asked, dtype)
+    unread = " Standard input was not read." if corpus.source == "-" else ""
+    progress.say(
+        f"The index in {folder} is finished: nothing to do."
+        f" The model's weights were not compared; their hash is in the manifest.{unread}"
+    )
+    return finished
 
 
 def open(folder: str | Path) -> Index:
@@ -147,11 +161,15 @@ def _labour(
 ) -> "Labour":
     """Return who does the work of an index."""
     from ffmem.cluster.hiring import Hiring
+    from ffmem.cluster.shared import SharedFolder
     from ffmem.indexing.build import Labour
 
     if bad_sentences not in ("stop", "skip"):
         raise FfmemError(f"--bad-sentences takes stop or skip; {bad_sentences!r} was given.")
     hiring = Hiring(workers, ray, float(gpus_per_worker))
+    hiring.refuse_unreachable()
+    if shared is not None:
+        SharedFolder.at(shared)
     return Labour(hiring, shared, device, bad_sentences == "skip")
 
 

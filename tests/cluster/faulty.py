@@ -71,6 +71,10 @@ class Faulty:
             return [Lost(worker, f"{fate} {task.key}"), self._join()]
         return [Finished(worker, task, result)]
 
+    def dismiss(self, worker):
+        self._queue = [entry for entry in self._queue if entry[1] != worker]
+        self._events += [Lost(worker, "dismissed"), self._join()]
+
     def close(self):
         pass
 

@@ -9,6 +9,7 @@ from ffmem.cluster import leader as leading
 from ffmem.cluster.crew import Crew, Failed, Finished, Joined, Lost, Refused
 from ffmem.cluster.here import Here
 from ffmem.cluster.leader import STARTS, Leader, Work
+from ffmem.cluster.schedule import UNKNOWN
 from ffmem.cluster.shared import SharedFolder
 from ffmem.cluster.status import NAME, read_status
 from ffmem.cluster.task import Task
@@ -39,6 +40,9 @@ class Scripted:
         self.time += 1.0
         event = next(self.script)(self)
         return [] if event is None else [event]
+
+    def dismiss(self, worker):
+        self.order.append((worker, "dismissed"))
 
     def close(self):
         pass
@@ -152,7 +156,7 @@ def test_the_bar_counts_each_unit_once_and_falls_back_only_to_what_is_done(led):
 
 def doubled(*later):
     """Return a script in which `b` does the task that `a` hangs in, and then something else."""
-    usual = [joins("a"), joins("b"), finishes("b"), steps("a", 8), passes(1000.0), steps("b", 3)]
+    usual = [joins("a"), joins("b"), finishes("b"), steps("a", 8), passes(100.0), steps("b", 3)]
     return [*usual, *later]
 
 
@@ -299,8 +303,8 @@ def test_a_state_is_written_and_read_back(led, tmp_path):
     status = seen[0]
     assert (status.units, status.units_done, status.tasks_done) == (30, 15, 1)
     assert (status.running, status.failures, status.losses, status.given_up) == (2, 1, 0, 0)
-    assert status.rate == pytest.approx(15 / 5)
-    assert status.seconds_left == pytest.approx(15 / 3)
+    assert status.rate == pytest.approx(15 / 3)  # from when somebody had begun
+    assert status.seconds_left == pytest.approx(15 / 5)
     by_name = {worker.name: worker for worker in status.workers}
     assert by_name["a"].task == "count-000"
     assert by_name["a"].share == 0.5
@@ -325,6 +329,24 @@ def test_rates_are_of_the_units_that_are_counted(led):
     leader, *_ = led([joins("a"), finishes("a"), finishes("a")], [*tasks(1), merge])
     assert leader.status().workers[0].rate == pytest.approx(10.0)
     assert leader.status().units_done == 10
+
+
+def sleeps(seconds):
+    def sleep(crew):
+        crew.time += seconds
+
+    return sleep
+
+
+@pytest.mark.parametrize(("seconds", "is_long"), [(UNKNOWN - 200, False), (UNKNOWN, True)])
+def test_a_worker_is_dismissed_that_sits_at_what_another_has_done(seconds, is_long):
+    crew = Scripted([*doubled(finishes("b")), sleeps(seconds), finishes("b")])
+    leader = Leader(crew, Watched())
+    leader.lead(Gathering(tasks(2)))
+    leader.lead(Gathering([Task("third", "read", 10)]))
+    assert (("a", "dismissed") in crew.order) == is_long
+    assert crew.order.count(("a", "dismissed")) <= 1
+    assert ("b", "dismissed") not in crew.order
 
 
 def test_a_crew_of_one_in_this_process_does_the_same():

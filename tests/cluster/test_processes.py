@@ -412,3 +412,14 @@ def test_workers_see_the_modules_that_the_parent_sees(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with Processes(Recruit("found_on_the_way:hired"), 1) as crew:
         assert isinstance(events_of(crew, 1)[0], Joined)
+
+
+def test_a_worker_that_is_dismissed_is_lost_and_replaced():
+    with Processes(HIRED, 1) as crew:
+        (first,) = events_of(crew, 1, Joined)
+        crew.give(first.worker, *tasks(1, "hang"))
+        crew.dismiss(first.worker)
+        (lost,) = events_of(crew, 1, Lost)
+        assert lost.worker == first.worker
+        (second,) = events_of(crew, 1, Joined)
+        assert second.worker != first.worker

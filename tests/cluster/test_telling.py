@@ -11,7 +11,13 @@ NOW = 1_700_000_000.0
 
 
 def worker(name, rate=100.0, **changes):
-    fields = {"where": "host:1", "task": "lease-7", "share": 0.5, "done": 3} | changes
+    fields = {
+        "where": "host:1",
+        "task": "lease-7",
+        "share": 0.5,
+        "done": 3,
+        "seconds": 12.0,
+    } | changes
     return WorkerStatus(name=name, rate=rate, **fields)
 
 
@@ -32,6 +38,7 @@ def status(**changes):
         "seconds": 100.0,
         "leader": "vm:42",
         "written": NOW - 3,
+        "size": 3,
         "workers": [worker("w1", 6000.4), worker("w3", 6345.2, task=None, share=0.0)],
         "said": ["Worker w2 on vm:43 was lost with lease-7: killed"],
     }
@@ -42,13 +49,14 @@ def test_a_state_is_told_as_a_whole():
     assert told(status(), NOW).splitlines() == [
         "Reading: 1,234,567 of 103,227,021 tokens (1.1 %), 12,346 tokens/s,"
         " about 2 h 17 min left; running for 1 min 40 s",
-        "19 tasks done, 2 running, 1 known to wait, 0 given up",
+        "19 tasks done, 2 running, 1 ready, 0 given up",
         "1 failure, 2 lost workers",
         "Said by vm:42, 3 s ago.",
         "",
-        "worker  where   task     of it  tokens/s  done",
-        "w1      host:1  lease-7   50 %     6,000     3  slowest",
-        "w3      host:1  –            –     6,345     3",
+        "worker  where   task      for  of it  tokens/s  done",
+        "w1      host:1  lease-7  12 s   50 %     6,000     3  slowest",
+        "w3      host:1  –           –      –     6,345     3",
+        "2 of 3 workers have begun; the others load.",
         "",
         "What went wrong, the latest last:",
         "  Worker w2 on vm:43 was lost with lease-7: killed",

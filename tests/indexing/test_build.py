@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,10 @@ import pytest
 
 import ffmem
 from ffmem.errors import CorpusError, FfmemError, StorageFull, StoreError
+from ffmem.indexing.build import Build
+from ffmem.indexing.options import Options
 from ffmem.indexing.segments import Segments
+from ffmem.progress import Progress
 from tests.indexing.folders import content, indexed, memories, write_corpus
 
 
@@ -217,6 +221,32 @@ def test_a_segment_of_another_run_is_refused(tmp_path, monkeypatch):
     (tmp_path / "one" / segment).write_bytes((tmp_path / "two" / segment).read_bytes())
     with pytest.raises(StoreError, match="belongs to another run"):
         indexed(tmp_path / "one", corpus)
+
+
+def test_the_same_files_by_another_path_are_the_same_corpus(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    indexed(tmp_path / "whole", corpus)
+    killed(monkeypatch, 2, tmp_path / "index", corpus)
+    monkeypatch.chdir(tmp_path)
+    index = indexed(tmp_path / "index", Path("corpus.txt"))
+    assert content(tmp_path / "index") == content(tmp_path / "whole")
+    assert indexed(tmp_path / "index", Path("corpus.txt")).manifest == index.manifest
+    write_corpus(tmp_path / "other.txt", seed=1)
+    with pytest.raises(StoreError, match=r"source: .*corpus\.txt → other\.txt"):
+        indexed(tmp_path / "index", Path("other.txt"))
+
+
+def test_who_finds_the_index_finished_meanwhile_leaves_it_alone(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt", n=20)
+    indexed(tmp_path / "index", corpus)
+    before = content(tmp_path / "index")
+    options = Options(t=3, lease_tokens=50, batch_tokens=40, start="bos")
+    source = ffmem.Corpus(str(corpus), unit="line")
+    build = Build(memories(), source, tmp_path / "index", options, Progress(quiet=True))
+    assert build.run() is False
+    finished, build._is_finished = iter([False, True]), lambda: next(finished)
+    assert build.run() is False
+    assert content(tmp_path / "index") == before
 
 
 def test_a_folder_of_other_things_is_refused(tmp_path):

@@ -71,7 +71,7 @@ def test_a_candidate_that_fails_the_self_check_is_never_taken(monkeypatch):
     monkeypatch.delitem(families.FAMILIES, "llama")
 
     assert len(list(candidates(model))) > 1
-    with pytest.raises(UnknownFamily, match=r"does not keep the equation m = f\(x · Kᵀ\)"):
+    with pytest.raises(UnknownFamily, match=r"does not keep the law “m = f\(x · Kᵀ\)"):
         Memories(model, tiny_tokenizer())
 
 

@@ -120,6 +120,10 @@ class Crew(Protocol):
         """Return what has happened; wait so long for a first event, at most."""
         ...
 
+    def dismiss(self, worker: str) -> None:
+        """End one worker that does not come back from its task; `wait` tells of its loss."""
+        ...
+
     def close(self) -> None:
         """End all workers that this crew has started, whatever they do."""
         ...

@@ -44,5 +44,8 @@ class Here:
         except (FfmemError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
             return [Failed.by(NAME, task, error)]
 
+    def dismiss(self, worker: str) -> None:
+        """Who waits for the one worker is the worker: it never hangs."""
+
     def close(self) -> None:
         """Nothing was started."""

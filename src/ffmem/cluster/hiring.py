@@ -41,6 +41,13 @@ class Hiring:
         """How many workers there are."""
         return self.workers or 1
 
+    def refuse_unreachable(self) -> None:
+        """Raise if there is no Ray where one was asked for, before anything is loaded."""
+        if self.ray is not None:
+            from ffmem.cluster.ray_connection import refuse_unreachable
+
+            refuse_unreachable(self.ray)
+
     @property
     def threads(self) -> int | None:
         """How many threads each worker takes unless told; None where torch decides."""

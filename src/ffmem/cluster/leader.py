@@ -10,11 +10,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from ffmem.cluster.crew import Crew, Event, Failed, Finished, Joined, Lost, Refused
-from ffmem.cluster.schedule import Schedule
+from ffmem.cluster.schedule import UNKNOWN, Schedule
 from ffmem.cluster.shared import SharedFolder
 from ffmem.cluster.status import Status, WorkerStatus, write_status
 from ffmem.cluster.task import Task
@@ -32,6 +33,9 @@ SPAN = 300.0
 
 STARTS = 3
 """Times that each worker may die before its first task, until the run is given up."""
+
+HUNG = 10.0
+"""How many times the usual time a worker may spend on what another one has done already."""
 
 SAID = 20
 """Mishaps that a state remembers."""
@@ -103,11 +107,15 @@ class Leader:
         self._history = deque([(self.crew.now(), self._units)])
         title = work.phase.capitalize()
         with self.progress.bar(title, work.units, work.unit, work.units_done) as self._step:
-            while not self._schedule.is_done:
-                self._give()
-                self._take(self.crew.wait(TICK))
-                self._tell()
-            self._tell(at_once=True)
+            try:
+                while not self._schedule.is_done:
+                    self._give()
+                    self._take(self.crew.wait(TICK))
+                    self._tell()
+                self._tell(at_once=True)
+            except BaseException as error:
+                self._tell_end(error)
+                raise
 
     def _give(self) -> None:
         for name in list(self._idle):
@@ -200,14 +208,37 @@ class Leader:
         if not at_once and now - self._told < TELL * (1 + len(self._workers) // 1000):
             return
         self._told = now
+        self._dismiss_hanging()
         units = self._units + self._in_hand()
-        self._step(units - self._shown)
+        if units != self._shown:
+            self._step(units - self._shown)
+        elif len(self._history) == 1:
+            self._history.clear()  # nobody has begun: the time until then says nothing of the rate
         self._shown = units
         self._history.append((now, units))
         while len(self._history) > 2 and now - self._history[1][0] > SPAN:
             self._history.popleft()
         if self.shared is not None:
             write_status(self.shared, self.status())
+
+    def _tell_end(self, error: BaseException) -> None:
+        """Write down why the work ends here, if that can be written anywhere."""
+        stopped = "stopped by hand" if isinstance(error, KeyboardInterrupt) else str(error)
+        if self.shared is not None:
+            with suppress(FfmemError, OSError):
+                ended = stopped or type(error).__name__
+                write_status(self.shared, replace(self.status(), ended=ended))
+
+    def _dismiss_hanging(self) -> None:
+        """Let workers go that do not come back from a task; others take their places."""
+        for name, worker in self._workers.items():
+            if worker.task is None or self._schedule.task_of(name) is not None:
+                continue
+            usual = self._schedule.usual_seconds(worker.task)
+            patience = max(HUNG * (usual or 0.0), UNKNOWN)
+            if self.crew.now() - worker.since > patience:
+                worker.since = self.crew.now()  # once is enough
+                self.crew.dismiss(name)
 
     def _in_hand(self) -> int:
         """Return the units done of running tasks, each counted once however many are at it."""
@@ -240,6 +271,7 @@ class Leader:
             seconds=now - self._began,
             leader=f"{socket.gethostname()}:{os.getpid()}",
             written=time.time(),
+            size=self.crew.size,
             workers=[self._worker(name, known) for name, known in self._workers.items()],
             said=list(self._said),
         )
@@ -253,4 +285,5 @@ class Leader:
             share=0.0 if task is None else min(known.units / max(task.size, 1), 1.0),
             rate=known.rate,
             done=known.done,
+            seconds=0.0 if task is None else self.crew.now() - known.since,
         )

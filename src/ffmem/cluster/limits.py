@@ -68,8 +68,9 @@ def _idle(asked: Asked, plan: Plan) -> str | None:
     if plan.leases >= asked.workers:
         return None
     fewer = max(1, asked.tokens // (4 * asked.workers))
+    leases = "is 1 lease" if plan.leases == 1 else f"are {plan.leases:,} leases"
     return (
-        f"There are {plan.leases:,} leases for {asked.workers:,} workers: the others have nothing"
+        f"There {leases} for {asked.workers:,} workers: the others have nothing"
         f" to do. Give --lease-tokens {fewer}, or fewer workers."
     )
 

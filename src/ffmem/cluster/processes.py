@@ -188,6 +188,11 @@ class Processes:
         child.task = task
         child.send(task.to_dict())
 
+    def dismiss(self, worker: str) -> None:
+        """End a worker that does not come back from its task."""
+        if (child := self._children.get(worker)) is not None:
+            child.signal(SIGKILL)
+
     def wait(self, seconds: float) -> Sequence[Event]:
         """Return what has happened; wait so long for a first event, at most."""
         end = self.now() + seconds

@@ -73,6 +73,12 @@ class RayConnection:
             ) from error
 
 
+def refuse_unreachable(address: str) -> None:
+    """Raise if no Ray can be worked on at an address."""
+    if not _imported(address).is_initialized() and address != "local":
+        _found(address)
+
+
 def _imported(address: str) -> Any:
     try:
         import ray

@@ -107,6 +107,11 @@ class RayCrew:
         hired.task = task
         self._ask(hired, task.to_dict())
 
+    def dismiss(self, worker: str) -> None:
+        """End a worker that does not come back from its task: Ray then tells of its death."""
+        if (hired := self._hired.get(worker)) is not None:
+            self._ray.kill(hired.actor)
+
     def wait(self, seconds: float) -> Sequence[Event]:
         """Return what has happened; wait so long for a first event, at most."""
         end = self.now() + seconds
@@ -130,7 +135,7 @@ class RayCrew:
         found = self._ray.cluster_resources().get("GPU", 0.0)
         if address == "local" and found < self.size * self._gpus:
             raise FfmemError(
-                f"{self.size} workers of {self._gpus} GPUs were asked for, and Ray finds"
+                f"{self.size} workers of {self._gpus:g} GPUs were asked for, and Ray finds"
                 f" {found:g} GPUs here. Ask for fewer, or for a share (--gpus-per-worker 0.5)."
             )
 

@@ -130,7 +130,8 @@ def shape_of(model: str) -> Shape:
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"There is no shape {model!r}, and no folder of that name with a config.json."
-            f" Give a Hugging Face folder or one of {', '.join(NAMED)}."
+            f" Give a Hugging Face folder or one of {', '.join(NAMED)}; an index stands for a"
+            " corpus, in the second place."
         )
     return _of_config(folder)
 

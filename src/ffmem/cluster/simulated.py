@@ -159,6 +159,11 @@ class Simulated:
         self._owed = len(events)
         return events
 
+    def dismiss(self, worker: str) -> None:
+        """End a worker."""
+        if (one := self._workers.get(worker)) is not None:
+            self._die(one)
+
     def close(self) -> None:
         """Nobody was started."""
 

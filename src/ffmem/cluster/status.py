@@ -30,6 +30,8 @@ class WorkerStatus(Record):
     """Units per second over its last tasks; None before it has done anything."""
     done: int
     """Tasks that it has finished."""
+    seconds: float = 0.0
+    """Since it began what it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,10 @@ class Status(Record):
     leader: str
     written: float
     """When, by the leader's clock (seconds since 1970)."""
+    size: int = 0
+    """How many workers were asked for; some may not have begun yet."""
+    ended: str | None = None
+    """Why the leader has stopped; None while it leads."""
     workers: list[WorkerStatus] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     """What went wrong and was mended, the latest last."""

@@ -40,7 +40,7 @@ def _far(status: Status) -> str:
 def _tasks(status: Status) -> str:
     return (
         f"{_counted(status.tasks_done, 'tasks')} done, {status.running:,} running,"
-        f" {status.waiting:,} known to wait, {status.given_up:,} given up"
+        f" {status.waiting:,} ready, {status.given_up:,} given up"
     )
 
 
@@ -57,6 +57,8 @@ def _news(status: Status, now: float) -> str:
             " whether it still lives cannot be told."
         )
     said = f"Said by {status.leader}, {duration(max(age, 0.0))} ago"
+    if status.ended is not None:
+        return f"{said}, at its end: {status.ended} Run the same command again to go on."
     if age <= STALE:
         return f"{said}."
     return (
@@ -73,9 +75,12 @@ def _workers(status: Status) -> list[str]:
     measured = sorted((w for w in status.workers if w.rate is not None), key=_rate)
     differ = bool(measured) and _rate(measured[0]) < _rate(measured[-1])
     slowest = measured[0].name if differ else None
+    missing = []
+    if n < status.size:
+        missing = [f"{n:,} of {_counted(status.size, 'workers')} have begun; the others load."]
     if n <= MOST_ROWS:
-        return _table(status.workers, status.unit, slowest)
-    return _crowd(status, measured, slowest)
+        return [*_table(status.workers, status.unit, slowest), *missing]
+    return [*_crowd(status, measured, slowest), *missing]
 
 
 def _crowd(status: Status, measured: list[WorkerStatus], slowest: str | None) -> list[str]:
@@ -105,13 +110,14 @@ def _rate(worker: WorkerStatus) -> float:
 
 def _table(workers: Sequence[WorkerStatus], unit: str, slowest: str | None) -> list[str]:
     """Return lines with one worker each, numbers flush right."""
-    rows = [("worker", "where", "task", "of it", f"{unit}/s", "done", "")]
+    rows = [("worker", "where", "task", "for", "of it", f"{unit}/s", "done", "")]
     for worker in workers:
         rows.append(
             (
                 worker.name,
                 worker.where,
                 worker.task or "–",
+                duration(worker.seconds) if worker.task else "–",
                 _percent(worker.share, 0) if worker.task else "–",
                 "–" if worker.rate is None else _number(worker.rate),
                 f"{worker.done:,}",
@@ -123,7 +129,7 @@ def _table(workers: Sequence[WorkerStatus], unit: str, slowest: str | None) -> l
 
 
 def _row(cells: Iterable[str], widths: Sequence[int]) -> str:
-    sides = "<<<>>><"
+    sides = "<<<>>>><"
     padded = (f"{c:{side}{width}}" for c, side, width in zip(cells, sides, widths, strict=True))
     return "  ".join(padded).rstrip()
 

@@ -84,11 +84,11 @@ class Build:
                 " folder."
             )
 
-    def run(self) -> None:
-        """Do everything that is not done yet."""
+    def run(self) -> bool:
+        """Do everything that is not done yet; return False if another process was faster."""
         existed = self.folder.exists()
         try:
-            self._run()
+            return self._run()
         except FfmemError:
             if self._is_new and not (self.working / "plan.json").exists():
                 self._clear()  # nothing was computed yet: leave the folder as it was
@@ -104,8 +104,13 @@ class Build:
         shutil.rmtree(self.working)
         (self.folder / SENTENCES).unlink(missing_ok=True)
 
-    def _run(self) -> None:
+    def _run(self) -> bool:
+        if self._is_finished():
+            return False
         with _alone(self.folder):
+            if self._is_finished():  # while this one waited its turn
+                shutil.rmtree(self.working)
+                return False
             self._prepare()
             shared = self._shared()
             is_far = self.labour.shared is not None
@@ -130,6 +135,10 @@ class Build:
             if is_far:
                 shared.clear()
             shutil.rmtree(self.working)
+            return True
+
+    def _is_finished(self) -> bool:
+        return (self.folder / "manifest.json").exists()
 
     def _prepare(self) -> None:
         """Do what needs the model here."""
@@ -243,7 +252,8 @@ def _alone(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file. Choose a new or an empty folder for the index.")
     foreign = folder.exists() and not (folder / "segments").exists() and any(folder.iterdir())
-    if foreign:
+    # Whoever finishes an index writes its manifest before that folder goes.
+    if foreign and not (folder / "manifest.json").exists():
         raise StoreError(
             f"{folder} holds something that is not an index. Choose a new or an empty folder."
         )

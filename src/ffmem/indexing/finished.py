@@ -23,12 +23,16 @@ def refuse_other(index: Index, model: str, corpus: Corpus, options: Options, dty
         "dtype": (dtype, manifest.dtype),
         **{name: (value, first[name]) for name, value in corpus.describe().items()},
     }
+    named = asked.pop("source")
     differences = [f"{name}: {old} → {new}" for name, (new, old) in asked.items() if new != old]
     if len(manifest.corpus.sources) > 1:
         others = ", ".join(source.source for source in manifest.corpus.sources[1:])
         differences.append(f"it holds further corpora: {others}")
     # The files are hashed last, and once: that takes as long as reading them.
-    if not differences and (digest := corpus.digest()) != first["digest"]:
+    digest = None if differences else corpus.digest()
+    if named[0] != named[1] and (digest is None or digest != first["digest"]):
+        differences.append(f"source: {named[1]} → {named[0]}")
+    elif not differences and digest != first["digest"]:
         differences.append(f"the corpus' files have changed, digest: {first['digest']} → {digest}")
     if differences:
         raise StoreError(

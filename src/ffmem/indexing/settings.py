@@ -75,6 +75,8 @@ class Settings(Record):
             theirs = others[name]
             if isinstance(mine, dict):
                 names = {key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)}
+                if name == "corpus" and self.digest is not None and self.digest == other.digest:
+                    names.discard("source")  # the same files, by another path
                 found += [f"{name}.{k}: {theirs.get(k)} → {mine.get(k)}" for k in sorted(names)]
             elif mine != theirs:
                 shown = "the corpus' files have changed, digest" if name == "digest" else name

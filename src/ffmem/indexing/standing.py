@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ffmem.cluster.shared import SharedFolder
-from ffmem.cluster.status import STALE, Status, read_status
+from ffmem.cluster.status import NAME, STALE, Status, read_status
 from ffmem.cluster.telling import told
 from ffmem.errors import StoreError
 from ffmem.indexing.store import Index
@@ -21,7 +21,7 @@ class Standing:
 
     folder: str
     state: str
-    """finished, preparing, running or silent: nothing was heard for a while."""
+    """finished, preparing, prepared, running, stopped, or silent: not heard of for a while."""
     status: Status | None
     told: str
 
@@ -50,9 +50,17 @@ def standing(folder: Path) -> Standing:
     place = working / PLACE
     shared = SharedFolder.at(place.read_text(encoding="utf-8") if place.exists() else working)
     status = read_status(shared)
-    if status is None:
+    if status is None and not (working / "plan.json").exists():
         text = "The corpus is being read and cut, or that was interrupted; no lease is read yet."
         return Standing(str(folder), "preparing", None, text)
+    if status is None:
+        text = (
+            f"The corpus is prepared. Whoever leads has not said anything yet, or its"
+            f" {NAME} cannot be read. What was committed is kept: the same command goes on."
+        )
+        return Standing(str(folder), "prepared", None, text)
     now = time.time()
     state = "silent" if now - status.written > STALE else "running"
+    if status.ended is not None:
+        state = "stopped"
     return Standing(str(folder), state, status, told(status, now))

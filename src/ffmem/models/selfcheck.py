@@ -10,6 +10,7 @@
 Each error is the largest difference, as a share of the largest number that it is compared with.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -160,10 +161,12 @@ def _refuse_large(memories: Memories, name: str, error: float, where: str) -> No
     """Raise if an error is larger than rounding explains."""
     bound = BOUND if memories.dtype in (torch.float32, torch.float64) else HALF_BOUND
     if not error <= bound:
+        off = f"it is off by {error:.1e} of the largest number, where {bound:.0e} is allowed"
+        if not math.isfinite(error):
+            off = "numbers come out that are not finite"
         raise SelfCheckFailed(
-            f"This {memories.family!r} model does not keep the equation {LAWS[name]} as ffmem"
-            f" reads it: in {where} it is off by {error:.1e} of the largest number, where"
-            f" {bound:.0e} is allowed. ffmem will not read it; please report the model."
+            f"This {memories.family!r} model does not keep the law “{LAWS[name]}” as ffmem"
+            f" reads it: in {where} {off}. ffmem will not read it; please report the model."
         )
 
 
