@@ -10,7 +10,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 ORDER = [
     *("errors", "cells", "files", "progress", "records", "registry"),
     *("cluster.task", "cluster.schedule", "cluster.shared", "cluster.object_store"),
-    *("cluster.pieces", "cluster.crew", "cluster.here", "cluster.process", "cluster.processes"),
+    *(
+        "cluster.orders",
+        "cluster.pieces",
+        "cluster.crew",
+        "cluster.here",
+        "cluster.process",
+        "cluster.processes",
+    ),
     *("cluster.ray_connection", "cluster.ray_worker", "cluster.ray_crew", "cluster.hiring"),
     *("cluster.status", "cluster.leader", "cluster.telling", "cluster.simulated"),
     *("models.argument", "models.tokenizer"),
@@ -97,6 +104,7 @@ ORDER = [
     *("web.interface", "web.guard", "web.app", "web.serving"),
     *(
         "api",
+        "measuring",
         "acting",
         "patterning",
         "commands.options",

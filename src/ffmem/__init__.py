@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ffmem.acting import compare, edit, effect, neighbours, serve, trace
     from ffmem.api import (
-        experiment,
         export,
         extend,
         index,
         load,
         merge,
         open,
-        report,
         search,
         verify,
     )
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from ffmem.errors import FfmemError
     from ffmem.indexing.memory import Memory
     from ffmem.indexing.store import Index
+    from ffmem.measuring import experiment, report
     from ffmem.models.memories import Memories
     from ffmem.patterning import detect, explain, export_patterns, patterns_of, study
 
@@ -43,7 +42,7 @@ _HOMES = {
     "detect": "ffmem.patterning",
     "edit": "ffmem.acting",
     "effect": "ffmem.acting",
-    "experiment": "ffmem.api",
+    "experiment": "ffmem.measuring",
     "explain": "ffmem.patterning",
     "export": "ffmem.api",
     "export_patterns": "ffmem.patterning",
@@ -54,7 +53,7 @@ _HOMES = {
     "neighbours": "ffmem.acting",
     "open": "ffmem.api",
     "patterns_of": "ffmem.patterning",
-    "report": "ffmem.api",
+    "report": "ffmem.measuring",
     "search": "ffmem.api",
     "serve": "ffmem.acting",
     "study": "ffmem.patterning",

@@ -239,8 +239,8 @@ def compare(
     The models are those that the indexes name, or are where `first_model` and `second_model` say.
     Without `models`, nothing is said about the directions of values, and none is loaded.
     """
-    from ffmem.api import refuse_bad_place
     from ffmem.comparing.matching import refuse_unlike
+    from ffmem.measuring import refuse_bad_place
 
     one = first if isinstance(first, Index) else Index(first)
     other = second if isinstance(second, Index) else Index(second)

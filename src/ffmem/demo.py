@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ffmem import api, patterning
+from ffmem import api, measuring, patterning
 from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
@@ -29,7 +29,9 @@ def demo(out: Path, limit: int) -> Index:
     progress.say("\nLooking for patterns in the triggers of every memory.")
     print(patterning.detect(index, workers=2, progress=progress))
     progress.say("\nMeasuring the paper's figures on a small sample.")
-    page = api.report(index, out.with_name(f"{out.name}-report"), VALID, progress=progress, **SIZES)
+    page = measuring.report(
+        index, out.with_name(f"{out.name}-report"), VALID, progress=progress, **SIZES
+    )
     print(f"\nThe paper's figures, measured on this model: {page}")
     print(f"\nNow ask any of the {len(index):,} memories:\n")
     print(f"    ffmem show {out} L12N34")

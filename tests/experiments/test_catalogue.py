@@ -237,7 +237,7 @@ def test_a_report_asks_for_its_corpus_and_a_sample_for_a_number(made, tmp_path):
 
 
 def test_a_corpus_is_read_as_the_index_read_its_own(made, tmp_path):
-    from ffmem.api import _read_as
+    from ffmem.measuring import _read_as
 
     index = made[0]
     assert _read_as(index, "x.txt", {}).unit == "line"

@@ -257,7 +257,7 @@ def test_a_worker_with_other_weights_or_without_orders_is_refused(model_folder, 
     orders.write(SharedFolder(tmp_path))
     with pytest.raises(ModelError, match=r"weights of hash 0000.* Use the same model everywhere"):
         hired(str(tmp_path))
-    SharedFolder(tmp_path).write_text("study.json", '{"model": 3}')
+    SharedFolder(tmp_path).write_text("orders.json", '{"model": 3}')
     with pytest.raises(StoreError, match="of another version of ffmem"):
         hired(str(tmp_path))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ffmem import api
+from ffmem import measuring
 from ffmem.commands.options import (
     NumberOrAll,
     crew_options,
@@ -101,7 +101,7 @@ def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
 
     Writes OUT/NAME.json, NAME.svg and NAME.pdf.
     """
-    api.experiment(name, folder, out, progress=Progress(), **options)
+    measuring.experiment(name, folder, out, progress=Progress(), **options)
     click.echo(f"Wrote {name}.json, {name}.svg and {name}.pdf to {out}.")
 
 
@@ -117,5 +117,5 @@ def report(folder: Path, out: Path, corpus: str | None, **options: Any) -> None:
     """
     if corpus is None:
         raise click.UsageError("Missing option '--corpus': Section 5 needs prefixes.")
-    path = api.report(folder, out, corpus, progress=Progress(), **options)
+    path = measuring.report(folder, out, corpus, progress=Progress(), **options)
     click.echo(f"Wrote {path}.")

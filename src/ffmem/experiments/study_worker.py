@@ -8,17 +8,17 @@ It is made once per process, with the model loaded, and does tasks in any order.
 depends on the model, on what was laid out, and on the number of threads, which is the same for all.
 """
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from ffmem.cluster.orders import Orders
 from ffmem.cluster.pieces import OUTCOME, Arrays, read_arrays, write_arrays
 from ffmem.cluster.shared import SharedFolder
 from ffmem.cluster.task import Task
-from ffmem.errors import ModelError, StoreError
+from ffmem.errors import ModelError
 from ffmem.experiments.heads import Heads
 from ffmem.experiments.inference import Pass, Places, groups
 from ffmem.experiments.sequences import measure
@@ -28,13 +28,10 @@ from ffmem.experiments.value_tops import AdaptiveTops, PlainTops, ValueTops
 from ffmem.models.memories import Memories
 from ffmem.models.threads import threads
 from ffmem.progress import Step
-from ffmem.records import NotARecord, Record
-
-ORDERS = "study.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyOrders(Record):
+class StudyOrders(Orders):
     """What all workers of a study do alike."""
 
     model: str
@@ -43,27 +40,6 @@ class StudyOrders(Record):
     dtype: str
     device: str
     threads: int
-
-    def write(self, shared: SharedFolder) -> None:
-        """Lay the orders out for all workers."""
-        shared.write_text(ORDERS, self.to_json())
-
-    @classmethod
-    def read(cls, shared: SharedFolder) -> "StudyOrders":
-        """Return the orders that lie in a shared folder."""
-        text = shared.read_text(ORDERS)
-        if text is None:
-            raise StoreError(
-                f"There are no orders in {shared.shown}. Workers must see the folder that the"
-                " command was given: put it on a disk that all of them share, or give --shared."
-            )
-        try:
-            return cls.of(json.loads(text))
-        except (ValueError, NotARecord) as error:
-            raise StoreError(
-                f"The orders in {shared.shown} are of another version of ffmem ({error})."
-                " Use the same version everywhere."
-            ) from None
 
 
 class StudyWorker:

@@ -1,6 +1,6 @@
 """Where the long parts of a study are done, and by whom.
 
-    OUT/.working/FINGERPRINT/ or a folder in --shared:    study.json, what is laid out, outcomes
+    OUT/.working/FINGERPRINT/ or a folder in --shared:    orders.json, what is laid out, outcomes
 
 The fingerprint names what decides the numbers beside what is laid out: weights, dtype, device,
 threads, versions. So a study that was stopped goes on with what lies there, and another one never

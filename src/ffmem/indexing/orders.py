@@ -1,30 +1,26 @@
-"""Orders: everything that a worker must know before its first task, in the shared folder.
+"""What a worker of an index must know before its first task, in the shared folder.
 
-    orders.json        settings that decide the bytes, where the sentences are, the drawn sample
-    leases.parquet     the leases, in order; a task names one by its number
-
-So a worker anywhere needs nothing but the place of the shared folder.
+orders.json        settings that decide the bytes, where the sentences are, the drawn sample
+leases.parquet     the leases, in order; a task names one
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ffmem.cluster.orders import Orders
 from ffmem.cluster.shared import SharedFolder
-from ffmem.errors import StoreError
 from ffmem.indexing.leases import Lease
-from ffmem.records import NotARecord, Record
 
-ORDERS, LEASES = "orders.json", "leases.parquet"
+LEASES = "leases.parquet"
 
 _TOGETHER = 4096  # leases in a row group: what reading them holds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders(Record):
+class IndexOrders(Orders):
     """What all workers of a run do alike."""
 
     run: str
@@ -45,27 +41,6 @@ class Orders(Record):
     """A path that all workers see, or a name in the shared folder."""
     sample_hashes: list[int]
     sample_prefixes: list[int]
-
-    def write(self, shared: SharedFolder) -> None:
-        """Lay the orders out for all workers."""
-        shared.write_text(ORDERS, self.to_json())
-
-    @classmethod
-    def read(cls, shared: SharedFolder) -> "Orders":
-        """Return the orders that lie in a shared folder."""
-        text = shared.read_text(ORDERS)
-        if text is None:
-            raise StoreError(
-                f"There are no orders in {shared.shown}. Workers must see the folder that the run"
-                " was started with: put it on a disk that all of them share, or give --shared."
-            )
-        try:
-            return cls.of(json.loads(text))
-        except (ValueError, NotARecord) as error:
-            raise StoreError(
-                f"The orders in {shared.shown} are of another version of ffmem ({error})."
-                " Use the same version everywhere."
-            ) from None
 
 
 def write_leases(shared: SharedFolder, leases: Iterable[Lease]) -> None:

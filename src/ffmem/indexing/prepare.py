@@ -22,7 +22,7 @@ from ffmem.files import write_text
 from ffmem.indexing import sample
 from ffmem.indexing.leases import cut
 from ffmem.indexing.options import COMPAT
-from ffmem.indexing.orders import LEASES, Orders, write_leases
+from ffmem.indexing.orders import LEASES, IndexOrders, write_leases
 from ffmem.indexing.sentences import Sentences, write_sentences
 from ffmem.indexing.settings import Plan, Settings, read_record
 from ffmem.indexing.start import choose
@@ -72,7 +72,7 @@ def planned(
 
 def lay_out(
     shared: SharedFolder, folder: Path, settings: Settings, plan: Plan, device: str, is_far: bool
-) -> Orders:
+) -> IndexOrders:
     """Put into the shared folder what workers need to begin.
 
     `is_far`: workers do not see the index's own folder, so that the sentences go there, too.
@@ -85,7 +85,7 @@ def lay_out(
         shared.put(path, SENTENCES)
     empty_prefix = settings.compat is not None
     hashes, prefixes = sample.draw(plan.hash, sentences.lengths(), empty_prefix)
-    orders = Orders(
+    orders = IndexOrders(
         run=settings.fingerprint,
         model=settings.model.source,
         hash=settings.model.hash,

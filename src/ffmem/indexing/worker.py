@@ -25,7 +25,7 @@ from ffmem.cluster.task import Task
 from ffmem.errors import ModelError, StoreError
 from ffmem.indexing.found import Found
 from ffmem.indexing.leases import Batch, Lease, batches
-from ffmem.indexing.orders import Orders
+from ffmem.indexing.orders import IndexOrders
 from ffmem.indexing.scan import Scan, reach
 from ffmem.indexing.segments import Segments
 from ffmem.indexing.sentences import Sentences, StoredSentence
@@ -40,7 +40,7 @@ class IndexWorker:
     """Does the tasks of one run with one model."""
 
     def __init__(self, memories: Memories, shared: SharedFolder) -> None:
-        orders = Orders.read(shared)
+        orders = IndexOrders.read(shared)
         if memories.fingerprint() != orders.hash:
             raise ModelError(
                 f"The run was started with weights of hash {orders.hash}; {memories.source} has"
@@ -160,6 +160,6 @@ def hired(shared: str) -> IndexWorker:
     from ffmem.models.load import load
 
     folder = SharedFolder.at(shared)
-    orders = Orders.read(folder)
+    orders = IndexOrders.read(folder)
     torch.set_num_threads(orders.threads)
     return IndexWorker(load(orders.model, dtype=orders.dtype, device=orders.device), folder)

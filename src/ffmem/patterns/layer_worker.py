@@ -6,7 +6,6 @@ Whoever examines a layer finds the same. Workers read the index's own triggers: 
 folder. Arrays of the view are mapped from the disk, so that many processes share their memory.
 """
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ffmem.cluster.orders import Orders
 from ffmem.cluster.pieces import OUTCOME, Arrays, read_arrays, write_arrays
 from ffmem.cluster.shared import SharedFolder
 from ffmem.cluster.task import Task
@@ -27,9 +27,8 @@ from ffmem.patterns.lsa import LatentSpace
 from ffmem.patterns.shallow import Candidates
 from ffmem.patterns.topics import TopicSpace
 from ffmem.progress import Step
-from ffmem.records import Record
 
-ORDERS, SPACE = "detection.json", "space.npz"
+SPACE = "space.npz"
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class LayerSight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerOrders(Record):
+class LayerOrders(Orders):
     """What all workers of a detection do alike."""
 
     index: str
@@ -54,18 +53,7 @@ class LayerOrders(Record):
         """Put what workers need into the shared folder."""
         sight.view.save(shared)
         write_arrays(shared, SPACE, sight.space.arrays())
-        shared.write_text(ORDERS, self.to_json())
-
-    @classmethod
-    def read(cls, shared: SharedFolder) -> "LayerOrders":
-        """Return the orders that lie in a shared folder."""
-        text = shared.read_text(ORDERS)
-        if text is None:
-            raise StoreError(
-                f"There are no orders in {shared.shown}. Workers must see the folder where they"
-                " meet: give one that all of them share with --shared."
-            )
-        return cls.of(json.loads(text))
+        self.write(shared)
 
 
 class LayerWorker:
