@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffmem.cli import cli
 from ffmem.cluster.limits import duration, limits, size
 from ffmem.cluster.planned import WORDS, count, planned, told
 from ffmem.cluster.planning import Asked, index_bytes, plan, segment_bytes, tree_size
 from ffmem.cluster.shape import NAMED, Shape, shape_of
 from ffmem.cluster.shared import SharedFolder
-from ffmem.commands.planning import plan as command
 from ffmem.errors import CorpusError, FfmemError, ModelError
 from ffmem.indexing.found import Found
 from ffmem.indexing.sample import Sample
@@ -256,11 +256,11 @@ def test_a_speed_of_nothing_is_refused(option):
 
 def test_the_command_prints_lines_or_json():
     arguments = ["llama-70b", "1e12", "--flops", "4e14", "--workers", "10000", "-t", "50"]
-    lines = CliRunner().invoke(command, arguments)
+    lines = CliRunner().invoke(cli, ["plan", *arguments])
     assert lines.exit_code == 0
     assert "Longest  preparing" in lines.output
 
-    printed = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
+    printed = json.loads(CliRunner().invoke(cli, ["plan", *arguments, "--json"]).output)
     assert printed["leases"] == ceil(10**12 / 65_536)
     assert printed["model"]["memories"] == 28_672
     assert set(printed) >= {"memory", "disk", "traffic", "seconds", "bottleneck", "limits"}

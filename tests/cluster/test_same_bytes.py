@@ -38,6 +38,11 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def memories(model_folder):
+    return ffmem.load(model_folder)
+
+
+@pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = write_corpus(tmp_path_factory.mktemp("text") / "corpus.txt", n=90)
     return ffmem.Corpus(str(path), unit="line")
@@ -53,9 +58,8 @@ def whole(model_folder, corpus, tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_ten_seeds_of_random_faults_end_in_the_same_bytes(
-    model_folder, corpus, whole, tmp_path, seed
+    memories, corpus, whole, tmp_path, seed
 ):
-    memories = ffmem.load(model_folder)
     faults = []
     for attempt in range(100):
         hiring = faulty(memories, 1000 * seed + attempt, kills_leader=attempt < 5)

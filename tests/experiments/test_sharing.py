@@ -109,17 +109,15 @@ def counting(monkeypatch, stop=None):
     return done
 
 
-def test_two_workers_find_the_same_bytes_and_leave_nothing(measured, plain, tmp_path):
-    assert measured(tmp_path / "out", Hiring(2)) == plain
-    assert not (tmp_path / "out/.working").exists()
-
-
-def test_a_killed_worker_changes_nothing(measured, plain, tmp_path, monkeypatch):
+def test_two_workers_of_whom_one_is_killed_find_the_same_bytes_and_leave_nothing(
+    measured, plain, tmp_path, monkeypatch
+):
     fault = planting("group 1 of Section 5", "kill", tmp_path / "marks")
     monkeypatch.setattr(workplace, "Recruit", fault)
     assert measured(tmp_path / "out", Hiring(2)) == plain
     assert len(list((tmp_path / "marks").glob("try.*"))) == 2
     assert len(pids(tmp_path / "marks")) >= 2
+    assert not (tmp_path / "out/.working").exists()
     assert gone(pids(tmp_path / "marks"))
 
 

@@ -86,7 +86,7 @@ def test_a_fused_model_read_the_wrong_way_round_is_refused(monkeypatch):
         )
 
     assert FAMILIES["phi3"].up == FUSED
-    with pytest.raises(SelfCheckFailed, match=r"m = f\(x · Kᵀ\) as ffmem reads it: in layer 0"):
+    with pytest.raises(SelfCheckFailed, match=r"m = f\(x · Kᵀ\)” as ffmem reads it: in layer 0"):
         read(model)
 
 
@@ -94,7 +94,7 @@ def test_the_refusal_names_the_equation_the_layer_and_the_numbers(monkeypatch):
     wrong = replace(FAMILIES["llama"], residual="input_layernorm")
     monkeypatch.setitem(families.FAMILIES, "llama", wrong)
 
-    with pytest.raises(SelfCheckFailed, match=r"r \+ y = o .* in layer 0 it is off by \d.* 1e-04"):
+    with pytest.raises(SelfCheckFailed, match=r"r \+ y = o” .* in layer 0 it is off by \d.* 1e-04"):
         read(tiny("llama"))
 
 
