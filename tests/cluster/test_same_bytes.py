@@ -57,9 +57,7 @@ def whole(model_folder, corpus, tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ten_seeds_of_random_faults_end_in_the_same_bytes(
-    memories, corpus, whole, tmp_path, seed
-):
+def test_ten_seeds_of_random_faults_end_in_the_same_bytes(memories, corpus, whole, tmp_path, seed):
     faults = []
     for attempt in range(100):
         hiring = faulty(memories, 1000 * seed + attempt, kills_leader=attempt < 5)
