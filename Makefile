@@ -12,8 +12,10 @@ demo: $(READY)
 test: $(READY) browser database
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@echo "mypy beside pytest -n 2" # it leaves a core idle for more than a minute
+	@$(BIN)/mypy & types=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types && exit $$tests
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -23,6 +23,8 @@ from ffmem.annotation.sheet import Sheet, SheetPattern
 from tests.web.browser import FLAGS, browser_path
 from tests.web.studied import KEYS, made, people
 
+expect.set_options(timeout=20_000)  # a busy machine is not a wrong page
+
 pytestmark = pytest.mark.skipif(
     browser_path() is None, reason="no browser: install chromium, or name one by FFMEM_BROWSER"
 )

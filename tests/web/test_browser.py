@@ -18,6 +18,8 @@ from ffmem.web.worker import Worker
 from tests.web.browser import FLAGS, browser_path, running
 from tests.web.conftest import HOSTILE
 
+expect.set_options(timeout=20_000)  # a busy machine is not a wrong page
+
 pytestmark = pytest.mark.skipif(
     browser_path() is None, reason="no browser: install chromium, or name one by FFMEM_BROWSER"
 )
