@@ -29,6 +29,7 @@ import growth  # noqa: E402
 import passes  # noqa: E402
 import patterns  # noqa: E402
 import simulation  # noqa: E402
+import training  # noqa: E402
 import workers  # noqa: E402
 
 import ffmem  # noqa: E402
@@ -305,6 +306,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "effect": effect.effect_of_smollm2,
     "lookups": look_ups,
     "patterns": patterns.patterns,
+    "training": training.training,
     "workers": workers.workers,
     "simulation": simulation.simulation,
     "growth": growth.growth,

@@ -6,11 +6,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
 import ffmem
+from ffmem.networks.config import KINDS, AdaptiveConfig
 from tests import checking
 from tests.texts import LINES
 from tests.tiny import TINY, changed_since_read
 
 VOCABULARY = 320
+
+OURS = {kind: "ffmem_adaptive" if kind == "relu" else f"ffmem_adaptive {kind}" for kind in KINDS}
+"""The tiny model of each kind of memory that is ours."""
 
 checking.install()
 
@@ -44,7 +48,10 @@ def tokenizer():
 def text_model(name):
     """Return a tiny random model with a vocabulary for text."""
     set_seed(0)
-    config = TINY[name].__class__.from_dict(TINY[name].to_dict() | {"vocab_size": VOCABULARY})
+    size = {"vocab_size": VOCABULARY}
+    if isinstance(TINY[name], AdaptiveConfig):
+        size = {"band_sizes": [200, 60, VOCABULARY - 260]}
+    config = TINY[name].__class__.from_dict(TINY[name].to_dict() | size)
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.3 * parameter.data.new_empty(parameter.shape).normal_()
@@ -82,6 +89,21 @@ def ungated_index(tokenizer, corpus_file, tmp_path_factory):
 def index(request):
     """Both kinds of index, one after the other."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def kind_index(index_of, corpus_file, tmp_path_factory):
+    """Index of a model of ours by the kind of its memories, made once: `kind_index("lambda")`."""
+    made = {}
+
+    def index(kind):
+        if kind not in made:
+            corpus = ffmem.Corpus(str(corpus_file), unit="line")
+            folder = tmp_path_factory.mktemp(kind) / "index"
+            made[kind] = index_of(OURS[kind], corpus, folder)
+        return made[kind]
+
+    return index
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,74 @@
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import ffmem
 from ffmem import demo
+from ffmem.cli import cli
+from ffmem.indexing.store import Index
 from tests.indexing.folders import write_corpus
+from tests.mini_wiki import model_folder as mini_wiki_folder
+
+SOURCE = str(Path(ffmem.__file__).parent.parent)
+
+NO_NETWORK = """\
+import os, sys
+
+def refuse(event, arguments):
+    if event == "socket.connect":
+        host = arguments[1][0] if isinstance(arguments[1], tuple) else "localhost"
+    elif event == "socket.getaddrinfo":
+        host = arguments[0]
+    else:
+        return
+    if host not in (None, "localhost", "127.0.0.1", "::1"):
+        with open(os.environ["ASKED"], "a") as asked:
+            asked.write(f"{event} {host}\\n")
+        raise OSError("no network in this test")
+
+sys.addaudithook(refuse)
+"""
+"""A `sitecustomize`: every Python process refuses all but this machine, and leaves a note."""
 
 
-def test_the_demonstration_indexes_and_shows(tmp_path, monkeypatch, capsys, model_folder):
+@pytest.fixture
+def without_network(tmp_path):
+    """Run Python where there is no network, and nothing was fetched before; give what it said."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_NETWORK, encoding="utf-8")
+    away = {name: str(tmp_path / name) for name in ("FFMEM_CACHE", "HF_HOME", "ASKED")}
+    paths = os.pathsep.join((str(tmp_path / "site"), SOURCE))
+
+    def run(code, *arguments):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=os.environ | away | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            check=False,
+        )
+        asked = tmp_path / "ASKED"
+        return done, asked.read_text(encoding="utf-8") if asked.exists() else ""
+
+    return run
+
+
+def test_the_demonstration_indexes_and_shows(tmp_path, capsys, model_folder):
     """The real path, with a tiny model and text in place of those that are downloaded."""
-    monkeypatch.setattr(demo, "MODEL", str(model_folder))
-    monkeypatch.setattr(demo, "CORPUS", str(write_corpus(tmp_path / "corpus.txt")))
-    monkeypatch.setattr(demo, "VALID", str(write_corpus(tmp_path / "valid.txt", seed=1)))
-    monkeypatch.setattr(demo, "SIZES", {"sample": 20, "per_layer": 1, "triggers": 2})
-    monkeypatch.setattr(demo, "WORDS", ("e",))
-    index = demo.demo(tmp_path / "demo", limit=40)
+    choice = replace(
+        demo.FULL,
+        model=str(model_folder),
+        corpus=str(write_corpus(tmp_path / "corpus.txt")),
+        valid=str(write_corpus(tmp_path / "valid.txt", seed=1)),
+        words=("e",),
+        sizes={"sample": 20, "per_layer": 1, "triggers": 2},
+    )
+    index = demo.demo(choice, tmp_path / "demo", limit=40)
     shown = capsys.readouterr().out
     assert index.manifest.corpus.sentences <= 40
     assert "'e'" in shown
@@ -17,3 +76,59 @@ def test_the_demonstration_indexes_and_shows(tmp_path, monkeypatch, capsys, mode
     assert (tmp_path / "demo-report/report.html").exists()
     assert str(tmp_path / "demo-report/report.html") in shown
     assert f"ffmem show {tmp_path / 'demo'} L" in shown
+
+
+def test_the_tiny_demonstration_runs_to_its_end_without_a_network(tmp_path, without_network):
+    folder = mini_wiki_folder(tmp_path / "model")
+    code = (
+        "import sys; from pathlib import Path; from ffmem.models import argument;"
+        " argument.NAMED['mini-wiki'] = Path(sys.argv.pop(1));"
+        " from ffmem.cli import main; main()"
+    )
+    out = tmp_path / "tiny"
+    options = ("--tiny", "--out", out, "--limit", 120, "--no-serve")
+    done, asked = without_network(code, folder, "demo", *options)
+    assert done.returncode == 0, done.stderr
+    assert asked == ""
+    assert not (tmp_path / "FFMEM_CACHE").exists()
+    manifest = Index(out).manifest
+    assert manifest.model.source == "mini-wiki"
+    assert [part.source for part in manifest.corpus.sources] == ["mini-wiki:train"]
+    assert manifest.corpus.sentences == 120
+    assert (tmp_path / "tiny-report/report.html").exists()
+    assert "promotes" in done.stdout
+    assert "lists of triggers" in done.stdout
+    assert done.stdout.rstrip().endswith(f"ffmem serve {out}")
+    for file in tmp_path.glob("tiny*/**/*.json"):
+        assert str(folder) not in file.read_text(encoding="utf-8"), file
+
+
+def test_where_there_is_no_network_only_this_machine_can_be_reached(without_network):
+    """The control of the test above: what it forbids is noticed, in children too."""
+    ask = "import socket; socket.create_connection(('192.0.2.1', 9), timeout=1)"
+    child = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {ask!r}]))"
+    for code in (ask, child):
+        done, asked = without_network(code)
+        assert done.returncode == 1
+        assert "no network in this test" in done.stderr
+        assert "192.0.2.1" in asked
+    near = "import socket; s = socket.create_server(('127.0.0.1', 0));"
+    near += " socket.create_connection(s.getsockname()).close()"
+    assert without_network(near)[0].returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], (demo.FULL, Path("demo"), 2000)),
+        (["--tiny"], (demo.TINY, Path("demo-tiny"), None)),
+        (["--tiny", "--out", "here", "--limit", "7"], (demo.TINY, Path("here"), 7)),
+        (["--limit", "9"], (demo.FULL, Path("demo"), 9)),
+    ],
+)
+def test_the_command_takes_the_choices_own_folder_and_limit(monkeypatch, arguments, expected):
+    asked = []
+    monkeypatch.setattr(demo, "demo", lambda *given: asked.append(given))
+    done = CliRunner().invoke(cli, ["demo", "--no-serve", *arguments])
+    assert done.exit_code == 0
+    assert asked == [expected]

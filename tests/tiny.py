@@ -10,10 +10,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ffmem.models.adaptive import AdaptiveConfig
 from ffmem.models.load import load
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer
+from ffmem.networks.config import AdaptiveConfig
 
 HIDDEN, MEMORIES, LAYERS, VOCABULARY, HEADS = 16, 24, 2, 64, 2
 
@@ -69,6 +69,22 @@ def _llama_like(model_type: str, **settings: object) -> PretrainedConfig:
     return _config(model_type, **(_COMMON | settings))
 
 
+def _adaptive(memory: str) -> AdaptiveConfig:
+    """Return a config of our own model; its lambda layers have as many memories as the others."""
+    return AdaptiveConfig(
+        memory=memory,
+        band_sizes=[32, 16, 16],
+        band_widths=[HIDDEN, 8, 4],
+        hidden_size=HIDDEN,
+        intermediate_size=MEMORIES // HEADS if memory == "persistent" else MEMORIES,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=64,
+        key_width=4,
+        distances=MEMORIES // HEADS,
+    )
+
+
 TINY: dict[str, PretrainedConfig] = {
     "arcee": _llama_like("arcee", mlp_bias=True),
     "biogpt": _llama_like("biogpt", pad_token_id=1),
@@ -89,15 +105,12 @@ TINY: dict[str, PretrainedConfig] = {
     "falcon new with one norm": _config(
         "falcon", **_FALCON, new_decoder_architecture=True, num_ln_in_parallel_attn=1
     ),
-    "ffmem_adaptive": AdaptiveConfig(
-        band_sizes=[32, 16, 16],
-        band_widths=[HIDDEN, 8, 4],
-        hidden_size=HIDDEN,
-        intermediate_size=MEMORIES,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        max_position_embeddings=64,
-    ),
+    "ffmem_adaptive": _adaptive("relu"),
+    "ffmem_adaptive gelu": _adaptive("gelu"),
+    "ffmem_adaptive lambda": _adaptive("lambda"),
+    "ffmem_adaptive persistent": _adaptive("persistent"),
+    "ffmem_adaptive softmax": _adaptive("softmax"),
+    "ffmem_adaptive swiglu": _adaptive("swiglu"),
     "gemma": _llama_like("gemma", head_dim=8),
     "gemma2": _llama_like("gemma2", final_logit_softcapping=2.0, **_ALTERNATING),
     "gemma3": AutoConfig.for_model(

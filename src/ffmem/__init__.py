@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         merge,
         open,
         search,
+        train,
         verify,
     )
     from ffmem.cells import Cell
@@ -58,6 +59,7 @@ _HOMES = {
     "serve": "ffmem.acting",
     "study": "ffmem.patterning",
     "trace": "ffmem.acting",
+    "train": "ffmem.api",
     "verify": "ffmem.api",
 }
 
@@ -88,6 +90,7 @@ __all__ = [
     "serve",
     "study",
     "trace",
+    "train",
     "verify",
 ]
 

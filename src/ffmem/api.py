@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
     from ffmem.patterns.searching import PatternHit
+    from ffmem.training.record import Trained
 
 
 def load(
@@ -205,6 +206,31 @@ def export(
 
     index = folder if isinstance(folder, Index) else Index(folder)
     export_index(index, to, Path(out), step)
+
+
+def train(
+    corpus: "str | Path | Corpus",
+    out: str | Path,
+    valid: "str | Path | Corpus | None" = None,
+    *,
+    device: str = "auto",
+    progress: Progress | None = None,
+    **settings: Any,
+) -> "Trained":
+    """Train a small language model, or go on with it; `settings` are those of `ffmem train`.
+
+    train("wikitext-2:train", "model", "wikitext-2:valid", memory="persistent", layers=4, epochs=1)
+    """
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.training.settings import Settings
+    from ffmem.training.train import train as run
+
+    def opened(given: "str | Path | Corpus") -> Corpus:
+        return given if isinstance(given, Corpus) else Corpus(str(given))
+
+    other = None if valid is None else opened(valid)
+    asked = Settings(**settings)
+    return run(asked, opened(corpus), Path(out), other, device=device, progress=progress)
 
 
 def verify(folder: str | Path) -> list[str]:

@@ -22,6 +22,7 @@ from ffmem.commands import (
     planning,
     serving,
     tracing,
+    training,
 )
 from ffmem.commands.options import Ordered
 from ffmem.errors import FfmemError
@@ -33,10 +34,10 @@ def cli() -> None:
     """Read the feed-forward layers of a language model as key-value memories.
 
     MODEL is a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id
-    (org/name@revision), or the name smollm2-135m.
+    (org/name@revision), or a name: smollm2-135m, mini-wiki.
 
     CORPUS is a .txt, .jsonl or .parquet file (also .gz), a folder of them, - for standard input,
-    wikitext-2:train|valid|test, or hf:ID[:CONFIG][:SPLIT].
+    wikitext-2:train|valid|test, mini-wiki:train|valid, or hf:ID[:CONFIG][:SPLIT].
     """
 
 
@@ -45,7 +46,7 @@ for command in (
     *(indexing.extend, indexing.merge),
     *(looking.show, looking.search, serving.serve),
     *(tracing.trace, effects.effect, tracing.neighbours, editing.edit, comparing.compare),
-    *(measuring.experiment, measuring.report),
+    *(measuring.experiment, measuring.report, training.train),
     *(patterning.patterns, annotating.annotate),
     *(looking.export, indexing.verify),
 ):
@@ -53,32 +54,34 @@ for command in (
 
 
 @cli.command()
+@click.option("--tiny", is_flag=True, help="mini-wiki over mini-wiki:train: needs no network.")
 @click.option(
     "--out",
-    default="demo",
-    show_default=True,
+    show_default="demo, or demo-tiny",
     type=click.Path(path_type=Path),
     help="Folder to write.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    default=2000,
-    show_default=True,
+    show_default="2000; with --tiny, all",
     help="Sentences to read.",
 )
 @click.option("--no-serve", is_flag=True, help="Do not open the explorer at the end.")
-def demo(out: Path, limit: int, no_serve: bool) -> None:
+def demo(tiny: bool, out: Path | None, limit: int | None, no_serve: bool) -> None:
     """Index smollm2-135m over a part of WikiText-2, measure the paper, open the explorer.
 
-    The explorer is opened on a terminal only.
+    With --tiny, all in a minute and without a network: a small model that comes with ffmem, over a
+    small text that does. The explorer is opened on a terminal only.
     """
+    from ffmem.demo import FULL, TINY, explore
     from ffmem.demo import demo as run_demo
-    from ffmem.demo import explore
 
-    run_demo(out, limit)
+    choice = TINY if tiny else FULL
+    folder = out or choice.out
+    run_demo(choice, folder, limit or choice.limit)
     if not no_serve and sys.stdout.isatty():
-        explore(out)
+        explore(folder)
 
 
 def main() -> None:

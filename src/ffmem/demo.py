@@ -1,5 +1,7 @@
 """The demonstration: a real model over real text, from nothing to its memories in one command."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ffmem import api, measuring, patterning
@@ -7,22 +9,67 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
-MODEL, CORPUS, VALID = "smollm2-135m", "wikitext-2:train", "wikitext-2:valid"
 
-SIZES = {"sample": 400, "per_layer": 2, "triggers": 5}
-"""Of the demonstration's report: a minute or two; `ffmem report` takes ten times as much."""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a demonstration shows."""
 
-WORDS = ("percent", "Sunday", "ship")
-"""Tokens whose values the demonstration looks for."""
+    model: str
+    corpus: str
+    valid: str
+    """What the report takes its prefixes from."""
+    limit: int | None
+    """Sentences to read, unless told otherwise; None for all."""
+    out: Path
+    words: tuple[str, ...]
+    """Tokens whose values are looked for."""
+    prompts: tuple[str, str]
+    """What to trace, and what to ask for effects."""
+    searches: tuple[str, str, str]
+    """What to look for among values, triggers and patterns."""
+    cells: tuple[str, str]
+    """A memory to show, and one to switch off in the trace."""
+    sizes: Mapping[str, int] = field(
+        default_factory=lambda: {"sample": 400, "per_layer": 2, "triggers": 5}
+    )
+    """Of the report: a minute or two; `ffmem report` takes ten times as much."""
 
 
-def demo(out: Path, limit: int) -> Index:
-    """Index a part of WikiText-2, show a few memories, measure the paper, say what to type next."""
+FULL = Choice(
+    model="smollm2-135m",
+    corpus="wikitext-2:train",
+    valid="wikitext-2:valid",
+    limit=2000,
+    out=Path("demo"),
+    words=("percent", "Sunday", "ship"),
+    prompts=("In the last election the party won 48", "The capital of France is"),
+    searches=("river", "in the summer of", "ship"),
+    cells=("L12N34", "L22N873"),
+)
+TINY = Choice(
+    model="mini-wiki",
+    corpus="mini-wiki:train",
+    valid="mini-wiki:valid",
+    limit=None,
+    out=Path("demo-tiny"),
+    words=("percent", "Sunday", "ship"),
+    prompts=("The bridge was opened on 2", "It was released in the summer of"),
+    searches=("river", "part of the", "month"),
+    cells=("L12N34", "L15N99"),
+    sizes={"sample": 100, "per_layer": 2, "triggers": 5},  # valid has few sentences
+)
+
+
+def demo(choice: Choice, out: Path, limit: int | None) -> Index:
+    """Index a text, show a few memories, measure the paper, say what to type next."""
     progress = Progress()
-    progress.say(f"Indexing every memory of {MODEL} over {limit:,} sentences of {CORPUS}.")
-    index = api.index(MODEL, Corpus(CORPUS, limit=limit), out, progress=progress)
+    read = "all" if limit is None else f"{limit:,}"
+    progress.say(
+        f"Indexing every memory of {choice.model} over {read} sentences of {choice.corpus}."
+    )
+    index = api.index(choice.model, Corpus(choice.corpus, limit=limit), out, progress=progress)
     print(repr(index))
-    for word in WORDS:
+    for word in choice.words:
         for hit in api.search(index, word, limit=1):
             print(f"\n── A value that has {word.strip()!r} among its tokens:\n")
             print(index[hit.cell])
@@ -30,18 +77,28 @@ def demo(out: Path, limit: int) -> Index:
     print(patterning.detect(index, workers=2, progress=progress))
     progress.say("\nMeasuring the paper's figures on a small sample.")
     page = measuring.report(
-        index, out.with_name(f"{out.name}-report"), VALID, progress=progress, **SIZES
+        index, out.with_name(f"{out.name}-report"), choice.valid, progress=progress, **choice.sizes
     )
     print(f"\nThe paper's figures, measured on this model: {page}")
     print(f"\nNow ask any of the {len(index):,} memories:\n")
-    print(f"    ffmem show {out} L12N34")
-    print(f"    ffmem search {out} river")
-    print(f"    ffmem search {out} 'in the summer of' --in triggers")
-    print(f"    ffmem search {out} ship --in patterns")
-    print(f"    ffmem trace {out} 'In the last election the party won 48' --off L22N873")
-    print(f"    ffmem effect {out} 'The capital of France is'")
-    print(f"    ffmem serve {out}")
+    for line in _next(choice, out):
+        print(f"    ffmem {line}")
     return index
+
+
+def _next(choice: Choice, out: Path) -> list[str]:
+    """Return commands to go on with."""
+    value, trigger, pattern = choice.searches
+    (shown, off), (traced, asked) = choice.cells, choice.prompts
+    return [
+        f"show {out} {shown}",
+        f"search {out} {value}",
+        f"search {out} '{trigger}' --in triggers",
+        f"search {out} {pattern} --in patterns",
+        f"trace {out} '{traced}' --off {off}",
+        f"effect {out} '{asked}'",
+        f"serve {out}",
+    ]
 
 
 def explore(out: Path) -> None:

@@ -29,6 +29,16 @@ class UnknownFamily(ModelError):
         )
 
 
+class NoStaticValues(ModelError):
+    """The model's memories have keys and coefficients, but values that come from the input."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(
+            f"{asked} A lambda layer has static keys, which have triggers; what they multiply comes"
+            " from the input, another vector at every position. trace shows those of a prompt."
+        )
+
+
 class MixtureOfExperts(ModelError):
     """The model spreads its memories over experts, which ffmem does not read yet."""
 

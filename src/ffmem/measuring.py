@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.api import load
+from ffmem.experiments.names import NO_STATIC_VALUES
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
@@ -57,15 +58,21 @@ def report(
 ) -> Path:
     """Measure every figure and table of the paper, and return the path of the report.
 
-    `options` are those of `experiment`.
+    `options` are those of `experiment`. What reads static values is left out, and said to be, where
+    memories have none.
     """
-    from ffmem.experiments.names import NAMES
+    from ffmem.experiments.names import FROM_VALUES, NAMES
     from ffmem.reporting.report import write_report
 
     index = folder if isinstance(folder, Index) else Index(folder)
+    names: Sequence[str] = NAMES
+    if not index.manifest.model.has_values:
+        names = [name for name in NAMES if name not in FROM_VALUES]
+        if progress is not None:
+            progress.say(f"Left out ({NO_STATIC_VALUES}): {', '.join(FROM_VALUES)}.")
     results = []
     refuse_bad_place(Path(out))
-    with closing(_measured(NAMES, index, Path(out), corpus, progress, options)) as measured:
+    with closing(_measured(names, index, Path(out), corpus, progress, options)) as measured:
         for result in measured:
             result.write(Path(out))  # what was measured is kept, whatever comes
             results.append(result)
@@ -95,18 +102,20 @@ def _measured(
     from ffmem.experiments.names import FROM_FOLDER
 
     asked = catalogue.known([names] if isinstance(names, str) else names)
+    index = folder if isinstance(folder, Index) else Index(folder)
+    if not index.manifest.model.has_values:
+        catalogue.refuse_without_values(asked, index.manifest.model.source)
     if set(asked) <= set(FROM_FOLDER) and options.get("prompt") is None:
-        index = folder if isinstance(folder, Index) else Index(folder)
         say = progress or Progress(quiet=True)
         yield from catalogue.read(index, asked, options.get("seed", 0), say)
         return
-    with _study(asked, folder, out, corpus, progress or Progress(quiet=True), options) as study:
+    with _study(asked, index, out, corpus, progress or Progress(quiet=True), options) as study:
         yield from catalogue.measure(study, asked)
 
 
 def _study(
     names: Sequence[str],
-    folder: str | Path | Index,
+    index: Index,
     out: Path,
     corpus: "Corpus | str | Path | None",
     progress: Progress,
@@ -120,7 +129,6 @@ def _study(
     asked_of = {"workers": None, "ray": None, "gpus_per_worker": 0.0}
     hiring = Hiring(**{name: options.pop(name, usual) for name, usual in asked_of.items()})
     shared, n_threads = options.pop("shared", None), options.pop("threads", None)
-    index = folder if isinstance(folder, Index) else Index(folder)
     reading = {name: options.pop(name, None) for name in ("unit", "column", "detokenize", "limit")}
     asked = {name: value for name, value in reading.items() if value is not None}
     if isinstance(corpus, str | Path):

@@ -9,7 +9,10 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 import ffmem
+from ffmem.causal.editing import editing
+from ffmem.causal.edits import Edits
 from ffmem.cli import cli
+from ffmem.models.tokenizer import WordTokenizer
 from tests.causal.checkpoints import saved, stored
 from tests.indexing.folders import indexed, write_corpus
 from tests.tiny import tiny
@@ -105,8 +108,22 @@ def test_mistakes_are_told_and_nothing_is_written(arguments, code, message, fold
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fairseq_checkpoint_is_refused(tmp_path):
-    code, _, err = run(ORACLE, "--off", "L0N1", "--no-report", "--out", tmp_path / "out")
-    assert code == 1
-    assert "A fairseq checkpoint cannot be saved edited" in err
-    assert list(tmp_path.iterdir()) == []
+def test_a_fairseq_checkpoint_becomes_a_folder_of_ours_with_its_dictionary(corpus, tmp_path):
+    edits = ("--off", "L0N1,L3N2", "--set", "L1N4=2.5", "--scale", "L2N5=-0.3")
+    measured = ("--corpus", corpus, "--unit", "line", "--limit", 5)
+    code, out, err = run(ORACLE, *edits, *measured, "--out", tmp_path / "out")
+    assert code == 0
+    assert "| perplexity |" in out
+    assert "import ffmem.networks.model" in err
+    before, after = ffmem.load(ORACLE), ffmem.load(tmp_path / "out")
+    assert (tmp_path / "out" / "dict.txt").read_bytes() == (ORACLE / "dict.txt").read_bytes()
+    assert isinstance(after.tokenizer, WordTokenizer)
+    assert after.tokenizer.fingerprint == before.tokenizer.fingerprint
+    asked = {"off": ["L0N1", "L3N2"], "set": {"L1N4": 2.5}, "scale": {"L2N5": -0.3}}
+    tokens = torch.tensor([[2, 5, 9, 40, 17, 30]])
+    with editing(before, Edits.of(**asked)):
+        expected = before.logits(tokens)
+    torch.testing.assert_close(after.logits(tokens), expected, rtol=2e-5, atol=2e-5)
+    back = ("--undo", tmp_path / "out", "--no-report", "--out", tmp_path / "back")
+    assert run(tmp_path / "out", *back)[0] == 0
+    assert stored(tmp_path / "back").fingerprint() == before.fingerprint()

@@ -10,6 +10,7 @@ import ffmem
 from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits
 from ffmem.errors import UnknownCell
+from ffmem.networks.slots import Slots
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[5, 9, 2, 17, 30], [8, 8, 1, 40, 3]])
@@ -27,10 +28,12 @@ def hooks(model):
 
 
 def rewritten(memories, changes):
-    """Logits of a copy of the model in which values were multiplied, row by row."""
+    """Logits of a copy of the model in which values, or a lambda layer's keys, were multiplied."""
     other = ffmem.load(copy.deepcopy(memories.model), memories.tokenizer)
     for (layer, memory), factor in changes.items():
-        other.values(layer)[memory] *= factor
+        linear = (other.value_maps if other.has_values else other.key_maps)[layer]
+        rows = linear.weight if isinstance(linear, Slots) else other.values(layer)
+        rows[memory] *= factor
     return other.logits(TOKENS)
 
 
@@ -39,7 +42,7 @@ def patched(memories, layer, change):
     shape = (*TOKENS.shape, memories.n_memories)
 
     def hook(_, args):
-        return (change(args[0].clone().reshape(shape)).reshape(args[0].shape),)
+        return (change(args[0].clone().reshape(shape)).reshape(args[0].shape), *args[1:])
 
     handle = memories.value_maps[layer].register_forward_pre_hook(hook)
     try:

@@ -13,14 +13,14 @@ from ffmem.causal.patch import NAME, Patch, applied, edited, undone
 from ffmem.errors import FfmemError, StoreError
 from ffmem.models.memories import fingerprint
 from tests.causal.checkpoints import kept, saved, stored
+from tests.conftest import OURS
 from tests.tiny import TINY, tiny, tiny_tokenizer
-
-SAVED = [name for name in TINY if name != "ffmem_adaptive"]
 
 
 def edits_of(memories):
     """Return edits of every kind that the model can hold."""
-    fixed = memories.value_maps[0].bias is not None or memories.row.bias_flag is not None
+    has_bias = getattr(memories.value_maps[0], "bias", None) is not None
+    fixed = has_bias or memories.row.bias_flag is not None
     asked = {"off": ["L0N3", "L1N0"], "scale": {"L0N4": 0.3}}
     return asked | ({"set": {"L1N7": 1.5}} if fixed else {})
 
@@ -34,7 +34,7 @@ def whole(folder):
     }
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", list(TINY))
 def test_a_patch_applies_and_undoes_an_edit_byte_for_byte(name):
     memories = ffmem.load(tiny(name), tiny_tokenizer())
     model, patch, _ = edited(memories, Edits.of(**edits_of(memories)))
@@ -48,7 +48,10 @@ def test_a_patch_applies_and_undoes_an_edit_byte_for_byte(name):
     assert again.config.to_dict() == model.config.to_dict()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "falcon sequential", "granite"])
+FOLDERS = ["llama", "gpt2", "gemma3", "falcon sequential", "granite", *OURS.values()]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
 def test_undoing_restores_the_bytes_of_every_file(name, tmp_path):
     first = saved(tiny(name), tmp_path / "first")
     # Written from a folder, as nested configs name their dtype only then.

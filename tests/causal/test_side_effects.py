@@ -14,6 +14,7 @@ from ffmem.causal.patch import edited
 from ffmem.causal.side_effects import measure, read_text
 from ffmem.errors import CorpusError
 from tests.causal.checkpoints import QUIET
+from tests.conftest import OURS
 from tests.indexing.folders import write_corpus
 from tests.tiny import tiny, tiny_tokenizer
 
@@ -46,7 +47,7 @@ def plain(before, after, sentences, start):
     return len(rows), means, lost, gained, losses
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3_text", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3_text", "bloom", *OURS.values()])
 @pytest.mark.parametrize("start", [None, 0])
 def test_figures_are_those_of_the_definition(name, start, tmp_path):
     before, after = models(name, off=["L0N3"], scale={"L1N2": 4.0})

@@ -63,6 +63,13 @@ def test_the_last_layers_output_is_the_models_own_prediction(memories):
     assert_close(torch.tensor([c.probability for c in chances]), own.sort(descending=True)[0][:10])
 
 
+def acting_values(memories, layer, plain):
+    """What the coefficients of the last position multiply: in a lambda layer, made of the text."""
+    if memories.has_values:
+        return memories.readable_values(layer)
+    return memories.values_at(layer, plain.ff_input[0], plain.ff_input.shape[1] - 1)
+
+
 def test_contributions_of_all_memories_are_parts_of_y(memories):
     """Σ mᵢ · vᵢ, each as long as its contribution says, is y but for what is constant."""
     n = memories.n_memories
@@ -74,7 +81,7 @@ def test_contributions_of_all_memories_are_parts_of_y(memories):
         sizes = [memory.contribution for memory in layer.memories]
         assert sizes == sorted(sizes, reverse=True)
         assert sum(memory.share for memory in layer.memories) == pytest.approx(1)
-        values = memories.readable_values(layer.layer)
+        values = acting_values(memories, layer.layer, trace_)
         parts = torch.zeros(memories.hidden)
         for memory in layer.memories:
             m = trace_.coefficients[0, -1, memory.cell.memory]

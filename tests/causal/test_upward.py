@@ -31,7 +31,7 @@ def whole(memories, layer, change):
     shape = (1, len(IDS), memories.n_memories)
 
     def hook(_, args):
-        return (change(args[0].clone().reshape(shape)).reshape(args[0].shape),)
+        return (change(args[0].clone().reshape(shape)).reshape(args[0].shape), *args[1:])
 
     handle = memories.value_maps[layer].register_forward_pre_hook(hook)
     try:

@@ -14,7 +14,6 @@ from ffmem.models.families import FAMILIES
 from tests.causal.checkpoints import TOKENS, kept, plain_logits, saved, stored, without_bias
 from tests.tiny import TINY, tiny, tiny_tokenizer
 
-SAVED = [name for name in TINY if name != "ffmem_adaptive"]
 SWITCHED = [name for name in TINY if FAMILIES[TINY[name].model_type].bias_flag and " " not in name]
 
 
@@ -28,12 +27,12 @@ def under(memories, edits):
         return memories.logits(TOKENS)
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", list(TINY))
 def test_a_saved_checkpoint_predicts_as_under_the_edit_of_coefficients(name, tmp_path):
     memories = loaded(name)
     last = memories.n_layers - 1
     asked = {"off": ["L0N3", f"L{last}N0"], "scale": {"L0N4": -2.5}}
-    has_bias = memories.value_maps[0].bias is not None
+    has_bias = getattr(memories.value_maps[0], "bias", None) is not None
     if has_bias or memories.row.bias_flag is not None:
         asked["set"] = {"L1N7": 1.5, "L1N8": -0.5}
     else:
@@ -133,11 +132,6 @@ def test_what_weights_cannot_say_is_refused(edits, message):
     with pytest.raises(FfmemError, match=message):
         changed(loaded("llama"), edits)
     assert issubclass(UnknownCell, FfmemError)
-
-
-def test_a_fairseq_model_is_refused():
-    with pytest.raises(ModelError, match="fairseq checkpoint cannot be saved"):
-        changed(loaded("ffmem_adaptive"), Edits.of(off=["L0N1"]))
 
 
 def test_a_model_cast_in_memory_is_refused(tmp_path):

@@ -13,6 +13,11 @@ from tests.tiny import VOCABULARY, tiny, tiny_tokenizer
 
 FAMILIES = ["gpt2", "opt", "gpt_neox", "llama", "gemma3_text", "ffmem_adaptive"]
 
+KINDS = [f"ffmem_adaptive {kind}" for kind in ("gelu", "swiglu", "softmax", "persistent")]
+"""Memories of other kinds, all with static values."""
+
+LAMBDA = "ffmem_adaptive lambda"
+"""Memories without static values."""
 
 SETTINGS = ("seed", "per_layer", "triggers")
 

@@ -16,6 +16,7 @@ from ffmem.experiments.heads import corpus_tokens, listed
 from ffmem.experiments.study import Study
 from tests.experiments.planting import (
     FAMILIES,
+    KINDS,
     PlainTriggers,
     llama_with_unit_embeddings,
     plain_logits,
@@ -73,11 +74,11 @@ def plain_rows(study):
     return rows
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *KINDS])
 def test_rates_and_ranks_are_those_of_the_definition(name, tmp_path):
     study = study_of(tmp_path / "index", name)
     agreed, ranked = agreement(study).rows, next_token_rank(study).rows
-    adaptive = name == "ffmem_adaptive"
+    adaptive = name.startswith("ffmem_adaptive")
     for layer, plain in enumerate(plain_rows(study)):
         ranks, in_band = plain.pop("ranks"), plain.pop("ranks in the band")
         for field, number in plain.items():

@@ -6,12 +6,14 @@ import torch
 
 from ffmem.experiments import composition
 from ffmem.experiments.composition import cosines, embeddings, last_layer_composition
-from tests.experiments.test_inference import studied
+from tests.experiments.planting import KINDS, LAMBDA
+from tests.experiments.test_inference import WITHOUT_VALUES, studied
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "ffmem_adaptive"])
+@pytest.fixture(scope="module", params=["gpt2", "llama", "ffmem_adaptive", *KINDS, LAMBDA])
 def study(request, tmp_path_factory):
-    return studied(tmp_path_factory.mktemp("study"), request.param)
+    parts = {"parts": WITHOUT_VALUES} if request.param == LAMBDA else {}
+    return studied(tmp_path_factory.mktemp("study"), request.param, **parts)
 
 
 def test_every_row_is_a_composition_and_shows_its_tokens(study):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from decimal import Decimal, localcontext
 from functools import cache, partial
 
 import numpy as np
@@ -10,11 +11,11 @@ import torch
 from torch.nn import functional
 
 import ffmem
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.experiments import inference
 from ffmem.experiments.predictions import DETAILS
 from ffmem.experiments.study import Study
-from tests.experiments.planting import FAMILIES, study_of
+from tests.experiments.planting import FAMILIES, KINDS, LAMBDA, study_of
 from tests.tiny import tiny
 
 VARIANTS = [
@@ -26,7 +27,9 @@ VARIANTS = [
     "opt post-norm",  # o is not r + y
     "olmo2",
     "phi",  # the output embedding has a bias
+    *KINDS,
 ]
+WITHOUT_VALUES = ("activity", "predictions", "details")
 
 
 def write_sentences(path, n=12, seed=1):
@@ -51,7 +54,17 @@ def study(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def lambda_study(tmp_path_factory):
+    """What can be measured where there are no static values."""
+    return studied(tmp_path_factory.mktemp("study"), LAMBDA, parts=WITHOUT_VALUES)
+
+
+@pytest.fixture(scope="module")
 def plain(study):
+    return run_alone(study)
+
+
+def run_alone(study):
     """Every layer's trace of every prefix: each ran alone, read at its last position."""
     start = study.index.manifest.start.id
     found = []
@@ -81,6 +94,23 @@ def rank(logits, token):
 
 
 def test_predictions_are_those_of_prefixes_run_alone(study, plain):
+    check_predictions(study, plain)
+
+
+def test_a_lambda_layer_is_read_as_prefixes_run_alone_say(lambda_study):
+    plain = run_alone(lambda_study)
+    check_predictions(lambda_study, plain)
+    check_activity(lambda_study, plain)
+    assert set(lambda_study.inference.activity.shares) == {"positive"}
+
+
+@pytest.mark.parametrize("part", ["votes", "softmax"])
+def test_what_reads_values_is_refused_where_there_are_none(tmp_path, part):
+    with pytest.raises(NoStaticValues, match="static keys"):
+        _ = studied(tmp_path, LAMBDA, parts=("predictions", part)).inference
+
+
+def check_predictions(study, plain):
     found = study.inference.predictions
     for example, layers in enumerate(plain):
         final = int(readings(study, layers[-1])[2].argmax())
@@ -107,6 +137,10 @@ def test_predictions_are_those_of_prefixes_run_alone(study, plain):
 
 
 def test_active_memories_are_counted_as_defined(study, plain):
+    check_activity(study, plain)
+
+
+def check_activity(study, plain):
     shares = study.inference.activity.shares
     assert ("gate" in shares) == study.memories.gated
     n = study.memories.n_memories
@@ -118,10 +152,19 @@ def test_active_memories_are_counted_as_defined(study, plain):
                 assert shares["gate"][example, layer] == pytest.approx(
                     sum(trace.gate > 0).item() / n
                 )
+            if not study.memories.has_values:
+                continue
             lengths = readable_values(study.memories, layer).norm(dim=1)
             ordered = sorted((m.abs() * lengths).tolist(), reverse=True)
             size = next(k for k in range(n + 1) if sum(ordered[:k]) >= 0.9 * sum(ordered))
             assert shares["effect"][example, layer] == pytest.approx(size / n)
+
+
+def by_head(memories, scores):
+    """The weights of each softmax: one over all memories, or one over each head's slots."""
+    persistent = getattr(memories.config, "memory", None) == "persistent"
+    heads = memories.config.num_attention_heads if persistent else 1
+    return [part.softmax(0) for part in scores.chunk(heads)]
 
 
 def test_the_softmax_memory_is_equation_2(study, plain):
@@ -130,13 +173,14 @@ def test_the_softmax_memory_is_equation_2(study, plain):
         for layer, trace in enumerate(layers):
             values = study.memories.values(layer)
             keys, bias = study.memories.keys(layer), study.memories.key_bias(layer)
-            weights = (keys @ trace.ff_input + bias).softmax(0)
+            heads = by_head(study.memories, keys @ trace.ff_input + bias)
+            weights = torch.cat(heads)
             neural = sum(w * v for w, v in zip(weights, values, strict=True))
             plain_ff = trace.value_output - study.memories.bias(layer)
             expected = {
                 "cosine": functional.cosine_similarity(plain_ff, neural, dim=0).item(),
-                "entropy": -sum(w * math.log(w) for w in weights.tolist() if w > 0),
-                "top1_mass": weights.max().item(),
+                "entropy": -sum(w * math.log(w) for w in weights.tolist() if w > 0) / len(heads),
+                "top1_mass": sum(head.max().item() for head in heads) / len(heads),
                 "distance": ((plain_ff - neural).norm() / plain_ff.norm()).item(),
             }
             for name, number in expected.items():
@@ -150,8 +194,30 @@ def readable_values(memories, layer):
 
 def vote(study, layer, memory, coefficient):
     """top(m·v): the value times its coefficient, projected by itself."""
-    value = readable_values(study.memories, layer)[memory]
-    return int(study.memories.head.folded((coefficient * value)[None])[0].argmax())
+    head, value = study.memories.head, readable_values(study.memories, layer)[memory]
+    if head.adaptive:
+        return int(np.argmax(exact_log_probabilities(head, value, coefficient)))
+    return int(head.folded((coefficient * value)[None])[0].argmax())
+
+
+def exact_log_probabilities(head, value, coefficient):
+    """The adaptive softmax of m·v to fifty digits: attention may be 1e-12, where all words tie."""
+    with localcontext(prec=50):
+        first, *rare = (
+            [Decimal(coefficient) * Decimal(z) for z in band[0].tolist()]
+            for band in head.band_logits(head.norm.fold(value[None]))
+        )
+        total = log_total(first)
+        entries = first[len(first) - len(rare) :]
+        found = [z - total for z in first[: len(first) - len(rare)]]
+        for entry, band in zip(entries, rare, strict=True):
+            within = log_total(band)
+            found += [entry - total + z - within for z in band]
+        return found
+
+
+def log_total(logits):
+    return sum(z.exp() for z in logits).ln()
 
 
 def ballots(study, layer, trace):
@@ -179,8 +245,9 @@ def test_votes_are_counted_as_defined(study, plain):
             _, y, o = readings(study, trace)
             lengths = readable_values(study.memories, layer).norm(dim=1)
             weights = (trace.coefficients.abs() * lengths).double()
+            both = ballots(study, layer, trace)
             for target, token in enumerate((int(y.argmax()), int(o.argmax()))):
-                for voters, cast in enumerate(ballots(study, layer, trace)):
+                for voters, cast in enumerate(both):
                     place = (example * 4, layer, target, voters)
                     agree = [memory for memory, voted in cast if voted == token]
                     assert votes.agreeing[place] == len(agree)

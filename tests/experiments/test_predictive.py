@@ -20,6 +20,7 @@ from ffmem.experiments.predictive import (
 )
 from tests.experiments.planting import (
     FAMILIES,
+    KINDS,
     llama_with_unit_embeddings,
     plain_logits,
     plain_top,
@@ -29,7 +30,7 @@ from tests.experiments.planting import (
 )
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *KINDS])
 def study(request, tmp_path_factory):
     return study_of(tmp_path_factory.mktemp(request.param) / "index", request.param)
 

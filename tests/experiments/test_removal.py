@@ -23,6 +23,8 @@ from ffmem.experiments.removal import (
 from ffmem.experiments.sequences import measure
 from tests.experiments.planting import (
     FAMILIES,
+    KINDS,
+    LAMBDA,
     PlainTriggers,
     study_of,
     traced,
@@ -76,7 +78,7 @@ def check(row, changes, raw, gated):
     assert (row["raw_mean"], row["raw_median"]) == expected
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *KINDS, LAMBDA])
 def test_changes_are_those_of_triggers_run_alone(name, tmp_path):
     study = study_of(tmp_path / "index", name, per_layer=3, triggers=2)
     result = token_removal(study)

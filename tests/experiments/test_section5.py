@@ -15,12 +15,11 @@ from ffmem.experiments.section5 import (
     stop_words,
     zero_agreement,
 )
+from tests.experiments.planting import FAMILIES, KINDS
 from tests.experiments.test_inference import studied
 
-FAMILIES = ["gpt2", "opt", "gpt_neox", "llama", "gemma3_text", "ffmem_adaptive"]
 
-
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *KINDS])
 def study(request, tmp_path_factory):
     return studied(tmp_path_factory.mktemp("study"), request.param)
 
@@ -170,13 +169,15 @@ def test_active_memories_have_a_row_for_each_definition(study):
 
 def test_neural_memory_averages_over_examples(study):
     result = neural_memory(study)
-    assert result.also["max_entropy"] == pytest.approx(np.log(study.memories.n_memories))
+    heads = getattr(study.memories.config, "softmax_groups", 0) or 1
+    n_memories = study.memories.n_memories / heads
+    assert result.also["max_entropy"] == pytest.approx(np.log(n_memories))
     for row in result.rows:
         for name in ("cosine", "entropy", "top1_mass", "distance", "effective"):
             column = study.inference.softmax.found[name][:, row["layer"]].tolist()
             assert row[name] == pytest.approx(sum(column) / len(column), rel=1e-5)
         assert 0 <= row["entropy"] <= result.also["max_entropy"] + 1e-5
-        assert 1 / study.memories.n_memories <= row["top1_mass"] <= 1
+        assert 1 / n_memories <= row["top1_mass"] <= 1
 
 
 def test_a_dead_layer_has_no_distance_and_is_left_out(study):

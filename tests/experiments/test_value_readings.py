@@ -20,6 +20,7 @@ from ffmem.indexing.sentences import VACANT
 from ffmem.models.memories import Memories
 from tests.experiments.planting import (
     FAMILIES,
+    KINDS,
     plain_logits,
     plain_rank,
     plain_top,
@@ -33,7 +34,7 @@ RAW_HYPHENS = 9
 """The sentence that the authors' code splits in two ways, so that its targets are shifted."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *KINDS])
 def test_a_value_is_read_as_a_plain_look_at_all_its_logits_says(name, tmp_path):
     study = study_of(tmp_path / "index", name)
     memories = study.memories

@@ -38,6 +38,23 @@ def test_words_of_all_bands_win_somewhere_and_the_coefficient_matters():
     assert (tokens[0] != tokens[-1]).any()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_negative_coefficient_of_a_gated_memory_promotes_what_minus_v_does(seed, monkeypatch):
+    monkeypatch.setattr(value_tops, "PAIRS", 100)
+    memories = load("ffmem_adaptive swiglu", seed)
+    signed = np.array([c * sign for c in COEFFICIENTS for sign in (-1, 1)], np.float32)
+    random = np.random.default_rng(seed)
+    for layer in range(memories.n_layers):
+        tops = AdaptiveTops(memories, layer)
+        expected = projected(memories, layer, signed.tolist())
+        every = np.repeat(signed[:, None], memories.n_memories, axis=1)
+        assert (tops.at(every) == expected).all()
+        # Signs and sizes mixed within a row.
+        places = random.integers(0, len(signed), (9, memories.n_memories))
+        columns = np.arange(memories.n_memories)
+        assert (tops.at(signed[places]) == expected[places, columns]).all()
+
+
 def test_an_inactive_memory_stands_for_its_value():
     memories = load("ffmem_adaptive")
     tops = AdaptiveTops(memories, 0)

@@ -3,6 +3,7 @@
 from html.parser import HTMLParser
 
 from ffmem.cells import Cell
+from ffmem.indexing.kind import Kind
 from ffmem.indexing.memory import (
     Behaviour,
     Memory,
@@ -24,9 +25,8 @@ def memory(text="the river", n=12, gate=None):
     ]
     tokens = [TokenShare(f"{text}{id}", id, 0.5, 1.0) for id in range(15)]
     stats = Behaviour(0.25, 1.0, -0.5, 0.1, {"0.5": 0.0})
-    return Memory(
-        Cell(5, 3), triggers, [], Value("folded", tokens, tokens), stats, gate is not None
-    )
+    kind = Kind(gated=gate is not None)
+    return Memory(Cell(5, 3), triggers, [], Value("folded", tokens, tokens), stats, kind)
 
 
 class Tags(HTMLParser):

@@ -101,3 +101,14 @@ def test_more_unlisted_tokens_than_leave_fifty_shorten_the_lists(tmp_path):
     columns = ends(tmp_path / "values.parquet", memories)
     assert columns["top_ids"].shape[1] == 64 - 42
     check(columns, memories)
+
+
+def test_behind_an_adaptive_softmax_the_other_end_of_a_gated_value_is_the_top_of_its_opposite(
+    tmp_path,
+):
+    memories = Memories(tiny("ffmem_adaptive swiglu"), tiny_tokenizer())
+    columns = ends(tmp_path / "values.parquet", memories)
+    for side, sign in (("top", 1), ("bottom", -1)):
+        logits = memories.head.folded(sign * memories.readable_values(1)).float().tolist()
+        expected = [plain_ends(row, memories.tokenizer.unlisted, 1, ENDS) for row in logits]
+        assert columns[f"{side}_ids"].tolist() == expected

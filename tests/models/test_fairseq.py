@@ -13,9 +13,9 @@ import torch
 from torch.testing import assert_close
 
 from ffmem.errors import ModelError
-from ffmem.models.adaptive import AdaptiveLM
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.tokenizer import WordTokenizer
+from ffmem.networks.model import AdaptiveLM
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 TOKENS = torch.tensor([[2, 51, 700, 1500, 4], [2, 4, 5, 6, 1999]])
@@ -74,7 +74,7 @@ def traced(model, tokens):
     with ExitStack() as hooks, torch.no_grad():
         for layer in model.model.layers:
             hooks.enter_context(layer.final_layer_norm.register_forward_hook(norm))
-            hooks.enter_context(layer.fc2.register_forward_hook(values))
+            hooks.enter_context(layer.memory.values.register_forward_hook(values))
             hooks.enter_context(layer.register_forward_hook(whole))
         logits = model(tokens).logits[0]
     return {name: torch.stack(layers) for name, layers in found.items()}, logits
@@ -116,7 +116,7 @@ def test_tokens_are_those_of_the_authors_code(loaded):
 def test_planted_values_promote_their_words(loaded):
     model, tokenizer = loaded
     for planted in json.loads((ORACLE / "planted.json").read_text(encoding="utf-8")):
-        values = model.model.layers[planted["layer"]].fc2.weight.T
+        values = model.model.layers[planted["layer"]].memory.values.weight.T
         top = model.lm_head.log_probabilities(values[[planted["dim"]]]).argmax().item()
         assert tokenizer.shown(2000)[top] == planted["token"]
 

@@ -1,6 +1,7 @@
 import hashlib
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,14 +10,15 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, MixtralConfig
 from transformers.activations import ACT2FN
 
-from ffmem.errors import MixtureOfExperts, ModelError, SelfCheckFailed
+from ffmem.errors import MixtureOfExperts, ModelError, NoStaticValues, SelfCheckFailed
 from ffmem.models.families import FAMILIES, FUSED
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories, fingerprint
-from tests.tiny import LAYERS, TINY, read, tiny, tiny_tokenizer
+from tests.tiny import HEADS, LAYERS, TINY, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 35, 8, 9]])
-GATED = [name for name, config in TINY.items() if FAMILIES[config.model_type].up is not None]
+GATED = [name for name, config in TINY.items() if FAMILIES[config.model_type].of(config).up]
+OURS = [name for name in TINY if name.startswith("ffmem_adaptive")]
 
 
 @pytest.fixture(params=TINY)
@@ -43,21 +45,39 @@ def test_a_layer_outputs_its_values_weighted_by_their_coefficients(memories):
 
     assert len(trace) == memories.n_layers >= LAYERS
     for layer, found in enumerate(trace):
-        values, bias = memories.values(layer), memories.bias(layer)
-        assert values.shape == (memories.n_memories, memories.hidden)
-        total = bias.expand(*TOKENS.shape, -1).clone()
-        for memory in range(memories.n_memories):
-            total += found.coefficients[..., memory, None] * values[memory]
+        total = memories.bias(layer).expand(*TOKENS.shape, -1).clone()
+        for row, place in np.ndindex(*TOKENS.shape):
+            values = memories.values_at(layer, found.ff_input[row], place)
+            assert values.shape == (memories.n_memories, memories.hidden)
+            if memories.has_values:
+                assert torch.equal(values, memories.values(layer))
+            for memory in range(memories.n_memories):
+                total[row, place] += found.coefficients[row, place, memory] * values[memory]
         assert_close(total, outputs[layer].reshape(total.shape), rtol=1e-4, atol=1e-4)
         assert_close(total, found.value_output, rtol=1e-4, atol=1e-4)
 
 
 def test_coefficients_are_what_the_keys_make_of_the_input(memories):
-    """m = f(x · Kᵀ + b), and in gated models the gate alone goes through f."""
+    """m = f(x · Kᵀ + b), and in gated models the gate alone goes through f.
+
+    Persistent slots share a softmax with the tokens, head by head; static keys of a lambda layer
+    have a coefficient where there is a token.
+    """
+    kind = getattr(memories.config, "memory", None)
     for layer, found in enumerate(memories.trace(TOKENS)):
         x = found.ff_input
         gate = x @ memories.keys(layer).T + memories.key_bias(layer)
-        expected = ACT2FN[memories.activation](gate)
+        if kind == "persistent":
+            heads = found.coefficients.unflatten(-1, (HEADS, -1))
+            expected = gate.unflatten(-1, (HEADS, -1)).softmax(-1) * heads.sum(-1, keepdim=True)
+            expected = expected.flatten(-2)
+        elif kind == "lambda":
+            distance = torch.arange(memories.n_memories) % memories.config.distances
+            expected = gate * (distance <= torch.arange(TOKENS.shape[1])[:, None])
+        elif kind == "softmax":
+            expected = gate.softmax(-1)
+        else:
+            expected = ACT2FN[memories.activation](gate)
         if memories.gated:
             assert_close(found.gate, gate, rtol=1e-4, atol=1e-4)
             expected = expected * (x @ memories.up_keys(layer).T + memories.up_bias(layer))
@@ -84,8 +104,10 @@ def test_only_opt_post_norm_and_the_first_gpt_norm_the_sum():
     assert normed == {"opt post-norm", "openai-gpt"}
 
 
-def test_readable_values_sum_to_what_reaches_the_residual_stream(memories):
+@pytest.mark.parametrize("name", [name for name in TINY if name != "ffmem_adaptive lambda"])
+def test_readable_values_sum_to_what_reaches_the_residual_stream(name):
     """y = ∑ᵢ mᵢ vᵢ + b of readable values, over the post-norm's σ where there is one."""
+    memories = read(name)
     for layer, found in enumerate(memories.trace(TOKENS)):
         values = memories.readable_values(layer)
         bias = memories.bias(layer) * memories.multiplier
@@ -98,6 +120,15 @@ def test_readable_values_sum_to_what_reaches_the_residual_stream(memories):
             sigma = norm.denominator(found.value_output.flatten(0, 1))
             expected = expected * sigma.view(*TOKENS.shape, 1)
         assert_close(found.coefficients @ values + bias, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_only_lambda_layers_have_no_static_values_and_they_say_so():
+    assert [name for name in OURS if not read(name).has_values] == ["ffmem_adaptive lambda"]
+    memories = read("ffmem_adaptive lambda")
+    for ask in (memories.values, memories.readable_values):
+        with pytest.raises(NoStaticValues, match="lambda layer"):
+            ask(1)
+    assert memories.keys(1).shape == (memories.n_memories, memories.hidden)
 
 
 def test_a_multiplier_and_a_post_norm_are_in_the_readable_values():
@@ -328,7 +359,7 @@ def test_the_model_is_only_read():
     assert (memories.family, memories.source, memories.revision) == ("llama", "in memory", None)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "falcon", "opt", "bloom", "ffmem_adaptive"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "falcon", "opt", "bloom", *OURS])
 def test_a_trace_at_some_places_is_the_whole_trace_there(name):
     memories = read(name)
     at = torch.tensor([[1, 5], [0, 2], [1, 0]])

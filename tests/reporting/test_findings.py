@@ -10,7 +10,7 @@ from tests.reporting.test_charts import emptied
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_experiment_is_told_in_whole_sentences(name):
-    for text in (measured(name), paper_says(name), shows(result(name))):
+    for text in (measured(result(name)), paper_says(name), shows(result(name))):
         assert text[0].isupper()
         assert text.endswith(".")
         assert "None" not in text

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ffmem.errors import FfmemError
 from ffmem.web import layer_table as module
+from ffmem.web.layer_spread import spreads
 from ffmem.web.layer_table import (
     AGREEMENT,
     PAGE,
@@ -22,7 +23,6 @@ from ffmem.web.layer_table import (
     layer_table,
     listing,
     row,
-    spreads,
 )
 from ffmem.web.limits import NotHere
 

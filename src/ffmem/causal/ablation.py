@@ -5,6 +5,9 @@
 Each row of a batch is the prompt with another memory off. Rows are sorted by layer, so that a
 batch starts at the lowest of its layers, and those that lie higher run clean until there. Where
 to cut is a trade: rows that run clean cost their tokens, each further batch its overhead.
+
+m → 0 alone: where coefficients are weights of a softmax (neural and persistent memory), the rest of
+them are not made larger to sum to 1 again. The memory is taken out, not its room in the softmax.
 """
 
 from collections.abc import Sequence

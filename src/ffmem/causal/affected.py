@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ffmem.causal.source import STATIC, said
 from ffmem.causal.tabled import Tabled, TokenChance, listed, number, placed
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible_token
@@ -32,7 +33,7 @@ class MemoryEffect(NamedTuple):
     coefficient: float
     """m at the position."""
     value_top: list[str]
-    """The tokens that m · v promotes most."""
+    """The tokens that m · v promotes most; none where v is all zeros."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `effect --json` prints."""
@@ -59,6 +60,8 @@ class Effect(Tabled):
     """Of the exact change and of each estimate, over the candidates."""
     memories: list[MemoryEffect]
     notes: list[str] = field(default_factory=list)
+    values: str = STATIC
+    """Where values come from: static, or input."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `effect --json` prints."""
@@ -74,6 +77,7 @@ class Effect(Tabled):
             "correlation": self.correlation,
             "sum": self.sums,
             "memories": [memory.to_dict() for memory in self.memories],
+            **said(self.values),
             "notes": self.notes,
         }
 

@@ -2,8 +2,9 @@
 
     fingerprint(AutoModelForCausalLM.from_pretrained(folder)) = fingerprint(model)
 
-Config, weights, generation config and tokenizer: what `transformers` alone needs to load it. All
-is written to a folder beside the one asked for, read back and compared, then renamed.
+Config, weights, generation config and tokenizer: what `transformers` alone needs to load it, once
+`ffmem.networks.model` is imported if the model is one of ours, a fairseq checkpoint too. All is
+written to a folder beside the one asked for, read back and compared, then renamed.
 """
 
 import copy
@@ -20,7 +21,8 @@ from ffmem.errors import ModelError, StoreError
 from ffmem.files import refuse_unwritable, storage_errors, sync
 from ffmem.models.load import quiet
 from ffmem.models.memories import fingerprint
-from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
+from ffmem.models.tokenizer import SubwordTokenizer
+from ffmem.training.vocabulary import Words
 
 
 def refuse_taken(folder: Path) -> None:
@@ -35,18 +37,19 @@ def refuse_taken(folder: Path) -> None:
 
 def save(
     model: PreTrainedModel,
-    tokenizer: Tokenizer,
+    tokens: SubwordTokenizer | Words,
     folder: Path,
     expected: str,
     add: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Write a model of an expected hash; `add` puts further files beside it."""
-    if not isinstance(tokenizer, SubwordTokenizer):
-        raise ModelError("A word-level tokenizer cannot be saved as a Hugging Face folder.")
     with _new(folder) as temporary, quiet():
         try:
             model.save_pretrained(temporary)
-            _without_place(tokenizer.tokenizer).save_pretrained(temporary)
+            if isinstance(tokens, Words):
+                tokens.save(temporary)
+            else:
+                _without_place(tokens.tokenizer).save_pretrained(temporary)
         except ValueError as error:  # a generation config that transformers finds contradictory
             reason = " ".join(str(error).split())[:300]
             raise ModelError(f"transformers does not save this model: {reason}") from error

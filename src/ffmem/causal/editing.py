@@ -4,6 +4,7 @@
 
 One hook on the input of the value map changes what multiplies the value: m → a · m + c. Weights
 are never touched, so nothing has to be put back, and leaving the context removes every hook.
+Where coefficients are weights of a softmax, the others stay what they are: it is not taken anew.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from ffmem.causal.edits import Edit, Edits
 from ffmem.models.memories import Memories
@@ -51,7 +53,9 @@ class _Places:
 
     def begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note how many tokens were read before."""
-        cache = kwargs.get("past_key_values")
+        # Our own model hands its cache on without naming it.
+        given = (kwargs.get("past_key_values"), *(one for one in args if isinstance(one, Cache)))
+        cache = next((one for one in given if one is not None), None)
         self.past = 0 if cache is None else int(cache.get_seq_length())
 
     def rows(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -61,14 +65,14 @@ class _Places:
 
 def _change(
     edits: list[Edit], positions: tuple[int, ...] | None, places: _Places
-) -> Callable[..., tuple[Tensor]]:
+) -> Callable[..., tuple[Any, ...]]:
     """Return the hook that changes the coefficients of one layer."""
     memory = torch.tensor([edit.cell.memory for edit in edits])
     factor = torch.tensor([edit.factor for edit in edits], dtype=torch.float64)
     constant = torch.tensor([edit.constant for edit in edits], dtype=torch.float64)
 
-    def hook(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        coefficients = args[0].clone()
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        coefficients: Tensor = args[0].clone()
         cells = memory.to(coefficients.device)
         if positions is None:
             flat = coefficients.view(-1, coefficients.shape[-1])
@@ -82,7 +86,7 @@ def _change(
             found.device, exact
         )
         flat[rows[:, None], cells] = changed.to(found.dtype)
-        return (coefficients,)
+        return (coefficients, *args[1:])
 
     return hook
 

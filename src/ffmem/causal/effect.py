@@ -6,7 +6,7 @@ Estimates see every memory in a pass or two, and choose whom to measure; they ar
 the exact change, with their rank correlation, so that one sees how far to trust them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from ffmem.causal.estimates import NAMES, NO_DIRECT, Estimates, estimates
 from ffmem.causal.likelihood import log_probabilities
 from ffmem.causal.parts import promoted
 from ffmem.causal.prompt import Prompt, target_id
+from ffmem.causal.prompt_values import source_of
+from ffmem.causal.source import INPUT_VALUES
 from ffmem.causal.tabled import TokenChance
 from ffmem.causal.upward import Upward
 from ffmem.cells import Cell
@@ -109,8 +111,15 @@ def effect(
         {name: _correlation(by_name[name], changes) for name in NAMES},
         {name: None if of is None else float(of.sum()) for name, of in by_name.items()},
         _largest(asked.upward, cells, by_name, choose.top),
-        [NO_DIRECT] if estimated.direct is None else [],
+        notes(memories, estimated),
+        source_of(memories),
     )
+
+
+def notes(memories: Memories, estimated: Estimates) -> list[str]:
+    """Return what a reader of effects should know."""
+    found = [NO_DIRECT] if estimated.direct is None else []
+    return found if memories.has_values else [*found, INPUT_VALUES]
 
 
 def _largest(
@@ -122,7 +131,7 @@ def _largest(
     order = np.argsort(-changes.abs().numpy(), kind="stable")[:top].tolist()
     shown = [cells[number] for number in order]
     coefficients = [float(upward.layers[cell.layer].coefficients[0, cell.memory]) for cell in shown]
-    tops = value_tops(upward.memories, shown, coefficients)
+    tops = value_tops(upward.memories, upward.values.of, shown, coefficients)
     found = []
     for number, coefficient, tokens in zip(order, coefficients, tops, strict=True):
         said = {name: None if of is None else float(of[number]) for name, of in by_name.items()}
@@ -171,11 +180,14 @@ def at_cells(
 
 @torch.no_grad()
 def value_tops(
-    memories: Memories, cells: Sequence[Cell], coefficients: Sequence[float]
+    memories: Memories,
+    values_of_layer: Callable[[int], Tensor],
+    cells: Sequence[Cell],
+    coefficients: Sequence[float],
 ) -> list[list[str]]:
     """Return the tokens that each m · v promotes most; one that rests is read as v."""
     shown = memories.tokenizer.shown(memories.vocabulary)
-    layers = {layer: memories.readable_values(layer) for layer in {cell.layer for cell in cells}}
+    layers = {layer: values_of_layer(layer) for layer in {cell.layer for cell in cells}}
     if not cells:
         return []
     device = memories.device  # layers may lie on several

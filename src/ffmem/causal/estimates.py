@@ -94,7 +94,7 @@ def direct(
     slope = frozen_slope(upward, target)
     found = []
     for layer, trace in enumerate(upward.layers):
-        values = memories.readable_values(layer)
+        values = upward.values.of(layer)
         pulls = values.float() @ slope.to(values.device)
         parts = trace.coefficients[0].to(values.device).double() * pulls.double()
         found.append(-parts.cpu() / divisor(memories, layer, trace))

@@ -9,16 +9,24 @@ import torch
 from transformers import PreTrainedModel
 
 from ffmem.causal.checkpoint import refuse_taken, save
+from ffmem.causal.dictionary import NO_COUNTS, has_no_counts, tokens_of
 from ffmem.causal.edits import Edits
 from ffmem.causal.opened import Opened
 from ffmem.causal.patch import NAME, Patch, Rewritten, applied, edited, undone
+from ffmem.causal.rows import rows, rows_path
 from ffmem.causal.side_effects import SideEffects, measure, read_text
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
 from ffmem.indexing.start import choose
 from ffmem.models.memories import Memories
+from ffmem.models.modules import module
+from ffmem.networks.config import AdaptiveConfig
 from ffmem.progress import Progress
+
+OURS = (
+    "transformers loads it behind `import ffmem.networks.model`, which tells it the model's type."
+)
 
 
 class Request(NamedTuple):
@@ -126,7 +134,9 @@ def keep(at: Opened, request: Request, start: str | None, progress: Progress) ->
     before, after = reversed(hashes) if request.undo else hashes
     # The self-check proves the paper's equations on what is to be saved, too.
     other = _checked(rewritten.model, memories, request, after)
+    tokens = tokens_of(memories)
     notes = _notes(memories, request, rewritten)
+    notes += [NO_COUNTS] if has_no_counts(tokens) else []
     for note in notes:
         progress.say(note)
     kept = Kept(
@@ -149,7 +159,7 @@ def keep(at: Opened, request: Request, start: str | None, progress: Progress) ->
             write_text(temporary / "side-effects.json", kept.to_json())
             write_text(temporary / "side-effects.md", kept.to_markdown())
 
-    save(rewritten.model, memories.tokenizer, request.folder, after, add)
+    save(rewritten.model, tokens, request.folder, after, add)
     return kept
 
 
@@ -182,8 +192,14 @@ def _notes(memories: Memories, request: Request, rewritten: Rewritten) -> list[s
         )
     if request.patch is None:
         for edit in rewritten.patch.edits:
-            if not memories.values(edit.cell.layer)[edit.cell.memory].any():
-                found.append(f"The value of {edit.cell} is all zeros already: {edit} does nothing.")
+            written = module(memories.model, rows_path(memories.row, edit.cell.layer))
+            if not rows(written)[edit.cell.memory].any():
+                what = "value" if memories.has_values else "key"
+                found.append(
+                    f"The {what} of {edit.cell} is all zeros already: {edit} does nothing."
+                )
+    if memories.family == AdaptiveConfig.model_type:
+        found.append(OURS)
     if record.before == record.after:
         found.append("The weights do not change.")
     return found

@@ -19,11 +19,13 @@ from torch import Tensor
 from ffmem.causal.ablation import ablation
 from ffmem.causal.affected import Target
 from ffmem.causal.candidates import candidates, named_cells, rank_correlation
-from ffmem.causal.effect import Choice, ask, at_cells, value_tops
-from ffmem.causal.estimates import NAMES, NO_DIRECT, Estimates, estimates
+from ffmem.causal.effect import Choice, ask, at_cells, notes, value_tops
+from ffmem.causal.estimates import NAMES, Estimates, estimates
 from ffmem.causal.facts import Facts, read_facts
 from ffmem.causal.known import FactsRead, Knowledge, KnownFact, KnownMemory
+from ffmem.causal.parts import promoted
 from ffmem.causal.prompt import Prompt, read_prompt, target_id
+from ffmem.causal.prompt_values import source_of
 from ffmem.cells import Cell
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.models.memories import Memories
@@ -61,7 +63,7 @@ def effect_of_facts(
     by_mean = np.argsort([row.sorted_by for row in rows], kind="stable")[: choose.top].tolist()
     shown = [rows[number] for number in by_mean]
     coefficients = [float(mean[row.cell]) for row in shown]
-    tops = value_tops(memories, [row.cell for row in shown], coefficients)
+    tops = measure.tops(asked[prompts], [row.cell for row in shown], coefficients)
     overall = changes.mean(dim=0).tolist()
     return Knowledge(
         FactsRead.of(read[prompts]),
@@ -79,7 +81,8 @@ def effect_of_facts(
             row._replace(coefficient=m, value_top=tokens)
             for row, m, tokens in zip(shown, coefficients, tops, strict=True)
         ],
-        [NO_DIRECT] if averaged.direct is None else [],
+        notes(memories, averaged),
+        source_of(memories),
     )
 
 
@@ -124,6 +127,23 @@ class _Measure:
                 asked = ask(self.memories, prompt, target, len(prompt.ids) - 1)
                 found.append(ablation(asked.upward, asked.target.id, cells, step=step))
         return torch.stack(found)
+
+    @torch.no_grad()
+    def tops(
+        self, questions: list[_Question], cells: Sequence[Cell], coefficients: Sequence[float]
+    ) -> list[list[str]]:
+        """Return the tokens that m · v, averaged over the prompts, promotes most."""
+        memories = self.memories
+        if memories.has_values:  # the mean of m · v is v times the mean of m
+            return value_tops(memories, memories.readable_values, cells, coefficients)
+        total = torch.zeros(len(cells), memories.hidden, device=memories.device)
+        for prompt, target in questions:
+            upward = ask(memories, prompt, target, len(prompt.ids) - 1).upward
+            for row, cell in enumerate(cells):
+                m = upward.layers[cell.layer].coefficients[0, cell.memory]
+                total[row] += m * upward.values.of(cell.layer)[cell.memory]
+        shown = memories.tokenizer.shown(memories.vocabulary)
+        return promoted(memories, total / len(questions), torch.ones(len(cells)), shown)
 
 
 def _questions(memories: Memories, facts: Facts, start: int | None) -> list[_Question]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ffmem.causal.affected import shown_estimates
 from ffmem.causal.facts import Facts
+from ffmem.causal.source import STATIC, said
 from ffmem.causal.tabled import Tabled, number
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible_token
@@ -62,7 +63,7 @@ class KnownMemory(NamedTuple):
     coefficient: float = 0.0
     """The mean of m at the last token of the prompts."""
     value_top: Sequence[str] = ()
-    """The tokens that m · v promotes most."""
+    """The tokens that the mean of m · v promotes most; none where it is all zeros."""
 
     @property
     def sorted_by(self) -> float:
@@ -87,6 +88,8 @@ class Knowledge(Tabled):
     """Spearman's, of each mean estimate with the mean change, over the candidates."""
     memories: list[KnownMemory]
     notes: list[str] = field(default_factory=list)
+    values: str = STATIC
+    """Where values come from: static, or input."""
 
     @property
     def sorted_by(self) -> str:
@@ -104,6 +107,7 @@ class Knowledge(Tabled):
             "correlation": self.correlation,
             "sorted_by": self.sorted_by,
             "memories": [memory.to_dict() for memory in self.memories],
+            **said(self.values),
             "notes": self.notes,
         }
 
@@ -134,12 +138,12 @@ class Knowledge(Tabled):
     def below(self) -> list[str]:
         """Return what the numbers mean, correlations and notes."""
         names = shown_estimates(self.memories)
-        said = ", ".join(f"{name} {number(self.correlation[name], '.2f')}" for name in names)
+        closeness = ", ".join(f"{name} {number(self.correlation[name], '.2f')}" for name in names)
         return [
             "mean, median, largest: change of log p(target) with the memory off, exact; negative:"
             " it supported the target. lowers: the share of prompts in which it did.",
             f"{self.candidates} memories measured on every prompt, {len(self.memories)} shown,"
             f" the lowest {self.sorted_by} first.",
-            f"rank correlation of the mean estimates with the mean change: {said}.",
+            f"rank correlation of the mean estimates with the mean change: {closeness}.",
             *self.notes,
         ]

@@ -2,7 +2,7 @@
 
     y = Σ mᵢ · vᵢ + b        behind a post-norm: y = Σ mᵢ · vᵢ / σ + …
 
-Values are `Memories.readable_values`: with the post-norm's gain or the multiplier folded in.
+Values are `PromptValues`: with the post-norm's gain or the multiplier folded in.
 """
 
 import torch
@@ -33,8 +33,15 @@ def promoted(
     coefficients: Float[Tensor, " memory"],
     shown: list[str],
 ) -> list[list[str]]:
-    """Return the tokens that each m · v promotes most; a memory that rests is read as v."""
+    """Return the tokens that each m · v promotes most; a memory that rests is read as v.
+
+    None where v is all zeros, such as that of a token which is not there in a lambda layer.
+    """
     at_work = torch.where(coefficients == 0, 1.0, coefficients).to(values.device)
     logits = memories.head.folded(values.float() * at_work[:, None])
     ids = logits.topk(min(VALUE_TOKENS, logits.shape[1]), dim=1).indices.tolist()
-    return [[shown[id] for id in row] for row in ids]
+    there = values.any(dim=1).tolist()
+    return [
+        [shown[id] for id in row] if is_there else []
+        for row, is_there in zip(ids, there, strict=True)
+    ]

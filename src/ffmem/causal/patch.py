@@ -6,9 +6,10 @@
 
     <value map>.weight/memories, /before, /after    <value map>.bias/before, /after
 
-and in its metadata the edits, the switch of the config that they needed, and the SHA-256 of all
-weights before and after. A model of another hash is refused, and so is a file that says anything
-else than an edit of the memories it names.
+(the key map's, where values come from the input: `causal.rows`), and in its metadata the edits, the
+switch of the config that they needed, and the SHA-256 of all weights before and after. A model of
+another hash is refused, and so is a file that says anything else than an edit of the memories it
+names.
 """
 
 import json
@@ -24,20 +25,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ffmem.causal.edits import Edit, Edits
+from ffmem.causal.rows import rows, rows_path
 from ffmem.causal.weights import (
     LayerChange,
     changed,
-    refuse_unloadable,
+    refuse_split,
     rewrite,
     twin,
     value_bias,
-    value_path,
 )
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, ModelError, StoreError
 from ffmem.files import committing
 from ffmem.models.memories import Memories, fingerprint
-from ffmem.models.modules import module, weight
+from ffmem.models.modules import module
 from ffmem.records import NotARecord, Record
 
 NAME = "edit.safetensors"
@@ -88,8 +89,8 @@ class Patch:
     @property
     def edits(self) -> Edits:
         """The edits of the memories."""
-        rows = self.record.edits
-        found = [Edit(Cell.parse(row.cell), row.how, row.factor, row.constant) for row in rows]
+        stored = self.record.edits
+        found = [Edit(Cell.parse(row.cell), row.how, row.factor, row.constant) for row in stored]
         return Edits(tuple(found))
 
     def write(self, path: Path) -> None:
@@ -152,13 +153,13 @@ def edited(memories: Memories, edits: Edits) -> Rewritten:
     model = twin(memories.model, change.flag)
     for layer in change.layers:
         rewrite(model, memories.row, layer)
-    rows = [
+    records = [
         EditRecord(cell=str(edit.cell), how=edit.how, factor=edit.factor, constant=edit.constant)
         for edit in edits
     ]
     record = PatchRecord(
         format=FORMAT,
-        edits=rows,
+        edits=records,
         flag=change.flag,
         before=memories.fingerprint(),
         after=fingerprint(model),
@@ -179,7 +180,7 @@ def undone(memories: Memories, patch: Patch) -> Rewritten:
 def _turned(memories: Memories, patch: Patch, undo: bool) -> Rewritten:
     """Apply a patch forwards or backwards, comparing all that it replaces."""
     _refuse_cast(memories)
-    refuse_unloadable(memories)
+    refuse_split(memories)
     record = patch.record
     here, there = (record.after, record.before) if undo else (record.before, record.after)
     if memories.fingerprint() != here:
@@ -210,7 +211,7 @@ def _tensors(memories: Memories, layers: list[LayerChange]) -> dict[str, Tensor]
     """Return the tensors of a patch."""
     found = {}
     for change in layers:
-        path = value_path(memories.row, change.layer)
+        path = rows_path(memories.row, change.layer)
         found[f"{path}.weight/memories"] = torch.tensor(change.memories)
         found[f"{path}.weight/before"] = change.before.contiguous()
         found[f"{path}.weight/after"] = change.after.contiguous()
@@ -239,18 +240,20 @@ def _changes(memories: Memories, patch: Patch) -> list[LayerChange]:
     for layer, edits in (
         patch.edits.within(memories.n_layers, memories.n_memories).by_layer().items()
     ):
-        path, dtype = value_path(memories.row, layer), memories.values(layer).dtype
+        path = rows_path(memories.row, layer)
+        written = rows(module(memories.model, path))
+        width, dtype = written.shape[1], written.dtype
         cells = [edit.cell.memory for edit in edits]
         if take(f"{path}.weight/memories", (len(cells),), torch.int64).tolist() != cells:
             raise DamagedPatch(
                 patch.path, f"it changes other memories of layer {layer} than it says"
             )
-        rows = [f"{path}.weight/before", f"{path}.weight/after"]
-        values = [take(name, (len(cells), memories.hidden), dtype) for name in rows]
+        both = [f"{path}.weight/before", f"{path}.weight/after"]
+        numbers = [take(name, (len(cells), width), dtype) for name in both]
         biases = [f"{path}.bias/before", f"{path}.bias/after"]
         if any(edit.constant for edit in edits):
-            values += [take(name, (memories.hidden,), dtype) for name in biases]
-        found.append(LayerChange(layer, cells, *values))
+            numbers += [take(name, (memories.hidden,), dtype) for name in biases]
+        found.append(LayerChange(layer, cells, *numbers))
     if left:
         raise DamagedPatch(
             patch.path, f"it holds {sorted(left)[0]}, which is part of no edit it names"
@@ -282,8 +285,8 @@ def _refuse_other_numbers(
     memories: Memories, model: PreTrainedModel, patch: Patch, change: LayerChange
 ) -> None:
     """Raise if a patch replaces other numbers than the model has."""
-    values = weight(module(model, value_path(memories.row, change.layer))).T
-    same = torch.equal(values[change.memories].cpu(), change.before)
+    written = rows(module(model, rows_path(memories.row, change.layer)))
+    same = torch.equal(written[change.memories].cpu(), change.before)
     if change.bias_before is not None:
         old = value_bias(model, memories.row, change.layer)
         same = same and torch.equal(old.cpu(), change.bias_before)

@@ -23,6 +23,7 @@ from ffmem.causal.generation import OVERFLOW, continued, refuse_odd
 from ffmem.causal.grid import grid as read_grid
 from ffmem.causal.parts import divisor, promoted
 from ffmem.causal.prompt import Prompt
+from ffmem.causal.prompt_values import PromptValues, source_of
 from ffmem.causal.tabled import TokenChance
 from ffmem.causal.traced import MemoryAtWork, Sampling, Trace, Traced, TracedLayer
 from ffmem.cells import Cell
@@ -139,7 +140,9 @@ class Reader:
     @torch.inference_mode()
     def read(self) -> Traced:
         """Return what the layers compute now, edited or not."""
-        found = self.memories.trace(self.tokens, self.at)
+        values = PromptValues(self.memories)
+        with values.watching():
+            found = self.memories.trace(self.tokens, self.at)
         for layer in found:
             # Norms square what they are given.
             if not float(layer.layer_output.abs().max()) < 1e18:
@@ -150,11 +153,11 @@ class Reader:
             self._chances(head.folded, [layer.ff_output for layer in found]),
             self._chances(head.logits, [layer.layer_output for layer in found]),
         )
-        at_work = self._memories(found)
+        at_work = self._memories(found, values)
         layers = [
             _layer(layer, *of) for layer, of in enumerate(zip(found, *tops, at_work, strict=True))
         ]
-        return Traced(layers, layers[-1].output_top)
+        return Traced(layers, layers[-1].output_top, source_of(self.memories))
 
     def _chances(
         self, logits: Callable[[Tensor], Tensor], vectors: list[Float[Tensor, "1 hidden"]]
@@ -174,12 +177,14 @@ class Reader:
                 )
         return found
 
-    def _memories(self, traces: Sequence[LayerTrace]) -> list[list[MemoryAtWork]]:
+    def _memories(
+        self, traces: Sequence[LayerTrace], of_prompt: PromptValues
+    ) -> list[list[MemoryAtWork]]:
         """Return the memories of every layer that contribute most."""
         at_work, vectors, coefficients = [], [], []
         for layer, trace in enumerate(traces):
             m = trace.coefficients[0].float().cpu()
-            values = self.memories.readable_values(layer)
+            values = of_prompt.of(layer)
             lengths = values.float().norm(dim=1).cpu()
             sizes = m.abs() * lengths / divisor(self.memories, layer, trace)
             best = largest(sizes.numpy(), self.top)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ffmem.causal.edits import Edits
 from ffmem.causal.generation import Continuation
 from ffmem.causal.grid import Grid, lines
+from ffmem.causal.source import INPUT_VALUES, STATIC, said
 from ffmem.causal.tabled import Tabled, TokenChance, listed, placed
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible, visible_token
@@ -24,7 +25,7 @@ class MemoryAtWork(NamedTuple):
     percentile: float | None
     """The share of the index's sampled prefixes whose coefficient is not larger; None without."""
     value_top: list[str]
-    """The tokens that m · v promotes most."""
+    """The tokens that m · v promotes most; none where v is all zeros."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `trace --json` prints."""
@@ -67,6 +68,8 @@ class Traced:
     layers: list[TracedLayer]
     output_top: list[TokenChance]
     """The model's own prediction."""
+    values: str = STATIC
+    """Where values come from: static, or input."""
 
     @property
     def saturation(self) -> int:
@@ -119,6 +122,11 @@ class Trace(Tabled):
         """The layer from which on the unedited prediction no longer changes."""
         return self.plain.saturation
 
+    @property
+    def remarks(self) -> list[str]:
+        """The notes, and in a lambda layer that its values come from the input."""
+        return self.notes if self.plain.values == STATIC else [*self.notes, INPUT_VALUES]
+
     def to_dict(self) -> dict[str, Any]:
         """Return what `trace --json` prints."""
         found: dict[str, Any] = {
@@ -147,7 +155,7 @@ class Trace(Tabled):
                 found |= {name: continuation.text, f"{name}_ended": continuation.ended}
         if self.generated is not None:
             found["sampling"] = None if self.sampling is None else self.sampling._asdict()
-        return found | {"notes": self.notes}
+        return found | said(self.plain.values) | {"notes": self.remarks}
 
     def above(self) -> list[str]:
         """Return the prompt with the position at which it was read."""
@@ -171,7 +179,7 @@ def _cells(layer: TracedLayer, n: int = 3) -> tuple[str, ...]:
 
     memories = "  ".join(
         f"{memory.cell} {memory.coefficient:+.2f}{_percentile(memory)}"
-        f" {visible_token(memory.value_top[0])}"
+        f" {visible_token(memory.value_top[0]) if memory.value_top else '–'}"
         for memory in layer.memories[:n]
     )
     return (
@@ -209,9 +217,9 @@ def _notes(trace: Trace) -> list[str]:
             notes.append(f"{name}  {visible(continuation.text)}{ended[continuation.ended]}")
     for title, grid in (("", trace.grid), (", edited", trace.edited_grid)):
         if grid is not None:
-            said = f"What the output of each layer predicts at each position{title}:"
-            notes += ["", said, "", *lines(grid, trace.tokens)]
-    notes += ["", *trace.notes] if trace.notes else []
+            above = f"What the output of each layer predicts at each position{title}:"
+            notes += ["", above, "", *lines(grid, trace.tokens)]
+    notes += ["", *trace.remarks] if trace.remarks else []
     return notes
 
 

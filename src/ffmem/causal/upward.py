@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ffmem.causal.prompt_values import PromptValues
 from ffmem.errors import ModelError
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first
@@ -37,6 +38,8 @@ class Upward:
         self.tokens = torch.tensor([ids[: at + 1]])
         self.layers: list[LayerTrace] = []
         """What every layer computed at the position: one row."""
+        self.values = PromptValues(memories)
+        """What the coefficients multiply there."""
         self._inputs: list[Tensor] = []
         self._forms: list[Any] = []
         self._run_clean()
@@ -99,6 +102,7 @@ class Upward:
         place = torch.tensor([[0, self.n_tokens - 1]])
         with ExitStack() as hooks:
             hooks.enter_context(self.memories.tracing(read, self.tokens, place))
+            hooks.enter_context(self.values.watching())
             for block in self.memories.blocks:
                 handle = block.register_forward_pre_hook(enter, with_kwargs=True)
                 hooks.callback(handle.remove)
@@ -133,10 +137,10 @@ class Upward:
 
         return forward
 
-    def _changing(self, change: Change, n_rows: int) -> Callable[..., tuple[Tensor]]:
-        def hook(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+    def _changing(self, change: Change, n_rows: int) -> Callable[..., tuple[Any, ...]]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             rows = args[0].reshape(n_rows, self.n_tokens, -1)  # OPT flattens them
-            return (change(rows).reshape(args[0].shape),)
+            return (change(rows).reshape(args[0].shape), *args[1:])
 
         return hook
 

@@ -4,8 +4,10 @@
 
 A coefficient acts through its value alone, m · v, so what is done to m can be done to v, and a
 constant part to b, the bias of the value map. That is exact for every activation and in every
-family: post-norms and multipliers come behind. The original is never touched: a twin shares its
-tensors, all but those rewritten.
+family: post-norms and multipliers come behind, and a softmax, in front, is not taken anew, so that
+the other coefficients stay what they are. A lambda layer has no v to change: there the static key
+is, in which m is linear (`causal.rows`). The original is never touched: a twin shares its tensors,
+all but those rewritten.
 """
 
 import copy
@@ -17,20 +19,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ffmem.causal.edits import Edits
+from ffmem.causal.rows import rows, rows_path
 from ffmem.errors import ModelError
 from ffmem.models.families import Family
 from ffmem.models.memories import Memories
-from ffmem.models.modules import bias, module, weight
+from ffmem.models.modules import bias, module
 from ffmem.models.split import is_split
 
 
 class LayerChange(NamedTuple):
-    """What becomes of some values of a layer, and of its bias."""
+    """What becomes of the rows of some memories of a layer, and of its bias."""
 
     layer: int
     memories: list[int]
-    before: Float[Tensor, "edit hidden"]
-    after: Float[Tensor, "edit hidden"]
+    before: Float[Tensor, "edit width"]
+    after: Float[Tensor, "edit width"]
     bias_before: Float[Tensor, " hidden"] | None = None
     bias_after: Float[Tensor, " hidden"] | None = None
 
@@ -61,7 +64,7 @@ def changed(memories: Memories, edits: Edits) -> Change:
     for layer, some in edits.by_layer().items():
         cells = [edit.cell.memory for edit in some]
         # On the CPU in float64, so that an edit rounds once, to the dtype of the weights.
-        before = memories.values(layer)[cells].detach().cpu()
+        before = rows(_map(memories, layer))[cells].detach().cpu()
         factor = torch.tensor([edit.factor for edit in some], dtype=torch.float64)[:, None]
         constant = torch.tensor([edit.constant for edit in some], dtype=torch.float64)
         exact = torch.where(factor == 0, 0.0, factor * before.double())  # no −0
@@ -107,23 +110,23 @@ def twin(model: PreTrainedModel, flag: str | None = None, on: bool = True) -> Pr
 
 @torch.no_grad()
 def rewrite(model: PreTrainedModel, row: Family, change: LayerChange) -> None:
-    """Give a twin its own value map of a layer, changed."""
-    linear = module(model, value_path(row, change.layer))
+    """Give a twin its own rows of a layer, changed."""
+    linear = module(model, rows_path(row, change.layer))
     linear.register_parameter("weight", _frozen(linear.get_parameter("weight").clone()))
-    values = weight(linear).T
-    values[change.memories] = change.after.to(values.device)
+    written = rows(linear)
+    written[change.memories] = change.after.to(written.device)
     if change.bias_after is not None and linear.bias is not None:
-        linear.register_parameter("bias", _frozen(change.bias_after.to(values.device)))
-
-
-def value_path(row: Family, layer: int) -> str:
-    """Return the path of a layer's value map from the model."""
-    return f"{row.blocks}.{layer}.{row.values}"
+        linear.register_parameter("bias", _frozen(change.bias_after.to(written.device)))
 
 
 def value_bias(model: PreTrainedModel, row: Family, layer: int) -> Float[Tensor, " hidden"]:
     """Return b of a layer of a twin."""
-    return bias(module(model, value_path(row, layer)))
+    return bias(module(model, f"{row.blocks}.{layer}.{row.values}"))
+
+
+def _map(memories: Memories, layer: int) -> nn.Module:
+    """Return the map that a layer's edits are written into."""
+    return module(memories.model, rows_path(memories.row, layer))
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
@@ -146,30 +149,26 @@ def _refuse(memories: Memories, edits: Edits) -> None:
             "An edit at some positions was asked for; weights act at every position."
             " Leave the positions away, or try the edit on a prompt with trace."
         )
-    refuse_unloadable(memories)
+    refuse_split(memories)
     names: dict[int, list[str]] = {}
     for name, tensor in memories.model.named_parameters(remove_duplicate=False):
         names.setdefault(tensor.data_ptr(), []).append(name)
     for layer in edits.by_layer():
-        same = names[memories.value_maps[layer].get_parameter("weight").data_ptr()]
+        same = names[_map(memories, layer).get_parameter("weight").data_ptr()]
         if len(same) > 1:
+            what = "values" if memories.has_values else "keys"
             raise ModelError(
-                f"The values of layer {layer} are shared: {', '.join(same)} are one tensor. An edit"
+                f"The {what} of layer {layer} are shared: {', '.join(same)} are one tensor. An edit"
                 " of one layer would change the others too; try it on a prompt with trace."
             )
 
 
-def refuse_unloadable(memories: Memories) -> None:
-    """Raise if the model cannot be saved as one that plain transformers loads."""
+def refuse_split(memories: Memories) -> None:
+    """Raise if the weights do not lie in one place, to be written there."""
     if is_split(memories.model):
         raise ModelError(
             "An edit was to be written into the weights of a model that is split over devices."
             " Load it on one device, such as --device cpu, to write it; trace edits it as it is."
-        )
-    if memories.head.adaptive:
-        raise ModelError(
-            "A fairseq checkpoint cannot be saved edited: AutoModelForCausalLM does not know its"
-            " adaptive softmax. Try the edit on a prompt with trace."
         )
 
 
@@ -182,7 +181,7 @@ def _switch(memories: Memories, edits: Edits) -> str | None:
         fixed = next(edit for edit in edits if edit.constant)
         raise ModelError(
             f"{fixed} was asked for. A fixed coefficient is written into the bias of the value"
-            f" map, and a {memories.family!r} model has none there, nor a switch for one in its"
+            f" map, and this {memories.family!r} model has none there, nor a switch for one in its"
             " config. off and scale can be written; for set and mean use trace."
         )
     return flag

@@ -8,6 +8,7 @@ from ffmem.cluster.limits import duration, limits, size
 from ffmem.cluster.planning import Asked, Plan, plan
 from ffmem.cluster.shape import shape_of
 from ffmem.errors import CorpusError, FfmemError, ModelError
+from ffmem.models import argument
 
 TOKENS_PER_WORD = 1.15
 """Tokens of a subword model per word of WikiText; SmolLM2's on WikiText-2: 2,393,808 / 2,088,628,
@@ -165,7 +166,7 @@ def measured(model: str, dtype: str, t: int) -> float:
     from ffmem.indexing.scan import Scan, reach
     from ffmem.models.load import load
 
-    if not Path(model).expanduser().exists() and model != "smollm2-135m":
+    if not Path(model).expanduser().exists() and model not in argument.NAMED:
         raise ModelError(f"--measure needs a model, and {model!r} is only a shape. Give a folder.")
     memories = load(model, dtype=dtype)
     random = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ffmem.errors import ModelError
+from ffmem.models import argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,23 +127,25 @@ def shape_of(model: str) -> Shape:
     """Return the shape of a named model, or of a folder's config; no weight is loaded."""
     if model in NAMED:
         return NAMED[model]
-    folder = Path(model).expanduser()
+    own = argument.NAMED.get(model)
+    folder = own if isinstance(own, Path) else Path(model).expanduser()
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"There is no shape {model!r}, and no folder of that name with a config.json."
             f" Give a Hugging Face folder or one of {', '.join(NAMED)}; an index stands for a"
             " corpus, in the second place."
         )
-    return _of_config(folder)
+    return _of_config(folder, folder.resolve().name if own is None else model)
 
 
-def _of_config(folder: Path) -> Shape:
+def _of_config(folder: Path, name: str) -> Shape:
     """Return the shape of the model that a config describes, built without memory for weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from ffmem.models.families import FAMILIES
     from ffmem.models.modules import module, shape
+    from ffmem.networks.model import AdaptiveLM  # noqa: F401 - transformers learns of our models
 
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -150,21 +153,25 @@ def _of_config(folder: Path) -> Shape:
             model: Any = AutoModelForCausalLM.from_config(config)
     except (ValueError, OSError, KeyError) as error:
         raise ModelError(f"The config in {folder} describes no language model: {error}") from None
-    row = FAMILIES.get(config.model_type)
-    if row is None:
+    family = FAMILIES.get(config.model_type)
+    if family is None:
         raise ModelError(
             f"{folder} is a {config.model_type!r} model, whose memories cannot be found without its"
             f" weights. Give a model of a known family: {', '.join(sorted(FAMILIES))}."
         )
+    row = family.of(config.get_text_config())
     blocks = list(module(model, row.blocks).children())
     hidden, memories = shape(module(blocks[0], row.values))
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
-    tables = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
-    names = {id(one) for one in tables}
+    inputs, outputs = (
+        {id(p) for p in table.parameters()}
+        for table in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    names = inputs | outputs
     names |= {id(p) for name, p in model.named_parameters() if "wpe" in name or "embed_pos" in name}
     return Shape(
-        name=folder.resolve().name,
+        name=name,
         layers=len(blocks),
         memories=memories,
         hidden=hidden,
@@ -173,7 +180,7 @@ def _of_config(folder: Path) -> Shape:
         head_size=int(getattr(text, "head_dim", None) or hidden // heads),
         vocabulary=int(text.vocab_size),
         gated=row.up is not None,
-        tied=len({id(one) for one in tables}) == 1,
+        tied=bool(inputs & outputs),
         exact_parameters=sum(p.numel() for p in model.parameters()),
         exact_embeddings=sum(p.numel() for p in model.parameters() if id(p) in names),
     )

@@ -8,7 +8,7 @@ value_cosine, value_norm_ratio, value_change    of the values themselves, where 
 active_change                active share, second − first
 max_ratio, min_ratio         largest coefficient, second / first; smallest, gated models
 
-What does not exist is NaN here and null in files.
+What does not exist is NaN here and null in files: of a lambda layer's memories, all about values.
 """
 
 import numpy as np
@@ -67,6 +67,8 @@ def _value_tokens(first: Index, second: Index, layer: int, gated: bool) -> Colum
     names = {"value_tokens": "top_ids"}
     if gated:
         names["negative_value_tokens"] = "bottom_ids"
+    if not first.manifest.model.has_values:
+        return {name: np.full(first.n_memories, np.nan) for name in names}
     one, other = (_read(index, "values", layer, list(names.values())) for index in (first, second))
 
     def outermost(ids: Int32[ndarray, "memory token"]) -> ndarray:

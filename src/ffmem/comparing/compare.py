@@ -16,6 +16,7 @@ from ffmem.comparing.matching import differences, refuse_unlike
 from ffmem.comparing.overlap import P
 from ffmem.comparing.value_change import Changes, Named, Side, value_changes
 from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.kind import NO_VALUES
 from ffmem.indexing.store import Index
 from ffmem.indexing.verify import damaged
 from ffmem.progress import Progress
@@ -41,18 +42,22 @@ def compare(
     say = progress or Progress(quiet=True)
     for index in (first, second):
         _refuse_damaged(index)
+    has_values = first.manifest.model.has_values
     for name, (one, other) in differences(first.manifest, second.manifest).items():
         say.say(f"The indexes differ in {name}: {one} and {other}.")
     sides = (
         Side(first, first_model, "--first-model"),
         Side(second, second_model, "--second-model"),
     )
-    reading = value_changes(*sides, out, device, say) if models else nullcontext()
-    if not models:
+    read = models and has_values
+    reading = value_changes(*sides, out, device, say) if read else nullcontext()
+    if not has_values:
+        say.say(f"{NO_VALUES} Nothing is said about values, and no model is read.")
+    elif not models:
         say.say("The models are not read: value_cosine, value_norm_ratio, value_change are null.")
     with reading as values:
         layers = _layers(first, second, values, say)
-    found = _comparison(first, second, layers, models, top)
+    found = _comparison(first, second, layers, read, top)
     found.write(out)
     draw(found.to_dict(), out)
     return found
@@ -131,6 +136,7 @@ def _settings(first: Index, second: Index, models: bool, top: int) -> dict[str, 
         "compat": manifest.compat,
         "projection": manifest.projection,
         "models": models,
+        "values": "static" if manifest.model.has_values else "input",
         "p": P,
         "value_tokens": TOKENS,
         "top": top,

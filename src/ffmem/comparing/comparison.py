@@ -16,6 +16,7 @@ from numpy import ndarray
 
 from ffmem.experiments.spread import share, spread
 from ffmem.files import write_text
+from ffmem.indexing.kind import NO_VALUES
 from ffmem.indexing.memory import visible_token
 from ffmem.indexing.tables import write_table
 
@@ -97,7 +98,9 @@ def _heading(settings: Row) -> list[str]:
             f"{which:8}{side['index']}: {side['model']}, weights {side['model_hash'][:12]},"
             f" {side['dtype']}"
         )
-    if not settings["models"]:
+    if settings["values"] == "input":
+        lines.append(NO_VALUES)
+    elif not settings["models"]:
         lines.append("The models were not read: nothing is said about their values' directions.")
     return lines
 
@@ -108,7 +111,8 @@ def _shown_columns(comparison: Comparison) -> dict[str, tuple[str, str]]:
     columns = {"rbo": ("rbo", ".3f"), "jaccard": ("jaccard", ".3f")}
     if gated:
         columns |= {"negative_rbo": ("rbo m<0", ".3f"), "negative_jaccard": ("jacc. m<0", ".3f")}
-    columns["value_tokens"] = ("tokens", ".3f")
+    if comparison.settings["values"] == "static":
+        columns["value_tokens"] = ("tokens", ".3f")
     if comparison.settings["models"]:
         columns |= {"value_cosine": ("cosine", ".4f"), "value_norm_ratio": ("norm", ".3f")}
     return columns | {"active_change": ("active", "+.2%"), "max_ratio": ("max", ".3f")}
@@ -159,7 +163,8 @@ def _both_sides(row: Row) -> list[str]:
             side = row[which]
             if f"{sign}trigger" in side:
                 tokens = "  ".join(map(visible_token, side[f"{sign}tokens"][:_TOKENS]))
-                lines.append(f"  {which:7}{_trigger(side[f'{sign}trigger'])}   ⇒ {tokens}")
+                promoted = f"   ⇒ {tokens}" if tokens else ""
+                lines.append(f"  {which:7}{_trigger(side[f'{sign}trigger'])}{promoted}")
     return lines
 
 

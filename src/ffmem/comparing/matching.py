@@ -41,6 +41,8 @@ def _binding(manifest: Manifest) -> dict[str, dict[str, tuple[Any, Any]]]:
     sources = ", ".join(source.source for source in corpus.sources)
     read = f"{sources} ({corpus.sentences:,} sentences, hash {corpus.hash[:12]})"
     shape = {name: getattr(manifest.model, name) for name in _SHAPE}
+    # Indexes of models of ours that were made before there were kinds name the activation alone.
+    shape["memory"] = manifest.model.memory or manifest.model.activation
     settings = {name: getattr(manifest, name) for name in ("t", "prefixes", "projection")}
     return {
         "model": {name: (value, value) for name, value in shape.items()},

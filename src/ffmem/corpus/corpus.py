@@ -27,7 +27,7 @@ class Corpus:
     column: str = "text"
     """The field of the text in JSON Lines, Parquet and Hub data."""
     detokenize: str | None = None
-    """`wikitext` for a text tokenised as WikiText is; the named WikiText-2 implies it."""
+    """`wikitext` for a text tokenised as WikiText is; the name of one implies it."""
     limit: int | None = None
     """How many sentences to read at most."""
 

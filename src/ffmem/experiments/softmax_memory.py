@@ -3,7 +3,12 @@
     FF(x) = f(x · Kᵀ) · V        MN(x) = softmax(x · Kᵀ) · V
 
 Both read the same keys and values; neither has the output bias here. x · Kᵀ includes the keys'
-bias. Gated models have two keys per memory: MN takes the gate's.
+bias. Gated models have two keys per memory: MN takes the gate's. In persistent memory, MN is each
+head's softmax over its slots alone, without the tokens; entropy, effective number and largest
+weight are then means over heads. A softmax memory is MN itself:
+
+    softmax      FF(x) = MN(x)
+    persistent   FF(x) = Σ over heads of (the head's attention on slots) · (its part of MN(x))
 """
 
 import numpy as np
@@ -12,12 +17,15 @@ from jaxtyping import Float32
 from numpy import ndarray
 from torch.nn import functional
 
+from ffmem.experiments.kinds import PERSISTENT
 from ffmem.experiments.result import Row
 from ffmem.experiments.spread import spread
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 
 NAMES = ("cosine", "entropy", "top1_mass", "distance", "effective")
+SLOT_MASS = "slot_mass"
+"""Of persistent memory alone: the part of the attention that slots get, mean over heads."""
 
 
 class SoftmaxMemory:
@@ -25,8 +33,13 @@ class SoftmaxMemory:
 
     def __init__(self, memories: Memories, n_examples: int) -> None:
         self.memories = memories
+        groups = memories.row.softmax_groups
+        self.groups: int = 1 if groups is None else getattr(memories.config, groups)
+        """Heads, each with a softmax of its own; 1 where one runs over all memories."""
+        is_shared = getattr(memories.config, "memory", None) == PERSISTENT
+        self.names = (*NAMES, SLOT_MASS) if is_shared else NAMES
         self.found: dict[str, Float32[ndarray, "example layer"]] = {
-            name: np.zeros((n_examples, memories.n_layers), np.float32) for name in NAMES
+            name: np.zeros((n_examples, memories.n_layers), np.float32) for name in self.names
         }
 
     @torch.inference_mode()
@@ -39,18 +52,19 @@ class SoftmaxMemory:
             scores = functional.linear(trace.ff_input.float(), keys.float(), bias.float())
         else:
             scores = trace.gate.float()
-        weights = scores.softmax(dim=1)
-        neural = weights @ values
-        entropy = torch.special.entr(weights).sum(dim=1)
+        weights = scores.unflatten(1, (self.groups, -1)).softmax(dim=2)
+        neural = weights.flatten(1) @ values
+        entropy = torch.special.entr(weights).sum(dim=2)
         numbers = {
             "cosine": functional.cosine_similarity(feed_forward, neural),
-            "entropy": entropy,
-            "top1_mass": weights.amax(dim=1),
+            "entropy": entropy.mean(dim=1),
+            "top1_mass": weights.amax(dim=2).mean(dim=1),
             "distance": (feed_forward - neural).norm(dim=1) / feed_forward.norm(dim=1),
-            "effective": entropy.exp(),
+            "effective": entropy.exp().mean(dim=1),
+            SLOT_MASS: trace.coefficients.float().sum(dim=1) / self.groups,
         }
-        for name, column in numbers.items():
-            self.found[name][examples, layer] = column.cpu().numpy()
+        for name in self.names:
+            self.found[name][examples, layer] = numbers[name].cpu().numpy()
 
     def rows(self) -> list[Row]:
         """Return the rows of `neural-memory`."""
@@ -63,7 +77,7 @@ class SoftmaxMemory:
         spreads = {name: spread(column[some]) for name, column in by_name.items()}
         return {
             "layer": layer,
-            **{name: spreads[name]["mean"] for name in NAMES},
+            **{name: spreads[name]["mean"] for name in self.names},
             "cosine_q1": spreads["cosine"]["q1"],
             "cosine_q3": spreads["cosine"]["q3"],
             "n": int(some.sum()),

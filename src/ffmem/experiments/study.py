@@ -16,11 +16,11 @@ from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import TokenSentence, refuse_foreign
-from ffmem.errors import CorpusError, FfmemError
+from ffmem.errors import CorpusError, FfmemError, NoStaticValues
 from ffmem.experiments.cost import inference_cost
 from ffmem.experiments.drawn import Drawn, Example, draw
 from ffmem.experiments.heads import Heads, corpus_tokens, heads
-from ffmem.experiments.inference import PARTS, Inference, groups
+from ffmem.experiments.inference import PARTS, VALUE_PARTS, Inference, groups
 from ffmem.experiments.settings import settings
 from ffmem.experiments.sharing import sample_arrays
 from ffmem.experiments.value_readings import ValueReadings
@@ -173,6 +173,11 @@ class Study:
     @cached_property
     def inference(self) -> Inference:
         """What the model does on the sample, measured in one pass."""
+        if not self.memories.has_values and (needing := set(self.parts) & set(VALUE_PARTS)):
+            raise NoStaticValues(
+                f"A pass over the sample was to measure {', '.join(sorted(needing))} of static"
+                " values, of which there are none. Leave that out of its parts."
+            )
         drawn = self.drawn
         self.progress.say(f"Section 5: {inference_cost(self.memories, drawn, self.parts)}")
         start = self.index.manifest.start.id

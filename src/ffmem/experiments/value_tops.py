@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from numpy import ndarray
 from torch import Tensor
 
@@ -63,29 +63,38 @@ class Band(NamedTuple):
     """What decides whether a band's best word is the value's top word, for every memory."""
 
     size: int
-    best: Int64[ndarray, " memory"]
-    largest: Float32[ndarray, " memory"]
+    best: Int64[ndarray, "*row memory"]
+    largest: Float32[ndarray, "*row memory"]
     """z of the best word."""
-    mean: Float32[ndarray, " memory"]
-    entry: Float32[ndarray, " memory"]
+    mean: Float32[ndarray, "*row memory"]
+    entry: Float32[ndarray, "*row memory"]
     """C: the logit of the band itself; 0 for the words of the first."""
+
+    def where(self, negative: Bool[ndarray, "row memory"], of_negative: "Band") -> "Band":
+        """Return the columns of two bands by the sign of each coefficient."""
+        pairs = zip(self[1:], of_negative[1:], strict=True)
+        return Band(self.size, *(np.where(negative, minus, plus) for plus, minus in pairs))
 
 
 class AdaptiveTops(ValueTops):
-    """Under the adaptive softmax, for coefficients of 0 or more."""
+    """Under the adaptive softmax; in ungated models for coefficients of 0 or more.
+
+    −v has the logits −z: its best words are those of smallest z.
+    """
 
     @torch.inference_mode()
     def __init__(self, memories: Memories, layer: int) -> None:
         self.head = memories.head
         self.parts = self.head.norm.fold(memories.readable_values(layer))
-        self.bands = self._bands(memories.config.band_sizes)
+        self.bands = self._bands(memories.config.band_sizes, 1)
+        self.negative = self._bands(memories.config.band_sizes, -1) if memories.gated else None
         self.plain = self.at(np.ones((1, len(self.parts)), np.float32))[0]
 
-    def _bands(self, sizes: list[int]) -> list[Band]:
+    def _bands(self, sizes: list[int], sign: int) -> list[Band]:
         rows = max(1, PAIRS // sum(sizes))
         found: list[list[Band]] = []
         for part in self.parts.split(rows):
-            head, *tails = self.head.band_logits(part)
+            head, *tails = self.head.band_logits(sign * part)
             words, entries = head[:, : sizes[0]], head[:, sizes[0] :]
             zero = torch.zeros(len(part))
             columns = [(words, zero), *zip(tails, entries.unbind(1), strict=True)]
@@ -103,23 +112,33 @@ class AdaptiveTops(ValueTops):
     @torch.inference_mode()
     def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
         """Return top(m·v); rare bands are weighed only where they could win."""
-        c = np.where(coefficients > 0, coefficients, 1).astype(np.float32)
-        common, *rare = self.bands
+        negative = coefficients < 0 if self.negative else np.zeros(coefficients.shape, bool)
+        c = np.where(negative, -coefficients, coefficients)
+        c = np.where(c > 0, c, 1).astype(np.float32)
+        common, *rare = self._signed(negative)
         best = np.broadcast_to(common.best, c.shape).copy()
         strength = c * common.largest  # less Z, which is the same for all
         for number, band in enumerate(rare, start=1):
             lead = c * (band.entry + band.largest)
             # LSE(c·z) is at least its largest part, and by convexity log n + c·mean(z).
             least = np.maximum(c * band.largest, math.log(band.size) + c * band.mean)
-            row, memory = np.nonzero(lead - least >= strength)
-            if not len(row):
+            pair = np.nonzero(lead - least >= strength)
+            if not len(pair[0]):
                 continue
-            exact = lead[row, memory] - self._log_totals(number, memory, c[row, memory])
-            wins = exact > strength[row, memory]
-            row, memory = row[wins], memory[wins]
-            strength[row, memory] = exact[wins]
-            best[row, memory] = band.best[memory]
+            signed = np.where(negative[pair], -c[pair], c[pair])
+            exact = lead[pair] - self._log_totals(number, pair[1], signed)
+            wins = exact > strength[pair]
+            pair = (pair[0][wins], pair[1][wins])
+            strength[pair] = exact[wins]
+            best[pair] = np.broadcast_to(band.best, c.shape)[pair]
         return best
+
+    def _signed(self, negative: Bool[ndarray, "row memory"]) -> list[Band]:
+        """Return the bands of v, or of −v where the coefficient is negative."""
+        if not self.negative or not negative.any():
+            return self.bands
+        both = zip(self.bands, self.negative, strict=True)
+        return [plus.where(negative, minus) for plus, minus in both]
 
     def _log_totals(
         self, number: int, memory: Int64[ndarray, " pair"], c: Float32[ndarray, " pair"]

@@ -44,6 +44,7 @@ class Votes:
         targets: tuple[Int64[ndarray, " row"], Int64[ndarray, " row"]],
     ) -> None:
         """Count one layer's votes on some examples; `targets` are top(y) and top(o)."""
+        assert work.contributions is not None  # who has votes has values
         total = work.contributions.sum(axis=1, dtype=np.float64)
         for voters, (votes, voting) in enumerate(self._ballots(tops, work)):
             distinct = self._distinct(votes, voting)
@@ -95,5 +96,5 @@ class Work(NamedTuple):
 
     coefficients: Float32[ndarray, "row memory"]
     gate: Float32[ndarray, "row memory"] | None
-    contributions: Float32[ndarray, "row memory"]
-    """|m|·‖v‖"""
+    contributions: Float32[ndarray, "row memory"] | None
+    """|m|·‖v‖; None where values are not static."""

@@ -36,7 +36,7 @@ from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.settings import Settings, read_record
 from ffmem.indexing.standing import PLACE
 from ffmem.indexing.tables import layer_file
-from ffmem.indexing.values import PROJECTION
+from ffmem.indexing.values import NO_PROJECTION, PROJECTION
 from ffmem.indexing.work import Reading, Values
 from ffmem.indexing.worker import IndexWorker
 from ffmem.models.memories import IN_MEMORY, Memories
@@ -122,8 +122,11 @@ class Build:
                 tokens = self.plan.tokens
                 reading = Reading(shared, segments, Leases(shared), tokens, self.labour.skip)
                 leader.lead(reading)
-                values = Values(shared, self.settings.model.layers)
-                leader.lead(values)
+                # A lambda layer's memories have no static values to project.
+                has_values = self.settings.model.has_values
+                values = Values(shared, self.settings.model.layers if has_values else 0)
+                if has_values:
+                    leader.lead(values)
             write_contents(self.folder, segments.layers(reading.tree.root))
             for layer, name in enumerate(values.names):
                 with (
@@ -226,8 +229,8 @@ class Build:
             t=settings.t,
             prefixes=settings.prefixes,
             compat=settings.compat,
-            coefficient=_definition(settings.model.gated),
-            projection=PROJECTION,
+            coefficient=settings.model.kind.definition,
+            projection=PROJECTION if settings.model.has_values else NO_PROJECTION,
             dtype=settings.dtype,
             start=plan.start,
             versions=settings.versions,
@@ -238,12 +241,6 @@ class Build:
         """Return how many tokens some sentences have."""
         sentences = Sentences(self.folder / SENTENCES)
         return sum(len(sentences.row(number).ids) for number in skipped)
-
-
-def _definition(gated: bool) -> str:
-    if gated:
-        return "m = f(g·x)·(u·x), the input of the value map; active: g·x > 0"
-    return "m = f(k·x + b), the input of the value map; active: m > 0"
 
 
 @contextmanager

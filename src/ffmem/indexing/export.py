@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ffmem.errors import FfmemError
 from ffmem.files import committing
+from ffmem.indexing.kind import Kind
 from ffmem.indexing.memory import Memory
 from ffmem.indexing.neuronpedia import export_neuronpedia
 from ffmem.indexing.store import Index
@@ -23,6 +24,16 @@ COLUMNS = [
     *("cell", "layer", "memory", "list", "rank", "coefficient", "gate", "sentence", "length"),
     *("prefix", "last_token", "next_token", "value_top", "value_bottom"),
 ]
+
+
+def columns(kind: Kind) -> list[str]:
+    """Return the columns of a CSV: some kinds of memory have more to say."""
+    own = [*COLUMNS]
+    if kind.seat(0) is not None:
+        own.append("place")
+    if not kind.has_values:
+        own.append("value_note")
+    return own
 
 
 def export(index: Index, to: str, out: Path, step: Step) -> None:
@@ -46,7 +57,7 @@ def export(index: Index, to: str, out: Path, step: Step) -> None:
             for memory in _memories(index, step):
                 file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
             return
-        rows = csv.DictWriter(file, COLUMNS)
+        rows = csv.DictWriter(file, columns(index.manifest.model.kind))
         rows.writeheader()
         for memory in _memories(index, step):
             rows.writerows(_rows(memory))
@@ -69,11 +80,15 @@ def _rows(memory: Memory) -> Iterator[dict[str, object]]:
             json.dumps(t.token, ensure_ascii=False) for t in memory.value.bottom[:10]
         ),
     }
-    name = {
+    name: dict[str, object] = {
         "cell": str(memory.cell),
         "layer": memory.cell.layer,
         "memory": memory.cell.memory,
     }
+    if memory.seat is not None:
+        name["place"] = str(memory.seat)
+    if memory.value.note is not None:
+        name["value_note"] = memory.value.note
     lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))
     if not any(triggers for _, triggers in lists):
         yield {**name, **ends}

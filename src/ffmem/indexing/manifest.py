@@ -13,6 +13,7 @@ from typing import Any
 
 from ffmem.errors import StoreError
 from ffmem.files import write_text
+from ffmem.indexing.kind import Kind
 from ffmem.records import NotARecord, Record
 
 FORMAT = 1
@@ -34,6 +35,17 @@ class ModelRecord(Record):
     activation: str
     gated: bool
     context: int | None
+    memory: str | None = None
+    """The kind of memory in a model of ours: relu … lambda; None in other families."""
+    groups: int = 1
+    """Heads that a layer's memories belong to, in equal parts; 1 where no head owns any."""
+    has_values: bool = True
+    """Whether memories have static values; those of a lambda layer have none."""
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its memories, in words."""
+        return Kind(self.memory, self.gated, self.memories, self.groups, self.has_values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ffmem.cells import Cell
+from ffmem.indexing.kind import Kind, Seat
 
 
 class Trigger(NamedTuple):
@@ -45,6 +46,8 @@ class Value(NamedTuple):
     projection: str
     top: list[TokenShare]
     bottom: list[TokenShare]
+    note: str | None = None
+    """Why there is no static value, and nothing at its ends; None where there is one."""
 
 
 class Behaviour(NamedTuple):
@@ -67,23 +70,41 @@ class Memory:
     negative_triggers: list[Trigger]
     value: Value
     stats: Behaviour
-    gated: bool
+    kind: Kind
+
+    @property
+    def gated(self) -> bool:
+        """Whether a coefficient of either sign triggers."""
+        return self.kind.gated
+
+    @property
+    def seat(self) -> Seat | None:
+        """Where it sits in its layer; None where no head owns it."""
+        return self.kind.seat(self.cell.memory)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `show --json` prints."""
-        ends = {
-            side: [token._asdict() for token in getattr(self.value, side)]
-            for side in ("top", "bottom")
-        }
+        place = {} if self.seat is None else {"place": self.seat.to_dict()}
         return {
             "cell": str(self.cell),
             "layer": self.cell.layer,
             "memory": self.cell.memory,
+            **place,
             "triggers": [trigger.to_dict() for trigger in self.triggers],
             "negative_triggers": [trigger.to_dict() for trigger in self.negative_triggers],
-            "value": {"projection": self.value.projection, **ends},
+            **self._value(),
             "stats": self.stats._asdict(),
+            **({} if self.kind.note is None else {"coefficient_note": self.kind.note}),
         }
+
+    def _value(self) -> dict[str, Any]:
+        if self.value.note is not None:
+            return {"value": None, "value_note": self.value.note}
+        ends = {
+            side: [token._asdict() for token in getattr(self.value, side)]
+            for side in ("top", "bottom")
+        }
+        return {"value": {"projection": self.value.projection, **ends}}
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -93,14 +114,20 @@ class Memory:
         names = ("promotes", "suppresses", "active")
         if self.gated:
             names = ("m &gt; 0 promotes", "m &lt; 0 promotes", "gate open")
+        value = (
+            f"{names[0]} {_chips(self.value.top)}<br>{names[1]} {_chips(self.value.bottom)}"
+            if self.value.note is None
+            else html.escape(self.value.note)
+        )
+        about = [str(self.seat)] if self.seat else []
+        about += [html.escape(self.kind.note)] if self.kind.note else []
         rows = [
-            f"<tr><td style='text-align:right'>{trigger.coefficient:.3f}</td>"
+            f"<tr><td style='text-align:right'>{_number(self, trigger.coefficient)}</td>"
             f"<td style='text-align:left'>{_marked(trigger)}</td></tr>"
             for trigger in (*self.triggers[:10], *self.negative_triggers[:10])
         ]
         return (
-            f"<h4>{self.cell}</h4><p>{names[0]} {_chips(self.value.top)}<br>"
-            f"{names[1]} {_chips(self.value.bottom)}<br>"
+            f"<h4>{self.cell}</h4><p>{''.join(f'{line}<br>' for line in (*about, value))}"
             f"{names[2]} on {self.stats.active_share:.1%} of prefixes</p>"
             f"<table>{''.join(rows)}</table>"
         )
@@ -133,20 +160,41 @@ def _lines(memory: Memory, n: int = 10) -> list[str]:
 
     In a gated model a coefficient of either sign triggers, and the value is read for that sign.
     """
-    stats, value = memory.stats, memory.value
-    lines = [
-        f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}",
-        f"{'gate open' if memory.gated else 'active'} on {stats.active_share:.1%} of prefixes"
-        f" · max {stats.max:.3f} · min {stats.min:.3f} · mean {stats.mean:.4f}",
-    ]
+    value = memory.value
+    lines = _about(memory)
+    positive, negative = (
+        [_line(trigger, _number(memory, trigger.coefficient)) for trigger in triggers[:n]]
+        for triggers in (memory.triggers, memory.negative_triggers)
+    )
     if memory.gated:
-        lines += ["", f"m > 0 promotes  {_listed(value.top[:n])}"]
-        lines += map(_line, memory.triggers[:n])
-        lines += ["", f"m < 0 promotes  {_listed(value.bottom[:n])}"]
-        lines += map(_line, memory.negative_triggers[:n])
+        lines += ["", f"m > 0 promotes  {_listed(value.top[:n])}", *positive]
+        lines += ["", f"m < 0 promotes  {_listed(value.bottom[:n])}", *negative]
         return lines + _more(memory, n)
-    lines += [f"promotes    {_listed(value.top[:n])}", f"suppresses  {_listed(value.bottom[:n])}"]
-    return [*lines, "", *map(_line, memory.triggers[:n]), *_more(memory, n)]
+    if value.note is not None:
+        lines.append(value.note)
+    else:
+        lines.append(f"promotes    {_listed(value.top[:n])}")
+        lines.append(f"suppresses  {_listed(value.bottom[:n])}")
+    return [*lines, "", *positive, *_more(memory, n)]
+
+
+def _about(memory: Memory) -> list[str]:
+    """Return which memory it is, where it sits, and how its coefficient behaves."""
+    stats, is_weight = memory.stats, memory.kind.is_weight
+    mean = _number(memory, stats.mean) if is_weight else f"{stats.mean:.4f}"
+    lines = [f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}"]
+    lines += [f"place: {memory.seat}"] if memory.seat else []
+    lines += [memory.kind.note] if memory.kind.note else []
+    return [
+        *lines,
+        f"{'gate open' if memory.gated else 'active'} on {stats.active_share:.1%} of prefixes"
+        f" · max {_number(memory, stats.max)} · min {_number(memory, stats.min)} · mean {mean}",
+    ]
+
+
+def _number(memory: Memory, coefficient: float) -> str:
+    """Return a coefficient as it is shown; the weights of a softmax over many are small."""
+    return f"{coefficient:.3g}" if memory.kind.is_weight else f"{coefficient:.3f}"
 
 
 def _more(memory: Memory, n: int) -> list[str]:
@@ -160,11 +208,11 @@ def _more(memory: Memory, n: int) -> list[str]:
     return ["", f"The first {n} of {counts} triggers; --json gives all."]
 
 
-def _line(trigger: Trigger, width: int = 72) -> str:
+def _line(trigger: Trigger, number: str, width: int = 72) -> str:
     prefix = visible(trigger.prefix)
     shown = prefix if len(prefix) <= width else "…" + prefix[1 - width :]
     following = visible_token(trigger.next_token)
-    return f"{trigger.rank:4d} {trigger.coefficient:9.3f}  {shown} → {following}"
+    return f"{trigger.rank:4d} {number:>9}  {shown} → {following}"
 
 
 def _listed(tokens: list[TokenShare]) -> str:

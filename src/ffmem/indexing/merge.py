@@ -66,6 +66,8 @@ def refuse_different(first: Index, other: Index) -> None:
     """Refuse to put together what was not made alike, and name the difference."""
     mine, theirs = first.manifest, other.manifest
     pairs = {name: (getattr(mine, name), getattr(theirs, name)) for name in _SAME}
+    # Weights do not say what is done with them: ReLU and GELU may share all.
+    pairs["activation"] = (mine.model.activation, theirs.model.activation)
     pairs["model hash"] = (mine.model.hash, theirs.model.hash)
     pairs["start token"] = (mine.start.id, theirs.start.id)
     for name, (one, two) in pairs.items():
@@ -97,7 +99,8 @@ def _write(indexes: list[Index], folder: Path) -> None:
     write_contents(folder, (reduce(Found.merge, layer) for layer in zip(*parts, strict=True)))
     join_sentences(folder / "sentences.parquet", [index.sentences for index in indexes])
     first = indexes[0]
-    shutil.copytree(first.folder / "values", folder / "values")
+    if first.manifest.model.has_values:
+        shutil.copytree(first.folder / "values", folder / "values")
     shutil.copy(first.folder / "vocabulary.parquet", folder / "vocabulary.parquet")
     sources = [source for index in indexes for source in index.manifest.corpus.sources]
     corpus = CorpusRecord.joined(sources)

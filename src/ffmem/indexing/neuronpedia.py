@@ -103,10 +103,13 @@ class _Exporting:
     def readme(self) -> str:
         """Return what a reader of the folder must know."""
         manifest = self.index.manifest
-        gated = manifest.model.gated
+        gated, has_values = manifest.model.gated, manifest.model.has_values
         text = (files("ffmem.indexing") / "neuronpedia.md").read_text(encoding="utf-8")
         return text.format(
             model=manifest.model.source,
+            called=manifest.model.kind.called,
+            unit=manifest.model.kind.unit,
+            note="".join(f"\n{told}\n" for told in manifest.model.kind.told),
             layers=self.index.n_layers,
             memories=self.index.n_memories,
             corpus=self.corpus,
@@ -114,7 +117,8 @@ class _Exporting:
             tokens=manifest.corpus.tokens,
             t=manifest.t,
             prefixes=manifest.prefixes,
-            projection=manifest.projection,
+            promotes=_PROMOTES.format(manifest.projection) if has_values else _NONE,
+            suppresses="the tokens that it suppresses most" if has_values else _NONE,
             dtype=manifest.dtype,
             set=self.set,
             id=self.model,
@@ -147,7 +151,8 @@ class _Exporting:
         """Write the four small files that name model, release, set and source."""
         manifest, owned = self.index.manifest, {"creatorId": CREATOR, "visibility": "PUBLIC"}
         name = f"{self.set}{side.suffix}"
-        made = f"Feed-forward memories of {manifest.model.source}, read by ffmem"
+        made = f"{manifest.model.kind.called} of {manifest.model.source}, read by ffmem"
+        told = "Triggers and values" if manifest.model.has_values else "Triggers"
         signs = " (coefficients below 0, signs turned)" if side is NEGATIVE else ""
         rows: dict[str, dict[str, Any]] = {
             "model": {
@@ -170,7 +175,7 @@ class _Exporting:
                 "modelId": self.model,
                 "name": name,
                 "releaseName": self.set,
-                "description": f"Triggers and values over {self.corpus}{signs}",
+                "description": f"{told} over {self.corpus}{signs}",
                 "type": "neurons",
                 "creatorName": "ffmem",
                 "urls": [],
@@ -183,8 +188,7 @@ class _Exporting:
                 "inferenceEnabled": False,
                 "dataset": self.corpus,
                 "num_prompts": manifest.corpus.sentences,
-                "notes": "Of every trigger only the coefficient at its last token is known;"
-                " the other values are written as 0.",
+                "notes": " ".join((_UNKNOWN, *manifest.model.kind.told)),
             },
         }
         folder = self._folder / self.source(layer, side)
@@ -194,7 +198,8 @@ class _Exporting:
 
     def _features(self, layer: int, group: int, side: Side) -> Iterator[str]:
         """Return a line for each memory of a row group."""
-        values = self._columns("values", layer, group)
+        has_values = self.index.manifest.model.has_values
+        values = self._columns("values", layer, group) if has_values else None
         stats = self._columns("stats", layer, group)
         largest = stats["max" if side is POSITIVE else "min"]
         for row in range(len(largest)):
@@ -207,16 +212,32 @@ class _Exporting:
                     "creatorId": CREATOR,
                     "maxActApprox": side.sign * float(largest[row]),
                     "frac_nonzero": int(stats["active"][row]) / self.index.manifest.corpus.prefixes,
-                    "pos_str": self._shown(values[f"{side.top}_ids"][row]),
-                    "pos_values": (side.sign * values[f"{side.top}_logits"][row]).tolist(),
-                    "neg_str": self._shown(values[f"{side.bottom}_ids"][row]),
-                    "neg_values": (side.sign * values[f"{side.bottom}_logits"][row]).tolist(),
-                    "hookName": f"blocks.{layer}.mlp.hook_post",
+                    **self._ends(values, row, side),
+                    "hookName": self._hook(layer),
                     "hasVector": False,
                     "vector": [],
                 }
                 | {name: [] for name in EMPTY}
             )
+
+    def _ends(
+        self, values: dict[str, ndarray] | None, row: int, side: Side
+    ) -> dict[str, list[str] | list[float]]:
+        """Return what a value promotes and suppresses: nothing, where it is not static."""
+        if values is None:
+            return {"pos_str": [], "pos_values": [], "neg_str": [], "neg_values": []}
+        return {
+            "pos_str": self._shown(values[f"{side.top}_ids"][row]),
+            "pos_values": (side.sign * values[f"{side.top}_logits"][row]).tolist(),
+            "neg_str": self._shown(values[f"{side.bottom}_ids"][row]),
+            "neg_values": (side.sign * values[f"{side.bottom}_logits"][row]).tolist(),
+        }
+
+    def _hook(self, layer: int) -> str:
+        """Return where the coefficients are read: in TransformerLens' words, if it has any."""
+        if self.index.manifest.model.kind.seat(0) is None:
+            return f"blocks.{layer}.mlp.hook_post"
+        return f"model.layers.{layer}.memory.values"
 
     def _activations(
         self,
@@ -282,6 +303,9 @@ _TURNED = (
     "(`{source}`) hold those triggers with the sign of coefficient and value turned: what stands\n"
     "there as positive is −m, and `pos_str` is what the value promotes when m < 0."
 )
+_PROMOTES = "the tokens that the value promotes most, with their logits (projection: {})"
+_NONE = "empty: there is no static value"
+_UNKNOWN = "Of a trigger only its own coefficient is known; the other values are written as 0."
 _NO_NEGATIVE = "Only coefficients above 0 trigger in this model, which is not gated."
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from ffmem.cells import Cell
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.excerpt import Excerpt, of_sentence, of_token
 from ffmem.indexing.expression import Expression
 from ffmem.indexing.searchable import (
@@ -120,8 +120,8 @@ class Query(NamedTuple):
         return SECONDS if self.seconds is None else self.seconds
 
 
-def _refuse_other(place: str) -> None:
-    """Refuse to search in anything but values and triggers."""
+def _refuse_other(place: str, index: Index) -> None:
+    """Refuse to search in anything but triggers, and values where there are any."""
     if place == "patterns":
         raise FfmemError(
             "Patterns have a search of their own (ffmem.patterns.searching.PatternSearch,"
@@ -129,6 +129,11 @@ def _refuse_other(place: str) -> None:
         )
     if place not in {"values", "triggers"}:
         raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
+    if place == "values" and not index.manifest.model.has_values:
+        raise NoStaticValues(
+            "Values were to be searched, and the memories of this index have none that is static:"
+            " search in triggers (--in triggers) or patterns."
+        )
 
 
 class Search:
@@ -165,7 +170,7 @@ class Search:
     ) -> Found:
         """Return how many memories are found, and those from the `offset`-th on, best first."""
         query.refuse_odd(layer, self.index)
-        _refuse_other(place)
+        _refuse_other(place, self.index)
         expression = query.expression()
         look = self._in_values if place == "values" else self._in_triggers
         part = slice(offset, offset + limit)

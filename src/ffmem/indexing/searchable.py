@@ -99,6 +99,8 @@ def refuse_unwritable(temporary: Path, lacking: str) -> None:
 def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
     """Return every token that stands at an end of a value, with all such places."""
     ids, postings = [], []
+    if not index.manifest.model.has_values:
+        return
     for layer in range(index.n_layers):
         columns = read_columns(
             index.folder / layer_file("values", layer), ["top_ids", "bottom_ids"]

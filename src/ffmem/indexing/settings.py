@@ -13,6 +13,7 @@ from ffmem.errors import StoreError
 from ffmem.indexing.manifest import ModelRecord, PerplexityRecord, StartRecord
 from ffmem.indexing.options import Options
 from ffmem.models.memories import Memories
+from ffmem.networks.config import AdaptiveConfig
 from ffmem.records import AnyRecord, Record
 
 
@@ -39,19 +40,7 @@ class Settings(Record):
     def asked(cls, memories: Memories, corpus: Corpus, options: Options) -> "Settings":
         """Return the settings of a new run."""
         return cls(
-            model=ModelRecord(
-                source=memories.source,
-                revision=memories.revision,
-                hash=memories.fingerprint(),
-                family=memories.family,
-                layers=memories.n_layers,
-                memories=memories.n_memories,
-                hidden=memories.hidden,
-                vocabulary=memories.vocabulary,
-                activation=memories.activation,
-                gated=memories.gated,
-                context=memories.context,
-            ),
+            model=model_record(memories),
             tokenizer=memories.tokenizer.fingerprint,
             corpus=corpus.describe(),
             digest=corpus.digest(),
@@ -102,6 +91,29 @@ class Plan(Record):
     without_tokens: int
     start: StartRecord
     perplexity: PerplexityRecord | None
+
+
+def model_record(memories: Memories) -> ModelRecord:
+    """Return which model some memories belong to."""
+    config = memories.config if isinstance(memories.config, AdaptiveConfig) else None
+    kind = None if config is None else config.memory
+    by_head = config is not None and kind in ("persistent", "lambda")
+    return ModelRecord(
+        source=memories.source,
+        revision=memories.revision,
+        hash=memories.fingerprint(),
+        family=memories.family,
+        layers=memories.n_layers,
+        memories=memories.n_memories,
+        hidden=memories.hidden,
+        vocabulary=memories.vocabulary,
+        activation=memories.activation,
+        gated=memories.gated,
+        context=memories.context,
+        memory=kind,
+        groups=config.num_attention_heads if config is not None and by_head else 1,
+        has_values=memories.has_values,
+    )
 
 
 def read_record(kind: type[AnyRecord], path: Path) -> AnyRecord:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Cell
+from ffmem.indexing.kind import NO_VALUE
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value
 from ffmem.indexing.sentences import VACANT, Sentences, StoredSentence, divided
@@ -21,6 +22,9 @@ from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
 
 KEPT = 128
 """Row groups of all kinds kept in memory: a quarter of a megabyte each, or so."""
+
+KINDS = ("triggers", "stats", "samples", "values")
+"""Files of each layer; no values where memories have no static ones."""
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
 
@@ -43,6 +47,7 @@ class Index:
         self.manifest = Manifest.read(self.folder)
         self.n_layers = self.manifest.model.layers
         self.n_memories = self.manifest.model.memories
+        self.kinds = KINDS if self.manifest.model.has_values else KINDS[:-1]
         # Whoever looks at one memory often looks at its neighbours, or at its sample, next.
         self._group = lru_cache(KEPT)(self._read_group)
 
@@ -104,10 +109,7 @@ class Index:
 
     def _memories(self, layer: int, group: int, places: Sequence[int]) -> Iterator[Memory]:
         """Return the memories at some places of a row group."""
-        kinds = {
-            kind: self._group(kind, layer, group)
-            for kind in ("triggers", "stats", "samples", "values")
-        }
+        kinds = {kind: self._group(kind, layer, group) for kind in self.kinds}
         signs = ["", "negative_"] if self.manifest.model.gated else [""]
         wanted = [kinds["triggers"][f"{sign}prefix"][places].reshape(-1) for sign in signs]
         prefixes = np.concatenate(wanted)
@@ -122,9 +124,9 @@ class Index:
                 Cell(layer, group * GROUP + place),
                 lists[0],
                 lists[1] if len(lists) > 1 else [],
-                self._value(rows["values"]),
+                self._value(rows.get("values")),
                 self._behaviour(rows["stats"], rows["samples"]["coefficient"]),
-                self.manifest.model.gated,
+                self.manifest.model.kind,
             )
 
     def _triggers(
@@ -162,7 +164,10 @@ class Index:
         before, after = divided(sentence, length, self.token)
         return Place(before, after, last, following)
 
-    def _value(self, row: dict[str, Any]) -> Value:
+    def _value(self, row: dict[str, Any] | None) -> Value:
+        if row is None:
+            return Value(self.manifest.projection, [], [], NO_VALUE)
+
         def end(side: str) -> list[TokenShare]:
             columns = (
                 row[f"{side}_{name}"].tolist() for name in ("ids", "probabilities", "logits")

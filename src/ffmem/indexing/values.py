@@ -25,6 +25,9 @@ ENDS = 50
 
 PROJECTION = "folded"
 
+NO_PROJECTION = "none"
+"""Of an index whose memories have no static values: a lambda layer's."""
+
 _BYTES = 256 << 20  # of logits at a time
 
 
@@ -57,7 +60,16 @@ def _parts(memories: Memories, layer: int) -> Iterator[tuple[Ends, Ends]]:
     for part in values.split(rows):
         logits = memories.head.folded(part).float().cpu()
         total = logits.logsumexp(1, keepdim=True)
-        yield _ends(logits, total, unlisted, 1), _ends(logits, total, unlisted, -1)
+        top = _ends(logits, total, unlisted, 1)
+        if memories.gated and memories.head.adaptive:
+            # What m < 0 promotes is the top of −v. An adaptive softmax does not turn with its
+            # sign: the least likely tokens of v are others. A linear head's logits do turn, so
+            # the other end is told as there, −folded(−v); the probabilities are those of −v.
+            other = memories.head.folded(-part).float().cpu()
+            ends = _ends(other, other.logsumexp(1, keepdim=True), unlisted, 1)
+            yield top, ends._replace(logits=-ends.logits)
+        else:
+            yield top, _ends(logits, total, unlisted, -1)
 
 
 def _ends(

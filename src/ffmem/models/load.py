@@ -33,13 +33,13 @@ from transformers.utils import logging
 
 from ffmem.errors import FfmemError, ModelError
 from ffmem.files import sha256, storage_errors
-from ffmem.models.adaptive import AdaptiveConfig
-from ffmem.models.argument import FORMS, NAMED, canonical
+from ffmem.models.argument import FORMS, NAMED, canonical, path_of
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.split import device_map, refuse_no_accelerator
-from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
-from ffmem.registry import cache_folder, fetch
+from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
+from ffmem.networks.config import AdaptiveConfig
+from ffmem.registry import cache_folder
 
 DTYPES = {
     "float32": torch.float32,
@@ -140,7 +140,7 @@ def _refuse_split(what: str) -> None:
 
 def _local(source: str, plan: Plan | None = None) -> tuple[PreTrainedModel, Tokenizer]:
     """Load what lies on this machine, or is fetched by name."""
-    path = fetch(NAMED[source]) if source in NAMED else Path(source)
+    path = path_of(source)
     if path.suffix == ".gguf":
         return _hugging_face(str(converted(path)), plan=plan)
     if path.is_file() or (path / "model.pt").exists():
@@ -157,7 +157,7 @@ def _local(source: str, plan: Plan | None = None) -> tuple[PreTrainedModel, Toke
 
 def _from_hub(
     name: str, revision: str | None, plan: Plan | None = None
-) -> tuple[PreTrainedModel, SubwordTokenizer]:
+) -> tuple[PreTrainedModel, Tokenizer]:
     """Load a Hub id; without a network, from the cache alone and at once."""
     online = _hub_is_known()
     try:
@@ -188,7 +188,7 @@ def _hugging_face(
     *,
     local_files_only: bool = False,
     plan: Plan | None = None,
-) -> tuple[PreTrainedModel, SubwordTokenizer]:
+) -> tuple[PreTrainedModel, Tokenizer]:
     """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     config = AutoConfig.from_pretrained(name, **where)
@@ -212,6 +212,9 @@ def _hugging_face(
                 f" {kind.replace('_', ' ')}, such as {example}. transformers would fill them with"
                 " random numbers; give a whole checkpoint."
             )
+    words = Path(name) / "dict.txt"
+    if config.model_type == AdaptiveConfig.model_type and words.is_file():
+        return model, _words(words, config.vocab_size)
     try:
         tokens = AutoTokenizer.from_pretrained(name, **where)
     except (OSError, ValueError) as error:
@@ -220,6 +223,17 @@ def _hugging_face(
             " Put the tokenizer's files beside the model, or give load(model, tokenizer)."
         ) from error
     return model, SubwordTokenizer(tokens)
+
+
+def _words(path: Path, vocabulary: int) -> WordTokenizer:
+    """Return the tokenizer of a dictionary, which must have a word for each of the model's."""
+    tokenizer = WordTokenizer.from_file(path)
+    if len(tokenizer.words) != vocabulary:
+        raise ModelError(
+            f"The model has {vocabulary} words, but {path} has {len(tokenizer.words)}, the four"
+            " special ones included. Give the dict.txt that the model was trained with."
+        )
+    return tokenizer
 
 
 def converted(gguf: Path) -> Path:

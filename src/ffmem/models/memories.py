@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ffmem.errors import ModelError, UnknownFamily
+from ffmem.errors import ModelError, NoStaticValues, UnknownFamily
 from ffmem.models.families import FAMILIES, FUSED, Family
 from ffmem.models.head import Head, Norm
 from ffmem.models.modules import bias, first, module, optional, shape, weight
@@ -27,6 +27,7 @@ from ffmem.models.split import aligned, device_of, weights
 from ffmem.models.structure import candidates, refuse
 from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, Tracer
+from ffmem.networks.lambda_layer import LambdaLayer
 
 Read = Callable[[int, Tensor, Tensor | None], None]
 """What `Memories.reading` calls: (layer, coefficients, gate), both "batch position memory"."""
@@ -140,7 +141,7 @@ class Memories:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        return self.value_maps[0].get_parameter("weight").dtype
+        return next(self.value_maps[0].parameters()).dtype
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the weights as they were loaded."""
@@ -148,9 +149,29 @@ class Memories:
             self._fingerprint = fingerprint(self.model)
         return self._fingerprint
 
+    @property
+    def has_values(self) -> bool:
+        """Whether memories have static values; in a lambda layer they come from the input."""
+        return not self.row.input_values
+
     def values(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return V of a layer, one value per row: a view of the weights if they are here."""
+        if not self.has_values:
+            raise NoStaticValues("The values of this model's memories were asked for.")
         return weight(self.value_maps[layer]).T
+
+    def values_at(
+        self, layer: int, x: Float[Tensor, "position hidden"], place: int
+    ) -> Float[Tensor, "memory hidden"]:
+        """Return what the coefficients of one position multiply, given x up to there.
+
+        The values of the layer, the same at every place, but where they come from the input.
+        """
+        if self.has_values:
+            return self.values(layer)
+        owner = module(self.blocks[layer], self.row.values.rpartition(".")[0])
+        assert isinstance(owner, LambdaLayer)
+        return owner.values_at(x, place)
 
     def bias(self, layer: int) -> Float[Tensor, " hidden"]:
         """Return b of a layer: zeros where its value map has none."""

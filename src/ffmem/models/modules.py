@@ -9,6 +9,8 @@ from transformers.pytorch_utils import Conv1D
 
 from ffmem.errors import ModelError
 from ffmem.models.split import device_of, held
+from ffmem.networks.lambda_layer import InputValues
+from ffmem.networks.slots import Slots
 
 
 def module(parent: nn.Module, path: str) -> nn.Module:
@@ -32,11 +34,15 @@ def optional(model: nn.Module, path: str | None) -> nn.Module | None:
 
 def weight(linear: nn.Module) -> Float[Tensor, "out in"]:
     """Return the weights of a linear map, one output per row, on the device where it computes."""
+    if isinstance(linear, Slots):
+        return linear.matrix()
     return _upright(linear, held(linear, "weight"))
 
 
 def shape(linear: nn.Module) -> tuple[int, int]:
     """Return how many numbers a linear map gives and takes, without its weights being fetched."""
+    if isinstance(linear, Slots | InputValues):
+        return linear.size
     rows, columns = _upright(linear, linear.get_parameter("weight")).shape
     return rows, columns
 
@@ -59,7 +65,7 @@ def bias(linear: nn.Module) -> Float[Tensor, " out"]:
     """Return the bias of a linear map, zeros if it has none."""
     if getattr(linear, "bias", None) is not None:
         return held(linear, "bias")
-    dtype = linear.get_parameter("weight").dtype
+    dtype = next(linear.parameters()).dtype
     return torch.zeros(shape(linear)[0], dtype=dtype, device=device_of(linear))
 
 

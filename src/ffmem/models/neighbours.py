@@ -69,7 +69,8 @@ def neighbourhood(
         searched.append(layer)
         if not own.any():
             continue
-        cosines = (_directions(memories, layer, by) @ own.to(memories.values(layer).device)).cpu()
+        directions = _directions(memories, layer, by)
+        cosines = (directions @ own.to(directions.device)).cpu()
         if layer == cell.layer:
             cosines[cell.memory] = 0.0  # itself
         # A stable sort, so that equals stay in the order of their cells.

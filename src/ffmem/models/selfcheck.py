@@ -1,6 +1,6 @@
 """The self-check: the paper's equations, proved on the model at hand before it is read.
 
-    m = f(x · Kᵀ + b_K)     gated: m = f(x · Kᵀ) ⊙ (x · Uᵀ)
+    m = f(x · Kᵀ + b_K)     gated: m = f(x · Kᵀ) ⊙ (x · Uᵀ); softmax: m ~ exp(x · Kᵀ) in a group
     m · V + b = what the value map gave
     r + y = o               post-norm blocks: norm(r + y) = o
     head(o_last) = the model's logits
@@ -94,10 +94,17 @@ def _key_error(memories: Memories, layer: int, found: LayerTrace) -> float:
 
     In the dtype of the model, for f and the gate amplify what rounding does to their inputs.
     """
-    x = found.ff_input
-    coefficients = ACT2FN[memories.activation](
-        functional.linear(x, memories.keys(layer), memories.key_bias(layer))
-    )
+    x, row = found.ff_input, memories.row
+    scores = functional.linear(x, memories.keys(layer), memories.key_bias(layer))
+    if row.softmax_groups is not None:
+        groups = getattr(memories.config, row.softmax_groups)
+        # What the softmax leaves to others, such as tokens, is known from the sum alone.
+        mass = found.coefficients.unflatten(-1, (groups, -1)).sum(-1, keepdim=True)
+        shares = scores.unflatten(-1, (groups, -1)).softmax(-1)
+        return _error((mass * shares).flatten(-2), found.coefficients)
+    if row.input_values:  # a coefficient is there where a token is, for its value is made of it
+        return _error(torch.where(found.coefficients == 0, 0.0, scores), found.coefficients)
+    coefficients = ACT2FN[memories.activation](scores)
     if memories.gated:
         up = functional.linear(x, memories.up_keys(layer), memories.up_bias(layer))
         coefficients = coefficients * up
@@ -105,7 +112,14 @@ def _key_error(memories: Memories, layer: int, found: LayerTrace) -> float:
 
 
 def _value_error(memories: Memories, layer: int, found: LayerTrace) -> float:
-    """Return the error of m · V + b."""
+    """Return the error of m · V + b, with V made of the input where it is not static."""
+    if not memories.has_values:
+        places = range(found.coefficients.shape[1])
+        read = [
+            [row[n] @ memories.values_at(layer, x, n) for n in places]
+            for row, x in zip(found.coefficients, found.ff_input, strict=True)
+        ]
+        return _error(torch.stack([torch.stack(row) for row in read]), found.value_output)
     product = found.coefficients.float() @ memories.values(layer).float()
     return _error(product + memories.bias(layer).float(), found.value_output)
 

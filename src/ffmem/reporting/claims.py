@@ -57,6 +57,7 @@ def _judged(rule: _Rule, result: Result) -> Claim:
     else:
         model = judged.model
         verdict = HOLDS if judged.holds else PARTLY if judged.partly else FAILS
+        verdict = verdict if judged.comparable else INCOMPARABLE
     return Claim(
         rule.claim, rule.experiment, _quoted(rule), model, verdict, f"Holds if {rule.rule}."
     )

@@ -28,8 +28,7 @@ _MACHINERY = re.compile(r' (?:aria-[a-z]+|role|pointer-events|class)="[^"]*"')
 
 def figure(result: Result) -> str:
     """Return a figure as SVG without colours of its own for dark pages, to stand in a page."""
-    name = result.experiment
-    return framed(name, heading(result), measured(name), chart(result))
+    return framed(result.experiment, heading(result), measured(result), chart(result))
 
 
 def framed(name: str, title: str, description: str, drawing: Chart) -> str:

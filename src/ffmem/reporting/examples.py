@@ -69,6 +69,8 @@ class Side(NamedTuple):
     sign: int
     tokens: list[str]
     excerpts: list[Excerpt]
+    note: str | None = None
+    """Why there are no tokens, where there is no static value."""
 
 
 class Card(NamedTuple):
@@ -173,7 +175,12 @@ def cards(index: Index, cited: Iterable[tuple[str, int]]) -> list[Card]:
 def _card(memory: Memory, signs: set[int]) -> Card:
     lists = dict(_lists(memory))
     sides = [
-        Side(sign, _tokens(memory, sign), [excerpt(one) for one in lists.get(sign, [])[:EXCERPTS]])
+        Side(
+            sign,
+            _tokens(memory, sign),
+            [excerpt(one) for one in lists.get(sign, [])[:EXCERPTS]],
+            memory.value.note,
+        )
         for sign in sorted(signs, reverse=True)
     ]
     return Card(str(memory.cell), memory.cell.layer, sides)

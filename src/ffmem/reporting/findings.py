@@ -86,9 +86,10 @@ def title(name: str) -> str:
     return TITLES.get(name, name)
 
 
-def measured(name: str) -> str:
-    """Return one sentence of what an experiment measures."""
-    return _MEASURED.get(name, "")
+def measured(result: Result) -> str:
+    """Return what an experiment measures, and what that means for memories of this kind."""
+    told = _MEASURED.get(result.experiment, "")
+    return f"{told} {note}" if (note := result.also.get("note")) else told
 
 
 def paper_says(name: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ffmem.experiments.kinds import LAMBDA, PERSISTENT, SOFTMAX
 from ffmem.experiments.result import Result
 from ffmem.experiments.spread import wilson
 from ffmem.reporting.numbers import (
@@ -33,6 +34,16 @@ class Judged(NamedTuple):
     model: str
     holds: bool
     partly: bool
+    comparable: bool = True
+    """Whether the number means what the paper's does."""
+
+
+_OTHER_ACTIVITY = {
+    SOFTMAX: "every weight of a softmax is above 0",
+    PERSISTENT: "every weight of a softmax is above 0",
+    LAMBDA: "coefficients are linear: m > 0 is a sign, not activity",
+}
+"""Why m > 0 does not tell which memories are active, by kind of memory."""
 
 
 def halves(rows: Sequence[Row], field: str, result: Result, paper_layer: int) -> list[float | None]:
@@ -166,6 +177,8 @@ def predictive_triggers(result: Result) -> Judged | None:
 
 def active(result: Result) -> Judged | None:
     """Judge: a tenth to a half of the memories are active."""
+    if why := _OTHER_ACTIVITY.get(str(result.settings.get("kind"))):
+        return Judged(why, False, False, comparable=False)
     definition = "gate" if result.settings.get("gated") else "positive"
     rows = [row for row in known(result.rows, "median") if row["definition"] == definition]
     if not rows:
@@ -182,6 +195,8 @@ def active(result: Result) -> Judged | None:
 
 def dip(result: Result) -> Judged | None:
     """Judge: fewest memories are active around the paper's layer 10."""
+    if why := _OTHER_ACTIVITY.get(str(result.settings.get("kind"))):
+        return Judged(why, False, False, comparable=False)
     definition = "gate" if result.settings.get("gated") else "positive"
     rows = [row for row in known(result.rows, "median") if row["definition"] == definition]
     n_layers = n_layers_of(result)

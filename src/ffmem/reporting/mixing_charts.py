@@ -4,6 +4,7 @@ import math
 
 import altair as alt
 
+from ffmem.experiments.kinds import PERSISTENT, SOFTMAX
 from ffmem.experiments.result import Result
 from ffmem.experiments.spread import wilson
 from ffmem.reporting.marks import (
@@ -22,7 +23,7 @@ from ffmem.reporting.marks import (
     stacked,
     up,
 )
-from ffmem.reporting.numbers import Row, known, n_layers_of
+from ffmem.reporting.numbers import Row, known, most_entropy, n_layers_of
 from ffmem.reporting.style import (
     BLUE,
     BOX,
@@ -44,6 +45,7 @@ DEFINITIONS = {
     "gate": "gate open",
     "effect": "smallest set with 90 % of the contribution",
 }
+ALWAYS = ": true of every weight of a softmax"
 CASES = {
     "residual": ("residual", GREY),
     "agreement": ("agreement", GREEN),
@@ -72,7 +74,9 @@ def active_memories(result: Result) -> Chart:
         rows = shown([row for row in result.rows if row["definition"] == name], names)
         y = up("q1", "% active", (0, 100), values=[0, 25, 50, 75, 100])
         box = boxes(rows, n_layers, y, "layer" if name == present[-1] else None)
-        charts.append(box.properties(height=height, title=DEFINITIONS[name]))
+        always = result.settings.get("kind") in (SOFTMAX, PERSISTENT) and name == "positive"
+        title = f"{DEFINITIONS[name]}{ALWAYS if always else ''}"
+        charts.append(box.properties(height=height, title=title))
     return panels(charts) if charts else nothing()
 
 
@@ -181,8 +185,7 @@ def neural_memory(result: Result) -> Chart:
     n_layers = n_layers_of(result)
     names = ["cosine", "cosine_q1", "cosine_q3", "entropy", "top1_mass"]
     rows = shown(result.rows, [], names)
-    memories = result.settings.get("memories") or 1
-    highest = math.log(memories)
+    highest = most_entropy(result) or 0.0
 
     def panel(field: str, y: alt.Y, x: alt.X) -> alt.LayerChart:
         base = plot(rows, 72).encode(x=x, y=y)

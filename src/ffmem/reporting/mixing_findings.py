@@ -1,8 +1,8 @@
 """What a model shows in the experiments of Section 5, in words, from the rows alone."""
 
-import math
 from itertools import pairwise
 
+from ffmem.experiments.kinds import LAMBDA, PERSISTENT
 from ffmem.experiments.result import Result
 from ffmem.experiments.spread import wilson
 from ffmem.reporting.key_findings import NOTHING
@@ -12,6 +12,7 @@ from ffmem.reporting.numbers import (
     interval_of_cases,
     known,
     mean,
+    most_entropy,
     n_layers_of,
     number,
     percent,
@@ -22,6 +23,9 @@ ACTIVE = {
     "gate": "an open gate",
     "effect": "the smallest set that carries 90 % of the contribution",
 }
+
+PARTS = {PERSISTENT: "the slots'", LAMBDA: "the static keys'"}
+"""Whose y is, where it is not a feed-forward layer's."""
 
 
 def _ends(rows: list[Row], field: str) -> tuple[Row, Row]:
@@ -137,8 +141,9 @@ def prediction_cases(result: Result) -> str:
     kept = mean([row["residual"] + row["agreement"] for row in rows])
     least = min(rows, key=lambda row: row["residual"] + row["agreement"])
     ffn, composition = (sum(row[name] for row in rows) for name in ("ffn", "composition"))
+    part = PARTS.get(str(result.settings.get("kind")), "the feed-forward part's")
     changed = (
-        f" Where the layer changes it, the new token is the feed-forward part's own in"
+        f" Where the layer changes it, the new token is {part} own in"
         f" {percent(ffn / (ffn + composition))} of cases and a third one (composition) in"
         f" {percent(composition / (ffn + composition))}."
         if ffn + composition
@@ -167,14 +172,17 @@ def neural_memory(result: Result) -> str:
     if not rows:
         return NOTHING
     (low, high), (even, sharp) = _ends(rows, "cosine"), _ends(rows, "top1_mass")
-    memories = result.settings.get("memories")
-    most = f" of at most {number(math.log(memories))}" if memories else ""
+    highest = most_entropy(result)
+    most = "" if highest is None else f" of at most {number(highest)}"
+    masses = [row["slot_mass"] for row in known(rows, "slot_mass")]
+    slots = f" Slots get {percent(mean(masses))} of the attention." if masses else ""
     return (
         f"The softmax memory's output has a mean cosine of {number(low['cosine'])} (layer"
         f" {low['layer'] + 1}) to {number(high['cosine'])} (layer {high['layer'] + 1}) with the"
         f" layer's own. Its entropy is {number(mean([row['entropy'] for row in rows]))} nats{most}"
         f" on average over layers, and its largest weight {number(even['top1_mass'])} (layer"
         f" {even['layer'] + 1}) to {number(sharp['top1_mass'])} (layer {sharp['layer'] + 1})."
+        f"{slots}"
     )
 
 

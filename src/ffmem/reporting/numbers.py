@@ -4,6 +4,7 @@ The paper's model has 16 layers. Its layers a–16 stand for the layers ℓ of n
 no earlier than its layer a does:  (ℓ − 1)/n ≥ (a − 1)/16.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,13 @@ def sources_of(result: Result) -> list[str]:
 def n_values_of(result: Result) -> int:
     """Return how many values the model has."""
     return int(result.settings.get("memories") or 0) * n_layers_of(result) or 10**9
+
+
+def most_entropy(result: Result) -> float | None:
+    """Return the entropy of a softmax that is the same for all memories that it runs over."""
+    memories = result.settings.get("memories")
+    found = result.also.get("max_entropy", math.log(memories) if memories else None)
+    return None if found is None else float(found)
 
 
 def interval_of_cases(result: Result, row: Row, field: str) -> tuple[float | None, float | None]:

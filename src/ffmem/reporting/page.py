@@ -7,6 +7,8 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from ffmem.cells import Cell
+from ffmem.experiments.kinds import LAMBDA, PERSISTENT, SOFTMAX
+from ffmem.experiments.names import FROM_VALUES, NO_STATIC_VALUES
 from ffmem.experiments.result import Result, Row
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.indexing.store import Index
@@ -27,9 +29,20 @@ from ffmem.reporting.pattern_examples import KeyExample, KeyTable, kept_examples
 
 _TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
 _COMMON = (
-    *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "layers"),
+    *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "kind", "layers"),
     *("memories", "sample", "vocabulary", "activation", "start", "t", "prefixes", "compat"),
 )
+_KINDS = {
+    SOFTMAX: "softmax",
+    PERSISTENT: "persistent slots in attention",
+    LAMBDA: "static keys of lambda layers, without static values",
+}
+_SUBJECTS = {
+    SOFTMAX: "Its softmax memories",
+    PERSISTENT: "The persistent slots of its attention",
+    LAMBDA: "The static keys of its lambda layers",
+}
+_READ = {LAMBDA: "y is read"}
 _ATTRIBUTIONS = {
     "wikitext": "WikiText: text of Wikipedia's contributors, under CC BY-SA; excerpts of at most"
     " ten words."
@@ -96,11 +109,21 @@ class Page:
         return bool(self.settings.get("gated"))
 
     @property
+    def kind(self) -> str:
+        """The kind of its memories, of a model of ours."""
+        return str(self.settings.get("kind"))
+
+    @property
+    def subject(self) -> str:
+        """What of the model is read as memories."""
+        return _SUBJECTS.get(self.kind, "Its feed-forward layers")
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
         """How the report was made, as pairs of what and how."""
         settings, corpus = self.settings, self._corpus()
-        memories = settings.get("memories")
-        gated = "gated" if self.gated else "ungated"
+        memories, projection = settings.get("memories"), settings.get("projection", MISSING)
+        gated = _KINDS.get(self.kind, "gated" if self.gated else "ungated")
         shape = f"{self.n_layers} layers × {number(memories)} memories, {gated}"
         read = [
             f"{number(corpus[what])} {what}" for what in ("sentences", "tokens") if what in corpus
@@ -110,7 +133,7 @@ class Page:
             ("Index over", ", ".join([self.corpus, *read])),
             ("Sample of Section 5", self._sample()),
             ("Arithmetic", str(settings.get("dtype", MISSING))),
-            ("Values and y are read", str(settings.get("projection", MISSING))),
+            (_READ.get(self.kind, "Values and y are read"), str(projection)),
             ("Start token", _start(settings)),
             ("Seed", str(settings.get("seed", MISSING))),
             ("ffmem", self.version),
@@ -131,8 +154,22 @@ class Page:
     @property
     def missing(self) -> list[str]:
         """Titles of the experiments that were not measured; `patterns` is told apart."""
-        there = {result.experiment for result in self.results}
-        return [title for name, title in TITLES.items() if name not in {*there, "patterns"}]
+        known = {"patterns", *self._unmeasurable, *(one.experiment for one in self.results)}
+        return [title for name, title in TITLES.items() if name not in known]
+
+    @property
+    def left_out(self) -> str:
+        """Which experiments cannot be measured on memories of this kind, and why."""
+        if not self._unmeasurable:
+            return ""
+        titles = [f"{TITLES[name]} ({name})" for name in self._unmeasurable]
+        why = f"{NO_STATIC_VALUES[0].upper()}{NO_STATIC_VALUES[1:]}, and these read values"
+        also = "so does the definition “effect” of active memories"
+        return f"{why}: {'; '.join(titles)}; {also}. They are left out."
+
+    @property
+    def _unmeasurable(self) -> tuple[str, ...]:
+        return FROM_VALUES if self.kind == LAMBDA else ()
 
     @property
     def has_patterns(self) -> bool:
@@ -234,7 +271,7 @@ class Page:
             name=name,
             title=TITLES[name],
             paper=visible(result.paper),
-            measured=measured(name),
+            measured=measured(result),
             paper_says=paper_says(name),
             shows=visible(shows(result)),
             settings=visible(settings_line(result)),
@@ -254,7 +291,7 @@ def settings_line(result: Result) -> str:
     """Return the settings of one experiment, those of the whole report aside."""
     own = {k: v for k, v in result.settings.items() if k not in _COMMON}
     found = own | {k: v for k, v in result.also.items() if not isinstance(v, list | dict)}
-    for said in ("rule", "protocol"):  # by its section
+    for said in ("rule", "protocol", "note"):  # by its section
         found.pop(said, None)
     common = [str(result.settings[k]) for k in ("dtype", "projection") if k in result.settings]
     pairs = [

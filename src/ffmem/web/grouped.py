@@ -40,7 +40,7 @@ TOKENS = 6
 Name = Literal["memories", "values", "triggers", "patterns"]
 Place = Literal["values", "triggers", "patterns"]
 PLACES: tuple[Place, ...] = ("values", "triggers", "patterns")
-"""Groups that are searched; patterns where an index has them."""
+"""Groups that are searched: values where they are static, patterns where an index has them."""
 
 UNWRITABLE = (
     "This index has no search file (search.sqlite) yet, and its folder cannot be written to. All"
@@ -71,7 +71,8 @@ class Entry(TypedDict):
     rest: str
     """What follows the trigger's prefix in its sentence."""
     tokens: list[str]
-    """What its value promotes for the sign that was found; empty while somebody types."""
+    """What its value promotes for the sign that was found; empty while somebody types, and where
+    memories have no static values."""
 
 
 class Group(TypedDict):
@@ -134,7 +135,8 @@ def groups(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]
         )
     index = shelf.index
     found = _named(index, search)
-    for place in PLACES if search.place is None else (search.place,):
+    every = PLACES if index.manifest.model.has_values else PLACES[1:]
+    for place in every if search.place is None else (search.place,):
         if place == "patterns":
             found += _patterns(shelf, search, offset, limit)
             continue
@@ -155,8 +157,10 @@ def groups(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]
 def examples(index: Index) -> dict[str, str]:
     """Return something of each kind that there is to find in an index; empty if there is none."""
     cell = Cell(index.n_layers - 1, 0)
-    columns = read_group(index.folder / layer_file("values", cell.layer), 0, ["top_ids"])
-    tokens = (index.token(id).strip() for id in columns["top_ids"].T.reshape(-1).tolist())
+    tokens: Iterable[str] = ()
+    if index.manifest.model.has_values:
+        columns = read_group(index.folder / layer_file("values", cell.layer), 0, ["top_ids"])
+        tokens = (index.token(id).strip() for id in columns["top_ids"].T.reshape(-1).tolist())
     words = re.findall(r"\w+", index.sentences.row(0).text or "")
     return {"cell": str(cell), "token": _a_word(tokens), "words": _a_word(words)}
 
@@ -262,8 +266,10 @@ def _entry(
     }
 
 
-def _tokens(index: Index, wanted: Iterable[tuple[Cell, str]]) -> list[list[str]]:
+def _tokens(index: Index, wanted: Sequence[tuple[Cell, str]]) -> list[list[str]]:
     """Return the first tokens at one end of some values, reading every row group once."""
+    if not index.manifest.model.has_values:
+        return [[] for _ in wanted]
     places: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
     for number, (cell, end) in enumerate(wanted):
         group, row = divmod(cell.memory, GROUP)

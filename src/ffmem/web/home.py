@@ -14,7 +14,8 @@ from ffmem.cells import Cell
 from ffmem.indexing.manifest import SourceRecord
 from ffmem.indexing.store import Index
 from ffmem.web.figures import Drawn, Theme, drawn, sections
-from ffmem.web.layer_table import LayerSpread, refuse_other_layers, spreads
+from ffmem.web.layer_spread import LayerSpread, spreads
+from ffmem.web.layer_table import refuse_other_layers
 from ffmem.web.library import Shelf, short
 from ffmem.web.pattern_view import PatternCount, counts, problems
 from ffmem.web.site import Site
@@ -58,6 +59,11 @@ class ModelAnswer(TypedDict):
     vocabulary: int
     activation: str
     gated: bool
+    memory: str | None
+    """The kind of memory, in a model of ours."""
+    has_values: bool
+    notes: list[str]
+    """What must be known of this kind of memory to read its numbers."""
 
 
 class MadeAnswer(TypedDict):
@@ -205,6 +211,9 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
             "vocabulary": model.vocabulary,
             "activation": model.activation,
             "gated": model.gated,
+            "memory": model.memory,
+            "has_values": model.has_values,
+            "notes": model.kind.told,
         },
         "corpus": [_source(source) for source in manifest.corpus.sources],
         "made": {

@@ -3,9 +3,10 @@
     agrees ⇔ top(sign·v) is the next token of the memory's head       (experiments/heads.py)
     followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
 
-Everything comes from columns of the index; no model is needed. The index lists no token that its
-tokenizer cannot show, so top(v) is the best of those that it can. Sorting is stable both ways:
-equals stay in the order of their numbers, and memories without a number come last.
+Where memories have no static values (a lambda layer's), nothing of this is known, and what asks
+for it is refused. Everything comes from columns of the index; no model is needed. The index lists
+no token that its tokenizer cannot show, so top(v) is the best of those that it can. Sorting is
+stable both ways: equals stay in the order of their numbers, memories without a number come last.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,8 @@ from numpy import ndarray
 from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
-from ffmem.errors import FfmemError
-from ffmem.experiments.heads import NO_SIGN, NONE, heads, listed
-from ffmem.experiments.spread import spread
+from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.experiments.heads import NO_SIGN, NONE, Heads, heads, listed
 from ffmem.indexing.memory import unshown
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
@@ -80,6 +80,8 @@ class LayerRow(TypedDict):
 
     cell: str
     memory: int
+    place: dict[str, int] | None
+    """Head and slot or distance, where a head owns it."""
     top: list[str]
     bottom: list[str]
     active_share: float | None
@@ -88,9 +90,10 @@ class LayerRow(TypedDict):
     mean: float | None
     probability: float | None
     sign: int | None
-    agreement: str
-    followed: int
-    followable: int
+    agreement: str | None
+    """None, and no numbers beside it, where memories have no static values."""
+    followed: int | None
+    followable: int | None
     match: Match | None
     pattern: RowPattern | None
     """The first that holds what was asked for, or else the first of all."""
@@ -172,28 +175,52 @@ def layer_table(index: Index, layer: int) -> LayerTable:
     stats = read_columns(
         index.folder / layer_file("stats", layer), ["active", "max", "min", "mean"]
     )
-    names = ["top_ids", "bottom_ids", "top_probabilities"]
-    values = read_columns(index.folder / layer_file("values", layer), names)
-    firsts = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
     head = heads(index, layer)
-    said = np.where(head.sign < 0, firsts[-1], firsts[1])
-    agreement = np.where(head.exists, said == head.next_token, -1)
-    followed = np.zeros(len(said), np.int64)
-    followable = np.zeros(len(said), np.int64)
-    for sign, first in firsts.items():
-        following = listed(index, layer, sign).next
-        followed += (following == first[:, None]).sum(axis=1)
-        followable += (following != NONE).sum(axis=1)
+    said = _said(index, layer, head)
     return LayerTable(
         layer,
-        values["top_ids"][:, :SHOWN].copy(),  # a view would keep the whole column
-        values["bottom_ids"][:, :SHOWN].copy(),
+        said.top,
+        said.bottom,
         stats["active"] / index.manifest.corpus.prefixes,
         stats["max"].astype(np.float64),
         stats["min"].astype(np.float64),
         stats["mean"].astype(np.float64),
-        values["top_probabilities"][:, 0].astype(np.float64),
+        said.probability,
         head.sign,
+        *said[3:],
+    )
+
+
+class _Said(NamedTuple):
+    """What the values of a layer say of what follows: the columns that need them."""
+
+    top: Int32[ndarray, "memory token"]
+    bottom: Int32[ndarray, "memory token"]
+    probability: Float64[ndarray, " memory"]
+    agreement: Int8[ndarray, " memory"]
+    followed: Int64[ndarray, " memory"]
+    followable: Int64[ndarray, " memory"]
+
+
+def _said(index: Index, layer: int, head: Heads) -> _Said:
+    n = index.n_memories
+    followed, followable = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    if not index.manifest.model.has_values:
+        nobody, nothing = np.full(n, -1, np.int8), np.empty((n, 0), np.int32)
+        return _Said(nothing, nothing, np.full(n, np.nan), nobody, followed, followable)
+    names = ["top_ids", "bottom_ids", "top_probabilities"]
+    values = read_columns(index.folder / layer_file("values", layer), names)
+    firsts = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
+    said = np.where(head.sign < 0, firsts[-1], firsts[1])
+    agreement = np.where(head.exists, said == head.next_token, -1)
+    for sign, first in firsts.items():
+        following = listed(index, layer, sign).next
+        followed += (following == first[:, None]).sum(axis=1)
+        followable += (following != NONE).sum(axis=1)
+    return _Said(
+        values["top_ids"][:, :SHOWN].copy(),  # a view would keep the whole column
+        values["bottom_ids"][:, :SHOWN].copy(),
+        values["top_probabilities"][:, 0].astype(np.float64),
         agreement.astype(np.int8),
         followed,
         followable,
@@ -208,13 +235,17 @@ def refuse_other_layers(index: Index, layer: int) -> None:
 
 def chosen(index: Index, table: LayerTable, wanted: Wanted) -> Int64[ndarray, " chosen"]:
     """Return the numbers of the memories that are wanted, in the order that is wanted."""
+    left = kept(index, table, wanted)
     order = np.argsort(_key(index, table, wanted), kind="stable")
-    ordered: ndarray = order[kept(index, table, wanted)[order]]
+    ordered: ndarray = order[left[order]]
     return ordered
 
 
 def kept(index: Index, table: LayerTable, wanted: Wanted) -> Bool[ndarray, " memory"]:
     """Return which memories the filters leave."""
+    if not index.manifest.model.has_values and (wanted.agreement or wanted.column in OF_VALUES):
+        asked = "filtered by agreement" if wanted.agreement else f"sorted by {wanted.column}"
+        raise NoStaticValues(f"A layer {asked} was asked for.")
     left = np.ones(len(table.sign), bool)
     if wanted.least is not None:
         left &= 100 * table.active_share >= wanted.least
@@ -252,9 +283,12 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
     """Return one memory of a table; numbers that are none as None."""
     sign = int(table.sign[memory])
     patterns = of_layer(index, table.layer)
+    kind = index.manifest.model.kind
+    seat = kind.seat(memory)
     return {
         "cell": str(Cell(table.layer, memory)),
         "memory": memory,
+        "place": None if seat is None else seat.to_dict(),
         "top": [index.token(id) for id in table.top[memory].tolist()],
         "bottom": [index.token(id) for id in table.bottom[memory].tolist()],
         "active_share": finite(table.active_share[memory]),
@@ -263,9 +297,9 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
         "mean": finite(table.mean[memory]),
         "probability": finite(table.probability[memory]),
         "sign": sign if sign != NO_SIGN else None,
-        "agreement": AGREEMENT[int(table.agreement[memory])],
-        "followed": int(table.followed[memory]),
-        "followable": int(table.followable[memory]),
+        "agreement": AGREEMENT[int(table.agreement[memory])] if kind.has_values else None,
+        "followed": int(table.followed[memory]) if kind.has_values else None,
+        "followable": int(table.followable[memory]) if kind.has_values else None,
         "match": None,
         "pattern": patterns.shown(memory, has) or patterns.shown(memory),
     }
@@ -274,32 +308,6 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
 def finite(number: Any) -> float | None:
     """Return a number that JSON has; None for those that it has not."""
     return float(number) if np.isfinite(number) else None
-
-
-class LayerSpread(TypedDict):
-    """How the memories of one layer differ: quartiles over them."""
-
-    layer: int
-    active_share: dict[str, Any]
-    largest: dict[str, Any]
-    """Of each memory's largest |m|; `max` is the largest of all."""
-
-
-@lru_cache(maxsize=8)
-def spreads(index: Index) -> list[LayerSpread]:
-    """Return how active and how strong the memories of each layer are, from the index alone."""
-    found: list[LayerSpread] = []
-    for layer in range(index.n_layers):
-        path = index.folder / layer_file("stats", layer)
-        stats = read_columns(path, ["active", "max", "min"])
-        largest = np.maximum(np.abs(stats["max"]), np.abs(stats["min"])).astype(np.float64)
-        largest = largest[np.isfinite(largest)]
-        share = stats["active"] / index.manifest.corpus.prefixes
-        most = {"max": float(largest.max()) if len(largest) else None}
-        found.append(
-            {"layer": layer, "active_share": spread(share), "largest": spread(largest) | most}
-        )
-    return found
 
 
 def _tokens(index: Index, table: LayerTable, end: str) -> Float64[ndarray, " memory"]:
@@ -335,6 +343,9 @@ SORTS: dict[str, Callable[[Index, LayerTable], Float64[ndarray, " memory"]]] = {
 }
 """What a layer can be sorted by; NaN stands for memories that have no such number."""
 
+OF_VALUES = {"top", "bottom", "probability", "agreement", "followed"}
+"""What needs static values."""
+
 
 def _key(index: Index, table: LayerTable, wanted: Wanted) -> Float64[ndarray, " memory"]:
     """Return what a stable ascending sort puts in the wanted order; it puts NaN last."""
@@ -346,6 +357,8 @@ def _places(index: Index, layer: int, has: str) -> Bool[ndarray, "memory token"]
     """Return which tokens at the ends of a layer's values hold a text: the top's, the bottom's."""
     import pyarrow.compute as pc
 
+    if not index.manifest.model.has_values:
+        return np.zeros((index.n_memories, 0), bool)
     found = pc.match_substring(index.tokens, pattern=unshown(has), ignore_case=True)
     holds = np.asarray(found.to_numpy(zero_copy_only=False), bool)
     ids = _ends(index, layer)

@@ -7,9 +7,11 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
+from ffmem.indexing.kind import Kind
 from ffmem.web.figures import Drawn, Theme, drawn
 from ffmem.web.layer_table import (
     AGREEMENT,
+    OF_VALUES,
     SORTS,
     LayerRow,
     Wanted,
@@ -46,6 +48,8 @@ class LayerAnswer(TypedDict):
     index: str
     layer: int
     gated: bool
+    notes: list[str]
+    """What must be known of this kind of memory to read its numbers."""
     memories: int
     """Of the layer."""
     found: int
@@ -111,7 +115,7 @@ def router(site: Site) -> APIRouter:
             hand=at_hand(index),
             with_pattern={name: int(patterns.kept(name).sum()) for name in CHOICES},
             problems=patterns.problems,
-            columns=_columns(index.manifest.model.gated),
+            columns=_columns(index.manifest.model.kind),
             largest=float(table.largest.max()),
         )
 
@@ -124,6 +128,7 @@ def router(site: Site) -> APIRouter:
             "index": shelf.name,
             "layer": layer,
             "gated": shelf.index.manifest.model.gated,
+            "notes": shelf.index.manifest.model.kind.told,
             "memories": shelf.index.n_memories,
             "found": found.n,
             "sort": wanted.sort,
@@ -146,11 +151,12 @@ def router(site: Site) -> APIRouter:
     return routes
 
 
-def _columns(gated: bool) -> Columns:
-    """Return the columns that the page shows."""
+def _columns(kind: Kind) -> Columns:
+    """Return the columns that the page shows; without static values, fewer."""
+    gated = kind.gated
     active = "gate open" if gated else "active"
     follows = "Triggers followed by the token that the value promotes there, of those with a next"
-    return [
+    columns = [
         ("memory", "memory", "The number of the memory", False),
         ("top", "m > 0 promotes" if gated else "promotes", "First tokens of the value", False),
         ("bottom", "m < 0 promotes" if gated else "suppresses", "Last tokens of the value", False),
@@ -162,3 +168,4 @@ def _columns(gated: bool) -> Columns:
         ("followed", "predicts", f"{follows} token", True),
         ("agreement", "agrees", "Its strongest trigger is followed by what it promotes", True),
     ]
+    return [one for one in columns if kind.has_values or one[0] not in OF_VALUES]

@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
+from ffmem.indexing.kind import NO_VALUES
 from ffmem.indexing.memory import Memory
 from ffmem.web.library import Shelf
 from ffmem.web.memory_view import Piece, histogram, pieces_of, side
@@ -48,6 +49,8 @@ class Similar(TypedDict):
     layers_searched: list[int]
     layers: int
     memories: list[SimilarMemory]
+    value_note: str | None
+    """Why `value_top` is empty, where memories have no static values."""
 
 
 def router(site: Site) -> APIRouter:
@@ -185,6 +188,7 @@ async def _similar(site: Site, shelf: Shelf, cell: Cell, by: By, n: int) -> Simi
                 }
                 for one in around.found
             ],
+            "value_note": None if shelf.index.manifest.model.has_values else NO_VALUES,
         }
 
     return await site.worker.run(shelf, job)

@@ -63,6 +63,7 @@ class Side(NamedTuple):
     followed: int
     """How many are followed by the token that sign(m) · v promotes most."""
     with_next: int
+    """Of how many; 0 where there is no static value to compare with."""
 
 
 def side(
@@ -85,7 +86,7 @@ def side(
         folded(shown),
         len(triggers),
         sum(token == best for token in following),
-        len(following),
+        len(following) if best is not None else 0,
     )
 
 

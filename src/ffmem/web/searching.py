@@ -39,6 +39,8 @@ class Answer(TypedDict):
     """Whether the query is a regular expression, between two slashes."""
     prefix: bool
     layer: int | None
+    notes: list[str]
+    """What must be known of this kind of memory to read what was found."""
     groups: list[Group]
 
 
@@ -107,6 +109,7 @@ def router(site: Site) -> APIRouter:
             "regex": search.expression is not None,
             "prefix": search.prefix,
             "layer": search.layer,
+            "notes": shelf.index.manifest.model.kind.told,
             "groups": groups(shelf, search, offset, limit),
         }
 

@@ -62,6 +62,7 @@ class Site:
                 "site": self,
                 "library": self.library,
                 "shelf": self.shelf(state),
+                "kind": self.shelf(state).index.manifest.model.kind,
                 "state": state,
                 "link": state.link,
                 "path": request.url.path,

@@ -20,8 +20,13 @@ def snippets(folder: str, model: ModelRecord, cell: Cell) -> list[Snippet]:
     found = [Snippet("ffmem", _ffmem(folder, cell))]
     if model.family in FAMILIES:
         found.append(Snippet("Hugging Face", _hugging_face(model, cell)))
-        found.append(Snippet("TransformerLens", _transformer_lens(model, cell)))
+        if not _is_ours(model):  # which TransformerLens does not know
+            found.append(Snippet("TransformerLens", _transformer_lens(model, cell)))
     return found
+
+
+def _is_ours(model: ModelRecord) -> bool:
+    return model.family == "ffmem_adaptive"
 
 
 def _ffmem(folder: str, cell: Cell) -> str:
@@ -39,8 +44,9 @@ print(found.output_top[0], found.edited.output_top[0])
 def _hugging_face(model: ModelRecord, cell: Cell) -> str:
     row = FAMILIES[model.family]
     path = f"{row.blocks}.{cell.layer}.{row.values}"
+    ours = "import ffmem.networks.model  # tells transformers of this type\n" * _is_ours(model)
     return f"""\
-from transformers import AutoModelForCausalLM
+{ours}from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("MODEL")  # {short(model.source)}: its folder or Hub id
 values = model.get_submodule("{path}")

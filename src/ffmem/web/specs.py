@@ -16,9 +16,11 @@ from numpy import ndarray
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.experiments.result import Result
+from ffmem.indexing.kind import Kind
 from ffmem.indexing.memory import visible_token
 from ffmem.indexing.store import Index
-from ffmem.web.layer_table import AGREEMENT, LayerTable, finite, spreads
+from ffmem.web.layer_spread import spreads
+from ffmem.web.layer_table import AGREEMENT, LayerTable, finite
 from ffmem.web.vega import Spec, bundle_version
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def layer_spec(
     """Return a layer as a cloud of its memories; those that are not kept are faint."""
     from ffmem.reporting.style import CONFIG, GREY, SKY, VERMILION
 
-    gated = index.manifest.model.gated
+    kind = index.manifest.model.kind
     rows = _points(index, table, kept)
     colours = {"agrees": VERMILION, "disagrees": SKY, "none": GREY}
     heights = [row["height"] for row in rows if row["height"] is not None]
@@ -77,16 +79,11 @@ def layer_spec(
         "data": {"values": rows},
         "mark": {"type": "point", "filled": True, "cursor": "pointer"},
         "encoding": {
-            "x": {
-                "field": "active",
-                "type": "quantitative",
-                "title": f"{'gate open' if gated else 'active'} on % of prefixes",
-                "scale": {"domain": _range(rows), "nice": False},
-            },
+            "x": _across(kind, rows),
             "y": {
                 "field": "height",
                 "type": "quantitative",
-                "title": "largest |coefficient|" if gated else "largest coefficient",
+                "title": "largest |coefficient|" if kind.gated else "largest coefficient",
                 "scale": scale,
                 "axis": {"tickCount": 4, "format": "~g"},
             },
@@ -106,10 +103,12 @@ def layer_spec(
                 "condition": {"test": "datum.kept", "value": 0.8},
                 "value": FAINT,
             },
-            "tooltip": _tips(gated),
+            "tooltip": _tips(kind),
         },
         "config": copy.deepcopy(CONFIG),
     }
+    if not kind.has_values:  # and so nothing to agree with
+        spec["encoding"] |= {"color": {"value": SKY}, "size": {"value": 22}}
     return _themed(_fitted(spec), theme)
 
 
@@ -158,7 +157,8 @@ def _overview(index: Index) -> "Chart":
     box = boxes(strong, index.n_layers, height)
     assert isinstance(box, alt.LayerChart)
     outer = layered(box, most).properties(height=130)
-    return styled(panels([inner, outer]))
+    # A weight of a softmax is always active: a row of boxes at 100 % would say nothing.
+    return styled(panels([outer] if index.manifest.model.kind.is_weight else [inner, outer]))
 
 
 def _percent(share: float | None) -> float | None:
@@ -169,27 +169,30 @@ def _points(
     index: Index, table: LayerTable, kept: Bool[ndarray, " memory"]
 ) -> list[dict[str, Any]]:
     """Return a point for each memory, those that agree last, so that they lie on top."""
-    height = table.largest if index.manifest.model.gated else table.max
-    firsts = set(table.top[:, 0].tolist()) | set(table.bottom[:, 0].tolist())
-    tokens = {id: visible_token(index.token(id)) for id in firsts}
+    kind = index.manifest.model.kind
+    height = table.largest if kind.gated else table.max
+    first = {"top": table.top[:, :1], "bottom": table.bottom[:, :1]}  # none without values
+    ids = {id for end in first.values() for id in end.reshape(-1).tolist()}
+    tokens = {id: visible_token(index.token(id)) for id in ids}
+    drawn = {tip["field"] for tip in _tips(kind)} | {"height", "kept", "url"}
     rows = []
     for memory in np.argsort(table.agreement, kind="stable").tolist():
         cell = str(Cell(table.layer, memory))
-        rows.append(
-            {
-                "cell": cell,
-                "top": tokens[int(table.top[memory, 0])],
-                "bottom": tokens[int(table.bottom[memory, 0])],
-                "active": _short(100 * table.active_share[memory]),
-                "height": _short(height[memory]),
-                "max": _short(table.max[memory]),
-                "min": _short(table.min[memory]),
-                "agreement": SAID[AGREEMENT[int(table.agreement[memory])]],
-                "followed": f"{table.followed[memory]} of {table.followable[memory]}",
-                "kept": bool(kept[memory]),
-                "url": f"/m/{cell}",
-            }
-        )
+        point = {
+            "cell": cell,
+            **{end: tokens[id] for end, ids in first.items() for id in ids[memory].tolist()},
+            "place": str(kind.seat(memory)),
+            "active": _short(100 * table.active_share[memory]),
+            "mean": _short(table.mean[memory]),
+            "height": _short(height[memory]),
+            "max": _short(table.max[memory]),
+            "min": _short(table.min[memory]),
+            "agreement": SAID[AGREEMENT[int(table.agreement[memory])]],
+            "followed": f"{table.followed[memory]} of {table.followable[memory]}",
+            "kept": bool(kept[memory]),
+            "url": f"/m/{cell}",
+        }
+        rows.append({name: part for name, part in point.items() if name in drawn})
     return rows
 
 
@@ -205,24 +208,44 @@ def _short(number: Any) -> float | None:
     return None if finite(number) is None else float(f"{number:.4g}")
 
 
-def _tips(gated: bool) -> list[Spec]:
+def _across(kind: Kind, rows: list[dict[str, Any]]) -> Spec:
+    """Return the axis from left to right: how often active, or how large a weight is on average."""
+    axis: Spec = {"field": "active", "type": "quantitative"}
+    if not kind.is_weight:
+        title = f"{'gate open' if kind.gated else 'active'} on % of prefixes"
+        return axis | {"title": title, "scale": {"domain": _range(rows), "nice": False}}
+    means = [row["mean"] for row in rows if row["mean"] is not None]
+    logarithm = "log" if means and min(means) > 0 else "symlog"
+    scale = {"type": logarithm, "nice": False, "padding": 6}
+    few = {"tickCount": 4, "format": "~g"}
+    return axis | {"field": "mean", "title": "mean coefficient", "scale": scale, "axis": few}
+
+
+def _tips(kind: Kind) -> list[Spec]:
     """Return what a point of a layer's picture says."""
+    gated = kind.gated
     active = "gate open (% of prefixes)" if gated else "active (% of prefixes)"
     named = {
         "cell": "memory",
         "top": "m > 0 promotes" if gated else "promotes",
         "bottom": "m < 0 promotes" if gated else "suppresses",
+        "place": "place",
         "active": active,
+        "mean": "mean m",
         "max": "largest m",
         "min": "smallest m",
         "agreement": "agreement",
         "followed": "triggers it predicts",
     }
-    numbers = {"active", "max", "min"}
+    unknown = {"top", "bottom", "agreement", "followed"} if not kind.has_values else set()
+    unknown |= {"place"} if kind.seat(0) is None else set()
+    unknown |= {"active"} if kind.is_weight else {"mean"}
+    numbers = {"active", "mean", "max", "min"}
     return [
         {"field": field, "title": title}
         | ({"type": "quantitative", "format": ".3~g"} if field in numbers else {"type": "nominal"})
         for field, title in named.items()
+        if field not in unknown
     ]
 
 

@@ -75,6 +75,8 @@ class TraceAnswer(TypedDict):
     edited_generated: NotRequired[str]
     edited_generated_ended: NotRequired[str]
     sampling: NotRequired[None]
+    values: NotRequired[str]
+    """`input` where memories have no static values: those are the vectors of this prompt."""
     notes: list[str]
 
 
@@ -114,4 +116,6 @@ class EffectAnswer(TypedDict):
     correlation: dict[str, float | None]
     sum: dict[str, float | None]
     memories: list[MemoryEffectAnswer]
+    values: NotRequired[str]
+    """`input` where memories have no static values."""
     notes: list[str]

@@ -26,13 +26,17 @@ MOST_MODELS = 2
 """Models held at once; the one that was not used for longest makes room."""
 
 
+Key = tuple[str, str, str, str]
+"""Of a model: the same weights may belong to two, one with ReLU and one with GELU."""
+
+
 class Worker:
     """Runs jobs on models, one after the other, in the order in which they came."""
 
     def __init__(self, model: str | None = None, device: str = "auto") -> None:
         self._model = model
         self._device = device
-        self._loaded: OrderedDict[tuple[str, str], Memories] = OrderedDict()
+        self._loaded: OrderedDict[Key, Memories] = OrderedDict()
         self._line: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
         self.waiting = 0
         """Requests in line, the one that runs included."""
@@ -99,7 +103,7 @@ def _work(line: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> 
             future.set_exception(error)
 
 
-def _key(shelf: Shelf) -> tuple[str, str]:
-    """Return what decides the model of an index: its weights and its number format."""
+def _key(shelf: Shelf) -> Key:
+    """Return what decides the model of an index: weights, what is done with them, and how."""
     manifest = shelf.index.manifest
-    return manifest.model.hash, manifest.dtype
+    return manifest.model.hash, manifest.model.family, manifest.model.activation, manifest.dtype

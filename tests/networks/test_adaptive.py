@@ -9,7 +9,8 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ffmem.errors import ModelError
-from ffmem.models.adaptive import AdaptiveConfig, AdaptiveLM, positions
+from ffmem.networks.config import AdaptiveConfig
+from ffmem.networks.model import AdaptiveLM, sinusoids
 
 SIZES, WIDTHS, HIDDEN = [12, 9, 11], [8, 4, 2], 8
 VOCABULARY = sum(SIZES)
@@ -139,7 +140,7 @@ def test_a_token_outside_the_vocabulary_is_refused(model, token):
 
 
 def test_positions_are_sines_then_cosines_counted_from_two():
-    found = positions(6, HIDDEN)
+    found = sinusoids(torch.arange(6)[None], HIDDEN)[0]
     for place in range(6):
         frequencies = [10_000 ** (-j / 3) for j in range(4)]
         sines = [math.sin((place + 2) * f) for f in frequencies]
@@ -151,10 +152,10 @@ def test_positions_are_sines_then_cosines_counted_from_two():
     ("activation", "scaled", "final_norm"), [("relu", True, False), ("gelu", False, True)]
 )
 def test_the_trunk_is_the_one_of_the_definition(activation, scaled, final_norm):
-    model = tiny(hidden_act=activation, scale_embedding=scaled, final_norm=final_norm)
+    model = tiny(memory=activation, scale_embedding=scaled, final_norm=final_norm)
     trunk, f = model.model, getattr(torch.nn.functional, activation)
     hidden = trunk.embed_tokens(TOKENS) * (math.sqrt(HIDDEN) if scaled else 1)
-    hidden = hidden + positions(5, HIDDEN)
+    hidden = hidden + sinusoids(torch.arange(5)[None], HIDDEN)
     for layer in trunk.layers:
         x = layer.self_attn_layer_norm(hidden)
         heads = layer.self_attn
@@ -165,7 +166,8 @@ def test_the_trunk_is_the_one_of_the_definition(activation, scaled, final_norm):
             future = torch.ones(5, 5, dtype=torch.bool).triu(1)
             read[..., part] = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
         hidden = hidden + heads.out_proj(read)
-        hidden = hidden + layer.fc2(f(layer.fc1(layer.final_layer_norm(hidden))))
+        memory = layer.memory
+        hidden = hidden + memory.values(f(memory.keys(layer.final_layer_norm(hidden))))
     if final_norm:
         hidden = trunk.layer_norm(hidden)
     assert_close(trunk(TOKENS).last_hidden_state, hidden)
@@ -181,11 +183,9 @@ def test_what_stands_behind_a_prefix_does_not_change_it(length, padding):
     assert_close(MODEL(padded).logits[:, :length], alone, atol=1e-5, rtol=1e-5)
 
 
-def test_an_attention_mask_is_only_accepted_on_the_right(model):
-    right = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    assert torch.equal(model(TOKENS, attention_mask=right).logits, model(TOKENS).logits)
-    with pytest.raises(ModelError, match=r"in front of visible ones\. This model"):
-        model(TOKENS, attention_mask=right.flip(1).bool())
+def test_an_attention_mask_of_ones_hides_nothing(model):
+    ones = torch.ones_like(TOKENS)
+    assert torch.equal(model(TOKENS, attention_mask=ones).logits, model(TOKENS).logits)
 
 
 def test_only_the_last_log_probabilities_are_made_when_told(model):
@@ -237,7 +237,9 @@ def test_the_vocabulary_is_as_large_as_its_bands_together():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"hidden_act": "swish"}, r"'swish'\. Known activations: relu, gelu"),
+        ({"memory": "swish"}, r"memory 'swish'\. Known kinds: relu, gelu, swiglu, softmax, per"),
+        ({"hidden_act": "swish"}, r"memory 'swish'\. Known kinds: relu, gelu"),
+        ({"memory": "relu", "hidden_act": "gelu"}, r"hidden_act = 'gelu', where .* has 'relu'\."),
         ({"num_attention_heads": 3}, "3 attention heads do not divide the model's width of 8"),
         ({"band_widths": [8, 4]}, "widths of \\[8, 4\\], in a model of width 8"),
         ({"band_widths": [4, 4, 2]}, r"8\. Every band needs one width"),

@@ -1,0 +1,1 @@
+"""Language models of our own, whose layers hold memories of several kinds."""

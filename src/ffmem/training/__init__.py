@@ -1,0 +1,1 @@
+"""Training language models whose memories are of one kind or another."""

@@ -1,0 +1,37 @@
+"""How the memories of each layer differ: how often active, and how strong, in quartiles."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from ffmem.experiments.spread import spread
+from ffmem.indexing.store import Index
+from ffmem.indexing.tables import layer_file, read_columns
+
+
+class LayerSpread(TypedDict):
+    """How the memories of one layer differ: quartiles over them."""
+
+    layer: int
+    active_share: dict[str, Any]
+    largest: dict[str, Any]
+    """Of each memory's largest |m|; `max` is the largest of all."""
+
+
+@lru_cache(maxsize=8)
+def spreads(index: Index) -> list[LayerSpread]:
+    """Return how active and how strong the memories of each layer are, from the index alone."""
+    found: list[LayerSpread] = []
+    for layer in range(index.n_layers):
+        path = index.folder / layer_file("stats", layer)
+        stats = read_columns(path, ["active", "max", "min"])
+        largest = np.maximum(np.abs(stats["max"]), np.abs(stats["min"])).astype(np.float64)
+        largest = largest[np.isfinite(largest)]
+        share = stats["active"] / index.manifest.corpus.prefixes
+        most = {"max": float(largest.max()) if len(largest) else None}
+        found.append(
+            {"layer": layer, "active_share": spread(share), "largest": spread(largest) | most}
+        )
+    return found

@@ -1,0 +1,66 @@
+"""A small text that a tiny model can learn, and runs that take a moment."""
+
+import json
+from pathlib import Path
+
+from ffmem.corpus.corpus import Corpus
+from ffmem.training.run import Saving
+from ffmem.training.settings import Settings
+from ffmem.training.train import train
+
+THINGS = ["river", "base", "city", "press", "tower", "bridge", "garden"]
+PLACES = ["Prague", "Vienna", "Rome", "Oslo"]
+
+
+def sentence(n):
+    thing, place = THINGS[n % len(THINGS)], PLACES[n * 3 % len(PLACES)]
+    return f"The {thing} of {place} was built in {1900 + n % 5} , and the {thing} stands ."
+
+
+def write_corpus(path, n=60, first=0):
+    path.write_text("".join(sentence(k) + "\n" for k in range(first, first + n)))
+    return path
+
+
+def settings(**other):
+    few = {
+        "memory": "relu",
+        "layers": 2,
+        "width": 16,
+        "heads": 2,
+        "memories": 12,
+        "context": 16,
+        "batch_tokens": 64,
+        "steps": 12,
+        "evaluate_every": 5,
+        "bands": [10, 20],
+        "distances": 4,
+        "key_width": 4,
+        "threads": 1,
+    }
+    return Settings(**(few | other))
+
+
+def run(folder: Path, corpus: Path, *, valid=None, saving=None, keep=False, progress=None, **other):
+    """Train a tiny model; `other` are settings."""
+    return train(
+        settings(**other),
+        Corpus(str(corpus), unit="line"),
+        folder,
+        None if valid is None else Corpus(str(valid), unit="line"),
+        device="cpu",
+        saving=saving or Saving(),
+        keep=keep,
+        progress=progress,
+    )
+
+
+def curve(folder):
+    """The rows of a run's curve, without what the clock says."""
+    lines = (folder / "curve.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
+
+
+def weights(folder):
+    return (folder / "model.safetensors").read_bytes()

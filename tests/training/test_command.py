@@ -1,0 +1,106 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ffmem.commands.training import train
+from ffmem.errors import FfmemError
+from ffmem.training.record import Trained
+from ffmem.training.settings import Settings
+from tests.training.small import write_corpus
+
+SMALL = [
+    *("--memory", "relu", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"),
+    *("--batch-tokens", "64", "--steps", "12", "--unit", "line", "--threads", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return str(write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.txt"))
+
+
+def command(*given):
+    return CliRunner().invoke(train, [*SMALL, *map(str, given)])
+
+
+def test_it_trains_and_says_what_came_of_it(corpus, tmp_path):
+    out = tmp_path / "model"
+    done = command("--corpus", corpus, "--out", out, "--match", "gelu", "--bands", "8,16")
+    assert done.exit_code == 0, done.output
+    assert "Validation perplexity" in done.output
+    assert "No --valid was given" in done.output
+    assert "(with gelu memories it would have" in done.output
+    again = command(
+        *("--corpus", corpus, "--out", out, "--match", "gelu", "--bands", "8,16", "--json")
+    )
+    assert again.exit_code == 0
+    trained = Trained.of(json.loads(again.stdout))
+    assert trained.asked.settings.bands == [8, 16]
+    assert trained.steps == 12
+
+
+def test_every_setting_is_an_option_with_the_same_default():
+    needed = ["--memory", "relu", "--layers", "2", "--corpus", "text.txt", "--out", "model"]
+    options = train.make_context("train", needed).params
+    settings = {name: options[name] for name in Settings.__dataclass_fields__}
+    assert Settings(**settings) == Settings(memory="relu", layers=2)
+    assert all(option.help for option in train.params)
+
+
+@pytest.mark.parametrize("bands", ["4,x", "", "-3", "1.5"])
+def test_bands_are_numbers(corpus, tmp_path, bands):
+    done = command("--corpus", corpus, "--out", tmp_path / "model", "--bands", bands)
+    assert done.exit_code == 2
+    assert "not numbers with commas" in done.output
+
+
+def test_wrong_settings_are_told_before_the_corpus_is_looked_for(tmp_path):
+    done = command("--corpus", "nowhere.txt", "--out", tmp_path / "model", "--epochs", 2)
+    assert isinstance(done.exception, FfmemError)
+    assert "--steps 12 and --epochs 2" in str(done.exception)
+
+
+def test_a_terminal_shows_one_line_with_loss_speed_and_time_left(corpus, tmp_path):
+    ours, theirs = pty.openpty()
+    source = Path(__file__).parents[2] / "src"
+    code = "from ffmem.commands.training import train; train()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *SMALL, "--corpus", corpus, "--out", tmp_path / "model"],
+        stderr=theirs,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(source), "COLUMNS": "200", "TERM": "xterm"},
+        check=True,
+        text=True,
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    shown = seen.decode()
+    assert "Training 12/12" in shown
+    assert "loss " in shown
+    assert "tokens/s" in shown
+    assert "validation perplexity" in shown
+    assert done.stdout.startswith("Trained ")
+
+
+def test_heavy_libraries_are_not_needed_to_know_the_options():
+    code = (
+        "import sys, ffmem.commands.training\n"
+        "heavy = {'torch', 'transformers', 'altair', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
