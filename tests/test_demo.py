@@ -86,7 +86,7 @@ def test_the_tiny_demonstration_runs_to_its_end_without_a_network(tmp_path, with
         " from ffmem.cli import main; main()"
     )
     out = tmp_path / "tiny"
-    options = ("--tiny", "--out", out, "--limit", 120, "--no-serve")
+    options = ("--tiny", "--out", out, "--limit", 60, "--no-serve")
     done, asked = without_network(code, folder, "demo", *options)
     assert done.returncode == 0, done.stderr
     assert asked == ""
@@ -94,7 +94,7 @@ def test_the_tiny_demonstration_runs_to_its_end_without_a_network(tmp_path, with
     manifest = Index(out).manifest
     assert manifest.model.source == "mini-wiki"
     assert [part.source for part in manifest.corpus.sources] == ["mini-wiki:train"]
-    assert manifest.corpus.sentences == 120
+    assert manifest.corpus.sentences == 60
     assert (tmp_path / "tiny-report/report.html").exists()
     assert "promotes" in done.stdout
     assert "lists of triggers" in done.stdout

@@ -53,9 +53,9 @@ TINY = Choice(
     limit=None,
     out=Path("demo-tiny"),
     words=("percent", "Sunday", "ship"),
-    prompts=("The bridge was opened on 2", "It was released in the summer of"),
+    prompts=("It was released in the summer of", "The bridge was opened on 2"),
     searches=("river", "part of the", "month"),
-    cells=("L12N34", "L15N99"),
+    cells=("L11N388", "L13N271"),  # both promote years
     sizes={"sample": 100, "per_layer": 2, "triggers": 5},  # valid has few sentences
 )
 
