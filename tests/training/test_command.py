@@ -5,10 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from ffmem.commands.training import train
+from ffmem.cli import cli
 from ffmem.errors import FfmemError
 from ffmem.training.record import Trained
 from ffmem.training.settings import Settings
@@ -26,7 +27,7 @@ def corpus(tmp_path_factory):
 
 
 def command(*given):
-    return CliRunner().invoke(train, [*SMALL, *map(str, given)])
+    return CliRunner().invoke(cli, ["train", *SMALL, *map(str, given)])
 
 
 def test_it_trains_and_says_what_came_of_it(corpus, tmp_path):
@@ -47,7 +48,9 @@ def test_it_trains_and_says_what_came_of_it(corpus, tmp_path):
 
 def test_every_setting_is_an_option_with_the_same_default():
     needed = ["--memory", "relu", "--layers", "2", "--corpus", "text.txt", "--out", "model"]
-    options = train.make_context("train", needed).params
+    train = cli.commands["train"]
+    above = click.Context(cli, help_option_names=["-h", "--help"])  # as the group sets them
+    options = train.make_context("train", needed, parent=above).params
     settings = {name: options[name] for name in Settings.__dataclass_fields__}
     assert Settings(**settings) == Settings(memory="relu", layers=2)
     assert all(option.help for option in train.params)

@@ -15,6 +15,7 @@ from ffmem.commands.options import (
     out_option,
     print_json,
 )
+from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 from ffmem.training.settings import TOKENIZERS, Settings
 
@@ -60,7 +61,9 @@ def _number(
 @out_option
 @click.option("--valid", help="CORPUS for validation; else the last 1 % of the sentences.")
 @_number("width", "Width of the model.")
-@_number("memories", "Memories per layer (persistent: per head); else 4 × width.")
+@_number(
+    "memories", "Per layer (persistent: per head; with --match: of that kind); else 4 × width."
+)
 @click.option(
     "--match",
     metavar="KIND",
@@ -125,16 +128,23 @@ def train(
     from ffmem.training.telling import summary
     from ffmem.training.train import train as run
 
-    trained = run(
-        settings,
-        source,
-        out,
-        other,
-        device=device,
-        saving=Saving(checkpoint_minutes, checkpoint_every),
-        keep=keep,
-        progress=Progress(),
-    )
+    saving = Saving(checkpoint_minutes, checkpoint_every)
+    try:
+        trained = run(
+            settings,
+            source,
+            out,
+            other,
+            device=device,
+            saving=saving,
+            keep=keep,
+            progress=Progress(),
+        )
+    except KeyboardInterrupt:
+        raise FfmemError(
+            f"Stopped. {out} keeps the last checkpoint, if one was written: the same command goes"
+            " on from there."
+        ) from None
     if as_json:
         print_json(asdict(trained))
     else:

@@ -147,6 +147,11 @@ def _local(source: str, plan: Plan | None = None) -> tuple[PreTrainedModel, Toke
         if plan is not None:
             _refuse_split(f"The fairseq checkpoint {path}")
         return load_fairseq(path)
+    if (path / "checkpoint" / "asked.json").exists() and not (path / "config.json").exists():
+        raise ModelError(
+            f"{path} is a training run that has not ended. Give the same `ffmem train` again: it"
+            " goes on from its last checkpoint."
+        )
     if not (path / "config.json").exists():
         raise ModelError(
             f"{path} is not a model: it has neither config.json (Hugging Face) nor model.pt"

@@ -1,7 +1,7 @@
 """The model card of a trained model, `README.md`: what it is, what it was trained on, how well."""
 
 from ffmem.training.record import Trained
-from ffmem.training.telling import matching, summary
+from ffmem.training.telling import matching, memories, summary
 
 
 def card(trained: Trained) -> str:
@@ -10,9 +10,8 @@ def card(trained: Trained) -> str:
     settings = asked.settings
     held_out = "its last sentences, held out"
     valid = held_out if asked.valid is None else f"`{asked.valid['source']}`"
-    per = " per head" if settings.memory == "persistent" else ""
     facts = {
-        "memories": f"{settings.memory}, {prepared.memories:,} per layer{per}",
+        "each layer has": memories(settings, prepared),
         "layers, width, heads": f"{settings.layers}, {settings.width}, {settings.n_heads}",
         "parameters": f"{prepared.parameters:,}{matching(settings, prepared)}",
         "vocabulary": f"{prepared.vocabulary:,} {_tokens(settings.tokenizer)}",

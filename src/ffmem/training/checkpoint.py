@@ -8,6 +8,7 @@ The best weights are there before the state that names them, and older ones go a
 any moment, the last state and all it names can be read. Nothing is ever unpickled.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from ffmem.records import NotARecord, Record
 
 FOLDER = "checkpoint"
 STATE = "state.safetensors"
+DIGEST = "sha256"
+"""In a file of tensors: the hash of its content, for what is damaged must not be gone on with."""
 
 Optimizer = torch.optim.Optimizer
 
@@ -86,6 +89,11 @@ class Checkpoint:
             raise _damaged(self.folder / STATE, error) from None
         return standing
 
+    def refuse_damaged_best(self, standing: Standing) -> None:
+        """Raise if the best weights so far cannot be read: before, not after, the rest is run."""
+        if standing.best_step is not None:
+            read_tensors(self.folder / best_name(standing.best_step))
+
     def read_best(self, standing: Standing, model: nn.Module) -> None:
         """Give a model the weights of the best evaluation."""
         path = self.folder / best_name(standing.best_step)
@@ -118,6 +126,7 @@ def write_tensors(
 ) -> None:
     """Commit tensors to a file."""
     content = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    metadata = {**(metadata or {}), DIGEST: _digest(content)}
     with committing(path) as temporary:
         # By our own hand: of a full disk, safetensors says it in its own way.
         temporary.write_bytes(save(content, metadata))
@@ -128,9 +137,21 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
+            metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from None
+    if metadata.pop(DIGEST, None) != _digest(tensors):
+        raise _damaged(path, ValueError("its content does not have the hash that it names"))
+    return tensors, metadata
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors: their names and their bytes."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _damaged(path: Path, error: Exception) -> StoreError:

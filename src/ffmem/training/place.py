@@ -15,6 +15,7 @@ from ffmem.files import storage_errors
 from ffmem.training.checkpoint import FOLDER
 from ffmem.training.record import TRAINING
 
+TOKENIZER = ("dict.txt", "tokenizer.json", "tokenizer_config.json")
 ASKED, PREPARED, STREAM = "asked.json", "prepared.json", "stream.safetensors"
 
 

@@ -5,7 +5,7 @@
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -97,6 +97,8 @@ class Prepared(Record):
     warmup: int
     train: StreamRecord
     valid: StreamRecord
+    files: dict[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file of the tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,7 @@ class Run:
     def take_up(self) -> None:
         """Go on from the last checkpoint."""
         self.loop.standing = self.checkpoint.read(self.loop.model, self.loop.optimizer)
+        self.checkpoint.refuse_damaged_best(self.loop.standing)
         self._kept = self.loop.standing.step
         self.curve.take_up(self.loop.standing.rows)
 

@@ -110,6 +110,10 @@ class Settings(Record):
                 f"A width of {self.width} cannot be shared by {self.n_heads} heads evenly."
                 " Give --width as a multiple of --heads."
             )
+        if self.context < 2:
+            raise FfmemError(
+                f"--context {self.context}: a block of one token shows no prefix. Give 2 or more."
+            )
         if self.batch_tokens < self.context:
             raise FfmemError(
                 f"--batch-tokens {self.batch_tokens} is less than one block of --context"

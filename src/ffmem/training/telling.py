@@ -58,13 +58,27 @@ def _vocabulary(settings: Settings, prepared: Prepared) -> list[str]:
     return [f"The corpus has {found:,} {what}, fewer than the {most:,} allowed: all are taken."]
 
 
+def memories(settings: Settings, prepared: Prepared) -> str:
+    """Return how many memories of which kind a layer has."""
+    count = f"{prepared.memories:,}"
+    if settings.memory == "persistent":
+        return f"{count} persistent memories per head"
+    if settings.memory != "lambda":
+        return f"{count} {settings.memory} memories"
+    heads, distances = settings.n_heads, min(settings.distances, settings.context)
+    cut = f", cut at the context of {settings.context}" if distances < settings.distances else ""
+    return (
+        f"{heads * distances:,} lambda memories ({heads} heads × {distances} distances{cut})"
+        f" beside {count} relu ones"
+    )
+
+
 def _model(settings: Settings, prepared: Prepared) -> str:
-    per = " per head" if settings.memory == "persistent" else ""
     tokens = settings.blocks_of_a_step * settings.context
     most = "at most " if settings.stops_early else ""
     return (
-        f"{settings.layers} layers of width {settings.width} with {prepared.memories:,}"
-        f" {settings.memory} memories{per}, vocabulary {prepared.vocabulary:,}:"
+        f"{settings.layers} layers of width {settings.width} with"
+        f" {memories(settings, prepared)}, vocabulary {prepared.vocabulary:,}:"
         f" {prepared.parameters:,} parameters{matching(settings, prepared)};"
         f" {most}{prepared.steps:,} steps of {tokens:,} tokens, {prepared.steps_of_an_epoch:,} an"
         " epoch."

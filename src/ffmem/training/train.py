@@ -7,6 +7,7 @@ An unfinished folder with the same settings is gone on with, to the same weights
 it had never been stopped; with other settings it is refused; a finished one is left as it is.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
-from ffmem.files import refuse_unwritable, write_text
+from ffmem.files import refuse_unwritable, sha256, write_text
 from ffmem.models.load import find_device
 from ffmem.models.threads import threads
 from ffmem.progress import Progress
@@ -28,7 +29,16 @@ from ffmem.training.live import live
 from ffmem.training.loop import Loop
 from ffmem.training.matching import matched
 from ffmem.training.network import config_of, new_model
-from ffmem.training.place import ASKED, PREPARED, STREAM, alone, clear, is_finished, refuse_foreign
+from ffmem.training.place import (
+    ASKED,
+    PREPARED,
+    STREAM,
+    TOKENIZER,
+    alone,
+    clear,
+    is_finished,
+    refuse_foreign,
+)
 from ffmem.training.record import TRAINING, Asked, Prepared, Trained, read_record
 from ffmem.training.run import Run, Saving
 from ffmem.training.schedule import default_warmup
@@ -125,17 +135,31 @@ def _work(asked: Asked, corpus: Corpus, valid: Corpus | None, out: Path, say: Pr
         _refuse_other(asked, out, "an unfinished run")
         tensors, _ = read_tensors(checkpoint / STREAM)
         prepared = read_record(Prepared, checkpoint / PREPARED)
+        _refuse_damaged(checkpoint, prepared.files)
         return Work(asked, prepared, tensors["train"].numpy(), tensors["valid"].numpy())
     made = streams(asked.settings, corpus, valid)
     prepared = _prepared(asked.settings, made)
     for line in told(asked.settings, prepared):
         say.say(line)
     made.vocabulary.save(checkpoint)
+    files = {name: sha256(checkpoint / name) for name in TOKENIZER if (checkpoint / name).exists()}
+    prepared = replace(prepared, files=files)
     ids = {"train": torch.from_numpy(made.train), "valid": torch.from_numpy(made.valid)}
     write_tensors(checkpoint / STREAM, ids)
     write_text(checkpoint / PREPARED, prepared.to_json())
     write_text(checkpoint / ASKED, asked.to_json())  # last: with it, the rest is whole
     return Work(asked, prepared, made.train, made.valid)
+
+
+def _refuse_damaged(checkpoint: Path, files: dict[str, str]) -> None:
+    """Raise if a file of the tokenizer is not the one that the run began with."""
+    for name, expected in files.items():
+        path = checkpoint / name
+        if not path.is_file() or sha256(path) != expected:
+            raise StoreError(
+                f"{path} is {'damaged' if path.is_file() else 'not there any more'}: without it the"
+                " model could not be read. Delete the folder and train again."
+            )
 
 
 def _prepared(settings: Settings, made: Streams) -> Prepared:
