@@ -5,6 +5,8 @@
 A position of padding sees itself, so that no softmax is empty; nobody sees it.
 """
 
+from functools import cached_property
+
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
@@ -12,7 +14,10 @@ from transformers import Cache
 
 
 class Seen:
-    """The places of a batch, which of them see each other, and what earlier passes left."""
+    """The places of a batch, which of them see each other, and what earlier passes left.
+
+    One for a whole pass: what all layers ask for is worked out once.
+    """
 
     def __init__(
         self,
@@ -29,30 +34,30 @@ class Seen:
         self.mask = mask
         self.device = device if mask is None else mask.device
 
-    @property
+    @cached_property
     def places(self) -> Int[Tensor, "batch position"] | Int[Tensor, "1 position"]:
         """Where each token stands in its text, padding not counted."""
         return self._all_places[:, -self.length :]
 
-    @property
+    @cached_property
     def _all_places(self) -> Int[Tensor, "batch seen"] | Int[Tensor, "1 seen"]:
         if self.mask is None:
             return torch.arange(self.past + self.length, device=self.device)[None]
         return (self.mask.long().cumsum(dim=1) - 1).clamp_min(0)
 
-    @property
+    @cached_property
     def apart(self) -> Int[Tensor, "batch position seen"] | Int[Tensor, "1 position seen"]:
         """How many tokens in front of each position the others lie; −1 where it sees none."""
         apart = self.places[:, :, None] - self._all_places[:, None]
         return torch.where(self.visible, apart, -1)
 
-    @property
+    @cached_property
     def distance(self) -> Int[Tensor, "position seen"]:
         """How far in front of each position the others lie; negative behind it."""
         seen = torch.arange(self.past + self.length, device=self.device)
         return seen[self.past :, None] - seen[None]
 
-    @property
+    @cached_property
     def visible(self) -> Bool[Tensor, "position seen"] | Bool[Tensor, "batch position seen"]:
         """Which positions each one sees."""
         visible = self.distance >= 0
