@@ -90,7 +90,8 @@ def rows() -> list[tuple[str, str, str]]:
         ),
     ]
     hands = _hands(result("workers"), result("simulation"))
-    return found + hands + _detection(result("patterns")) + _pages(result("explorer"))
+    rest = _detection(result("patterns")) + _pages(result("explorer"))
+    return found + hands + _training(result("training")) + rest
 
 
 def _hands(workers: dict[str, Any], simulation: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -113,6 +114,25 @@ def _hands(workers: dict[str, Any], simulation: dict[str, Any]) -> list[tuple[st
             f"{most['over_ideal']:.2f}×",
             f"{most['leases']:,} leases; leader: {most['events_per_cpu_second']:,} events per"
             " CPU second",
+        ),
+    ]
+
+
+def _training(training: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what the training loop costs beside a bare one."""
+    speed = training["tokens_per_second"]
+    return [
+        (
+            f"`ffmem train`, {training['layers']} × {training['width']},"
+            " over a bare loop with the same passes",
+            f"{training['over_bare_same_passes']:.3f}×",
+            f"target {training['least_ratio']}; over one pass per step:"
+            f" {training['over_bare']:.2f}×",
+        ),
+        (
+            "… with dropout, float32",
+            f"{speed['ffmem train']:,.0f} tokens/s, {training['share_of_peak']:.0%} of peak GEMM",
+            f"{training['gflops_in_products']:,.0f} of {training['peak_gemm_gflops']:,.0f} GFLOP/s",
         ),
     ]
 

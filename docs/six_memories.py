@@ -34,8 +34,8 @@ SIZES = {
     "pass_tokens": 1024,
     "learning_rate": 3e-3,
     "dropout": 0.0,
-    "steps": 800,
-    "evaluate_every": 400,
+    "epochs": 2,
+    "evaluate_every": 500,
     "threads": 1,
 }
 Row = dict[str, Any]

@@ -18,8 +18,10 @@ OURS = {kind: "ffmem_adaptive" if kind == "relu" else f"ffmem_adaptive {kind}" f
 
 checking.install()
 
-# A law holds or not, however busy the machine is.
-settings.register_profile("ffmem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A law holds or not, however busy the machine is. `--hypothesis-profile thorough` tries harder.
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("ffmem", max_examples=50, **PATIENT)
+settings.register_profile("thorough", max_examples=1000, **PATIENT)
 settings.load_profile("ffmem")
 
 

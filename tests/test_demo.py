@@ -11,8 +11,8 @@ import ffmem
 from ffmem import demo
 from ffmem.cli import cli
 from ffmem.indexing.store import Index
+from ffmem.mini_wiki.folder import MODEL
 from tests.indexing.folders import write_corpus
-from tests.mini_wiki import model_folder as mini_wiki_folder
 
 SOURCE = str(Path(ffmem.__file__).parent.parent)
 
@@ -79,15 +79,10 @@ def test_the_demonstration_indexes_and_shows(tmp_path, capsys, model_folder):
 
 
 def test_the_tiny_demonstration_runs_to_its_end_without_a_network(tmp_path, without_network):
-    folder = mini_wiki_folder(tmp_path / "model")
-    code = (
-        "import sys; from pathlib import Path; from ffmem.models import argument;"
-        " argument.NAMED['mini-wiki'] = Path(sys.argv.pop(1));"
-        " from ffmem.cli import main; main()"
-    )
+    code = "from ffmem.cli import main; main()"
     out = tmp_path / "tiny"
     options = ("--tiny", "--out", out, "--limit", 60, "--no-serve")
-    done, asked = without_network(code, folder, "demo", *options)
+    done, asked = without_network(code, "demo", *options)
     assert done.returncode == 0, done.stderr
     assert asked == ""
     assert not (tmp_path / "FFMEM_CACHE").exists()
@@ -100,7 +95,7 @@ def test_the_tiny_demonstration_runs_to_its_end_without_a_network(tmp_path, with
     assert "lists of triggers" in done.stdout
     assert done.stdout.rstrip().endswith(f"ffmem serve {out}")
     for file in tmp_path.glob("tiny*/**/*.json"):
-        assert str(folder) not in file.read_text(encoding="utf-8"), file
+        assert str(MODEL) not in file.read_text(encoding="utf-8"), file
 
 
 def test_where_there_is_no_network_only_this_machine_can_be_reached(without_network):

@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 
 ORDER = [
-    *("errors", "cells", "files", "progress", "records", "registry"),
+    *("errors", "cells", "counted", "files", "progress", "records", "registry"),
     *("cluster.task", "cluster.schedule", "cluster.shared", "cluster.object_store"),
     *(
         "cluster.orders",

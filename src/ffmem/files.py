@@ -5,6 +5,7 @@ an error that says what to do; nothing that was committed before is touched.
 """
 
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
@@ -62,6 +63,20 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise StoreError(
             f"Cannot write {path}: {error.strerror or error}. Choose a place that you may write to."
         ) from None
+
+
+@contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Hold a lock file, whose folder is made if it is not there; raise `busy` if another does."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(busy) from None
+        yield
 
 
 def sync(path: Path) -> None:

@@ -53,6 +53,7 @@ def test_a_comparison_of_lambda_layers_says_that_there_are_no_values(tmp_path):
     assert content["settings"]["values"] == "input"
     assert content["settings"]["models"] is False
     assert NO_VALUES in str(found)
+    assert "cosine of the values" not in str(found)
     assert "cosine" not in str(found).splitlines()[5]
     assert "⇒" not in str(found)
     assert (tmp_path / "out" / "compare.svg").exists()

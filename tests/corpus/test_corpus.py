@@ -120,6 +120,20 @@ def test_sentences_without_tokens_are_dropped_and_counted(tmp_path):
     assert (reading.n_sentences, reading.n_without_tokens) == (2, 1)
 
 
+def test_sentences_that_write_out_a_control_token_are_counted(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("the </s> press\nthe press\nthe <s> and </s>\nan <unk>\n")
+    words = WordTokenizer(["the", "press"])
+    for unit, n in (("line", 2), ("window:100", 1)):
+        reading = Corpus(str(path), unit=unit).sentences(words)
+        list(reading)
+        assert reading.n_control == n
+    parquet.write_table(pa.table({"ids": [[2, 4], [5]]}), tmp_path / "a.parquet")
+    meant = Corpus(str(tmp_path / "a.parquet")).sentences(words)
+    list(meant)
+    assert meant.n_control == 0
+
+
 def test_given_ids_are_taken_as_they_are(tmp_path):
     path = str(tmp_path / "a.parquet")
     parquet.write_table(pa.table({"ids": [[5, 3, 1], [], [7]]}), path)

@@ -23,7 +23,7 @@ class Bytes(Tokenizer):
 
     word_level = False
     own_start = bos = eos = None
-    unlisted = frozenset()
+    controls = unlisted = frozenset()
     fingerprint = "bytes"
 
     def __init__(self, placed=True):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import ffmem
 from ffmem.errors import ModelError
+from ffmem.mini_wiki.folder import MODEL
 from ffmem.models.argument import NAMED, canonical
 from ffmem.models.load import converted, find_device, load
 from tests.tiny import tiny, tiny_tokenizer
@@ -149,13 +150,16 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     """The real path through the Hub's client, with a cache on disk in place of the network."""
     repository = tmp_path / "hub" / "models--org--tiny"
     commit = "1234567890abcdef1234567890abcdef12345678"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "v1").write_text(commit)
-    shutil.copytree(folder, repository / "snapshots" / commit)
+    words = tmp_path / "hub" / "models--org--words"
+    for place, model in ((repository, folder), (words, MODEL)):
+        (place / "refs").mkdir(parents=True)
+        (place / "refs" / "v1").write_text(commit)
+        shutil.copytree(model, place / "snapshots" / commit)
     environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     # One process, which imports everything once, ends as the second command ends.
     code = (
-        "import sys; from ffmem.cli import main\n"
+        "import sys; from ffmem.cli import main; from ffmem import load\n"
+        "print(load('org/words@v1').tokenizer.word_level)\n"
         "for name in ('org/tiny@v1', 'org/tiny@v2'):\n"
         "    sys.argv[1:] = ['describe', '--json', name]\n"
         "    try:\n        main()\n"
@@ -164,7 +168,9 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    facts = json.loads(done.stdout)
+    by_words, shown = done.stdout.split("\n", 1)
+    assert by_words == "True"  # its dict.txt is found
+    facts = json.loads(shown)
     assert (facts["source"], facts["revision"], facts["layers"]) == ("org/tiny@v1", "v1", 2)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: There is no file or folder 'org/tiny@v2'")

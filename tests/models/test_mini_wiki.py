@@ -22,7 +22,6 @@ from ffmem.models.tokenizer import WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.model import AdaptiveLM
 from ffmem.training.vocabulary import Words
-from tests.mini_wiki import model_folder as mini_wiki_folder
 
 
 def sentences(part, tokenizer):
@@ -57,7 +56,6 @@ def test_the_package_carries_the_whole_model():
 def test_mini_wiki_is_a_model_by_name_wherever_one_is(tmp_path, monkeypatch):
     assert canonical("mini-wiki") == "mini-wiki"
     assert "mini-wiki" in FORMS
-    monkeypatch.setitem(NAMED, "mini-wiki", mini_wiki_folder(tmp_path))
     monkeypatch.chdir(tmp_path)
     memories = ffmem.load("mini-wiki")
     assert memories.source == "mini-wiki"

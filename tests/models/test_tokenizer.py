@@ -266,7 +266,7 @@ def test_words_are_numbered_as_fairseq_numbers_them(dictionary):
         "⟨unused 8⟩",
     ]
     assert dictionary.shown(2) == ["<s>", "<pad>"]
-    assert (dictionary.bos, dictionary.eos, dictionary.own_start) == (0, 2, 2)
+    assert (dictionary.bos, dictionary.eos, dictionary.own_start) == (2, 2, 2)
     assert dictionary.unlisted == {0, 1, 7}
     assert dictionary.word_level
 
@@ -307,7 +307,7 @@ def test_a_missing_or_undecodable_dictionary_is_refused(tmp_path):
     (tmp_path / "dict.txt").write_bytes(b"\xff 1\n")
 
     for name in "dict.txt", "none.txt":
-        with pytest.raises(ModelError, match=r"Cannot read the dictionary .*\. Give fairseq's"):
+        with pytest.raises(ModelError, match=r"Cannot read the dictionary .*\. Give the dict"):
             WordTokenizer.from_file(tmp_path / name)
 
 

@@ -238,7 +238,7 @@ def test_the_vocabulary_is_as_large_as_its_bands_together():
     ("setting", "message"),
     [
         ({"memory": "swish"}, r"memory 'swish'\. Known kinds: relu, gelu, swiglu, softmax, per"),
-        ({"hidden_act": "swish"}, r"memory 'swish'\. Known kinds: relu, gelu"),
+        ({"hidden_act": "linear"}, r"lacks memory, .*'linear' does not .* as one of relu, gelu"),
         ({"memory": "relu", "hidden_act": "gelu"}, r"hidden_act = 'gelu', where .* has 'relu'\."),
         ({"num_attention_heads": 3}, "3 attention heads do not divide the model's width of 8"),
         ({"band_widths": [8, 4]}, "widths of \\[8, 4\\], in a model of width 8"),

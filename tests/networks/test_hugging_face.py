@@ -131,6 +131,30 @@ def test_in_pieces_behind_a_cache_a_text_is_the_same(kind, cuts, padding):
     assert_close(torch.cat(pieces, dim=1), whole, **CLOSE)
 
 
+def test_the_state_behind_every_layer_is_given_if_asked_for(kind):
+    model = model_of(kind)
+    seen = []
+    hooks = [
+        layer.register_forward_hook(lambda _, given, output: seen.extend([given[0], output]))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        states = model(TOKENS, output_hidden_states=True).hidden_states
+    for hook in hooks:
+        hook.remove()
+    assert len(states) == model.config.num_hidden_layers + 1
+    assert torch.equal(states[0], seen[0])
+    assert all(map(torch.equal, states[1:-1], seen[1:-1:2]))
+    assert_close(log_probabilities(model, TOKENS), model.lm_head(states[-1]).detach())
+    assert model(TOKENS).hidden_states is None
+
+
+@pytest.mark.parametrize("what", ["position_ids", "inputs_embeds", "output_attentions"])
+def test_what_the_model_does_not_take_is_refused_not_ignored(kind, what):
+    with pytest.raises(TypeError, match=what):
+        model_of(kind)(TOKENS, **{what: TOKENS})
+
+
 def test_without_being_asked_for_there_is_no_cache(kind):
     assert model_of(kind)(TOKENS, use_cache=False).past_key_values is None
 

@@ -72,6 +72,17 @@ def test_a_run_that_has_not_ended_is_no_model_yet(stopped):
         ffmem.load(stopped[0])
 
 
+def test_a_run_that_is_refused_before_it_begins_leaves_nothing(tmp_path):
+    corpus = write_corpus(tmp_path / "text.txt", 3)
+    with pytest.raises(FfmemError, match="less than one batch"):
+        run(tmp_path / "new", corpus)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(FfmemError, match="less than one batch"):
+        run(tmp_path / "old", corpus)
+    assert (tmp_path / "old").is_dir()  # somebody else made it
+
+
 def test_a_context_of_one_token_is_refused():
     with pytest.raises(FfmemError, match="a block of one token shows no prefix"):
         settings(context=1)

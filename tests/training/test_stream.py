@@ -4,8 +4,10 @@ import pytest
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import CorpusError, FfmemError
+from ffmem.training.record import TRAINING, Trained, read_record
 from ffmem.training.stream import streams
-from tests.training.small import settings, write_corpus
+from ffmem.training.telling import told
+from tests.training.small import run, settings, write_corpus
 
 
 def corpus_of(path, **options):
@@ -23,6 +25,20 @@ def test_every_sentence_stands_behind_a_start_token(tmp_path):
     assert (made.train_record.sentences, made.train_record.tokens) == (60, 180)
     assert (made.valid_record.unknown, made.valid_record.unknown_share) == (1, 1 / 3)
     assert not made.valid_record.held_out
+
+
+@pytest.mark.parametrize(("tokenizer", "mark"), [("words", "</s>"), ("bpe", "<|endoftext|>")])
+def test_control_tokens_that_the_text_writes_out_are_counted_and_told(tmp_path, tokenizer, mark):
+    path = tmp_path / "train.txt"
+    path.write_text("a b c\n" * 60 + f"a {mark} b {mark}\n")
+    other = tmp_path / "valid.txt"
+    other.write_text("b c\n")
+    asked = settings(tokenizer=tokenizer, vocabulary=260, bands=[5])
+    made = streams(asked, corpus_of(path), corpus_of(other))
+    assert (made.train_record.control, made.valid_record.control) == (2, 0)
+    run(tmp_path / "out", path, valid=other, tokenizer=tokenizer, vocabulary=260, bands=[5])
+    said = "\n".join(told(asked, read_record(Trained, tmp_path / "out" / TRAINING).prepared))
+    assert "The text itself writes out 2 control tokens, such as </s>" in said
 
 
 def test_without_a_text_for_validation_the_last_sentences_are_held_out(tmp_path):

@@ -16,6 +16,7 @@ from ffmem.causal.patch import NAME, Patch, Rewritten, applied, edited, undone
 from ffmem.causal.rows import rows, rows_path
 from ffmem.causal.side_effects import SideEffects, measure, read_text
 from ffmem.corpus.corpus import Corpus
+from ffmem.counted import counted
 from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
 from ffmem.indexing.start import choose
@@ -218,5 +219,5 @@ def _side_effects(
         token = choose(memories, [ids for _, ids in text.sentences], "auto").start.id
     else:
         token = at.start
-    progress.say(f"Measuring side effects on {len(text.sentences):,} sentences.")
+    progress.say(f"Measuring side effects on {counted(len(text.sentences), 'sentences')}.")
     return measure(memories, other, text, token, progress)

@@ -3,12 +3,14 @@
 Results say `"values": "input"` for lambda layers; all others have static values, and say nothing.
 """
 
+from ffmem.indexing.kind import NO_VALUES
+
 STATIC = "static"
 INPUT = "input"
 
 INPUT_VALUES = (
-    "These memories have no static values: a lambda layer multiplies their coefficients with"
-    " vectors of the input. Tokens beside a memory are what those vectors promote here."
+    f"{NO_VALUES} Tokens beside a memory are what those vectors promote here; ff is their sum, what"
+    " the static keys read."
 )
 
 

@@ -16,6 +16,7 @@ from ffmem.cluster.crew import Event, Failed, Finished, Joined, Lost, Recruit, R
 from ffmem.cluster.ray_connection import RayConnection
 from ffmem.cluster.ray_worker import RayWorker, versions
 from ffmem.cluster.task import Task
+from ffmem.counted import counted
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 
@@ -249,18 +250,14 @@ class RayCrew:
             self._placeless_since = float("inf")
             free, all_ = self._ray.available_resources(), self._ray.cluster_resources()
             there = ", ".join(
-                f"{free.get(name, 0):g} of {_counted(all_.get(name, 0), name)}"
+                f"{free.get(name, 0):g} of {counted(all_.get(name, 0), f'{name}s')}"
                 for name in ("CPU", "GPU")
             )
             self._progress.say(
-                f"Workers that wait for a node with {_counted(self._threads, 'CPU')} and"
-                f" {_counted(self._gpus, 'GPU')} to spare: {n} of {self.size}. Free on the"
+                f"Workers that wait for a node with {counted(self._threads, 'CPUs')} and"
+                f" {counted(self._gpus, 'GPUs')} to spare: {n} of {self.size}. Free on the"
                 f" cluster: {there}. They join when there is one."
             )
-
-
-def _counted(n: int | float, what: str) -> str:
-    return f"{n:g} {what}{'' if n == 1 else 's'}"
 
 
 def _reason(error: Exception) -> str:

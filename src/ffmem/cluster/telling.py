@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import quantiles
 
 from ffmem.cluster.status import STALE, Status, WorkerStatus
+from ffmem.counted import counted
 
 MOST_ROWS = 40
 """Workers up to which each has its row."""
@@ -28,7 +29,7 @@ def told(status: Status, now: float) -> str:
 def _far(status: Status) -> str:
     """Return how far the work is, how fast it goes and when it will be done."""
     share = f" ({_percent(status.units_done / status.units)})" if status.units else ""
-    all_units = _counted(status.units, status.unit)
+    all_units = counted(status.units, status.unit)
     line = f"{status.phase.capitalize()}: {status.units_done:,} of {all_units}"
     rate = "no rate yet" if status.rate is None else f"{_number(status.rate)} {status.unit}/s"
     left = ""
@@ -39,13 +40,13 @@ def _far(status: Status) -> str:
 
 def _tasks(status: Status) -> str:
     return (
-        f"{_counted(status.tasks_done, 'tasks')} done, {status.running:,} running,"
+        f"{counted(status.tasks_done, 'tasks')} done, {status.running:,} running,"
         f" {status.waiting:,} ready, {status.given_up:,} given up"
     )
 
 
 def _trouble(status: Status) -> str:
-    return f"{_counted(status.failures, 'failures')}, {_counted(status.losses, 'lost workers')}"
+    return f"{counted(status.failures, 'failures')}, {counted(status.losses, 'lost workers')}"
 
 
 def _news(status: Status, now: float) -> str:
@@ -77,7 +78,7 @@ def _workers(status: Status) -> list[str]:
     slowest = measured[0].name if differ else None
     missing = []
     if n < status.size:
-        missing = [f"{n:,} of {_counted(status.size, 'workers')} have begun; the others load."]
+        missing = [f"{n:,} of {counted(status.size, 'workers')} have begun; the others load."]
     if n <= MOST_ROWS:
         return [*_table(status.workers, status.unit, slowest), *missing]
     return [*_crowd(status, measured, slowest), *missing]
@@ -87,7 +88,7 @@ def _crowd(status: Status, measured: list[WorkerStatus], slowest: str | None) ->
     """Return how the rates of very many workers lie, and the slowest of them."""
     n = len(status.workers)
     waiting = sum(worker.task is None for worker in status.workers)
-    lines = [f"{_counted(n, 'workers')}, {waiting:,} of them without a task"]
+    lines = [f"{counted(n, 'workers')}, {waiting:,} of them without a task"]
     if len(measured) > 1:
         rates = [_rate(worker) for worker in measured]
         places = (rates[0], *quantiles(rates, n=4, method="inclusive"), rates[-1])
@@ -97,7 +98,7 @@ def _crowd(status: Status, measured: list[WorkerStatus], slowest: str | None) ->
         spread = ", ".join(f"{name} {_number(rate)}" for name, rate in named)
         lines.append(f"Their rates in {status.unit}/s: {spread}")
     if len(measured) < n:
-        lines.append(f"{_counted(n - len(measured), 'workers')} without a rate yet")
+        lines.append(f"{counted(n - len(measured), 'workers')} without a rate yet")
     if measured:
         shown = measured[:SLOWEST]
         lines += [f"The slowest {len(shown)}:", *_table(shown, status.unit, slowest)]
@@ -136,11 +137,6 @@ def _row(cells: Iterable[str], widths: Sequence[int]) -> str:
 
 def _indented(text: str) -> str:
     return "  " + text.strip().replace("\n", "\n    ")
-
-
-def _counted(n: int, things: str) -> str:
-    """Return a number of things; one of them without its s."""
-    return f"{n:,} {things.removesuffix('s') if n == 1 else things}"
 
 
 def _number(value: float) -> str:

@@ -17,6 +17,7 @@ from ffmem.commands.options import (
     out_option,
     print_json,
 )
+from ffmem.counted import counted
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 
@@ -121,7 +122,7 @@ def init(
             Progress(quiet=as_json).say(sentence)
         if not as_json:
             click.echo(
-                f"Drew {drawn['memories']} memories, {drawn['controls']} controls and"
+                f"Drew {counted(drawn['memories'], 'memories')}, {drawn['controls']} controls and"
                 f" {drawn['compositions']} cases of composition into {study.name}."
             )
         _print_people(study, as_json, {"settings": study.settings, "database": study.name})

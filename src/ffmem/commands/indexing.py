@@ -19,6 +19,7 @@ from ffmem.commands.options import (
     out_option,
     print_json,
 )
+from ffmem.counted import counted
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 
@@ -159,4 +160,6 @@ def verify(folder: Path) -> None:
         more = f" (and {len(wrong) - 1} more, above)" if len(wrong) > 1 else ""
         raise FfmemError(f"{folder} is not a sound index: {wrong[0]}{more}")
     made = api.open(folder)
-    click.echo(f"Sound: {len(made.manifest.files)} files, {len(made):,} memories.")
+    click.echo(
+        f"Sound: {counted(len(made.manifest.files), 'files')}, {counted(len(made), 'memories')}."
+    )

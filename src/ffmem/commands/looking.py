@@ -7,6 +7,7 @@ import click
 
 from ffmem import api
 from ffmem.commands.options import folder_argument, json_option, print_json
+from ffmem.counted import counted
 from ffmem.progress import Progress
 
 
@@ -82,4 +83,4 @@ def export(folder: Path, out: Path, to: str) -> None:
     made = api.open(folder)
     with Progress().bar("Writing", len(made), "memories") as step:
         api.export(made, to, out, step)
-    click.echo(f"Wrote {len(made):,} memories to {out}.", err=True)
+    click.echo(f"Wrote {counted(len(made), 'memories')} to {out}.", err=True)

@@ -7,6 +7,7 @@ import click
 
 from ffmem import api, patterning
 from ffmem.commands.options import Ordered, folder_argument, json_option, print_json
+from ffmem.counted import counted
 from ffmem.progress import Progress
 
 
@@ -102,7 +103,7 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
 def export(folder: Path, out: Path) -> None:
     """Write all patterns to OUT: a table as .parquet, .jsonl or .csv."""
     n = patterning.export_patterns(folder, out)
-    click.echo(f"Wrote {n:,} patterns to {out}.", err=True)
+    click.echo(f"Wrote {counted(n, 'patterns')} to {out}.", err=True)
 
 
 @patterns.command()

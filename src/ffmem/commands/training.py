@@ -59,7 +59,10 @@ def _number(
 @click.option("--layers", required=True, type=_POSITIVE, help="Layers of the model.")
 @click.option("--corpus", required=True, help="CORPUS to train on.")
 @out_option
-@click.option("--valid", help="CORPUS for validation; else the last 1 % of the sentences.")
+@click.option(
+    "--valid",
+    help="CORPUS for validation, whole whatever --limit; else the last 1 % of the sentences.",
+)
 @_number("width", "Width of the model.")
 @_number(
     "memories", "Per layer (persistent: per head; with --match: of that kind); else 4 × width."

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy import ndarray
 
+from ffmem.counted import counted
 from ffmem.experiments.spread import share, spread
 from ffmem.files import write_text
 from ffmem.indexing.kind import NO_VALUES
@@ -89,8 +90,9 @@ def summed_up(numbers: dict[str, ndarray]) -> Row:
 def _heading(settings: Row) -> list[str]:
     corpus = settings["corpus"]
     lines = [
-        f"{settings['layers']} layers × {settings['memories']:,} memories, over"
-        f" {corpus['sentences']:,} sentences, {corpus['tokens']:,} tokens"
+        f"{counted(settings['layers'], 'layers')} ×"
+        f" {counted(settings['memories'], 'memories')}, over"
+        f" {counted(corpus['sentences'], 'sentences')}, {counted(corpus['tokens'], 'tokens')}"
     ]
     for which in ("first", "second"):
         side = settings[which]
@@ -137,7 +139,8 @@ def _changed(comparison: Comparison) -> list[str]:
     if not comparison.changed:
         nor = ", nor its value" if comparison.settings["models"] else ""
         return [f"No memory's triggers changed{nor}."]
-    lines = ["Most changed memories (1 − rbo; ties: cosine of the values)"]
+    ties = "; ties: cosine of the values" if comparison.settings["models"] else ""
+    lines = [f"Most changed memories (1 − rbo{ties})"]
     for row in comparison.changed[:LISTED]:
         lines += _both_sides(row)
     if values := comparison.changed_values[:LISTED]:

@@ -27,7 +27,8 @@ class Corpus:
     column: str = "text"
     """The field of the text in JSON Lines, Parquet and Hub data."""
     detokenize: str | None = None
-    """`wikitext` for a text tokenised as WikiText is; the name of one implies it."""
+    """`wikitext` for a text tokenised as WikiText is; the name of one implies it. Headings are
+    dropped; spaces are mended unless the tokenizer takes words as they are."""
     limit: int | None = None
     """How many sentences to read at most."""
 
@@ -77,6 +78,8 @@ class Reading(Iterator[TokenSentence]):
         """WikiText's titles, dropped."""
         self.n_without_tokens = 0
         """Sentences of which the tokenizer left nothing, dropped."""
+        self.n_control = 0
+        """Sentences whose text writes out a control token, such as `</s>`."""
         self.n_sentences = 0
         self._stream = self._read()
 
@@ -89,7 +92,7 @@ class Reading(Iterator[TokenSentence]):
 
     def _read(self) -> Generator[TokenSentence, None, None]:
         """Yield every sentence that has a token; an empty corpus is an error."""
-        size = sentences.window_size(self.corpus.unit)
+        size, controls = sentences.window_size(self.corpus.unit), self.tokenizer.controls
         found = (
             self._tokenised()
             if size is None
@@ -97,6 +100,8 @@ class Reading(Iterator[TokenSentence]):
         )
         for sentence in found:
             if sentence.ids:
+                written = sentence.text is not None  # ids of a corpus in ids are meant as they are
+                self.n_control += written and not controls.isdisjoint(sentence.ids)
                 yield sentence
             else:
                 self.n_without_tokens += 1

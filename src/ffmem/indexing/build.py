@@ -8,7 +8,6 @@ So a run that was killed at any moment goes on from its last commit, and ends in
 and whoever reads the leases, this process or a cluster, the bytes are the same again.
 """
 
-import fcntl
 import gc
 import shutil
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from ffmem.cluster.leader import Leader
 from ffmem.cluster.shared import SharedFolder
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError
-from ffmem.files import committing, storage_errors, write_text
+from ffmem.files import committing, locked, write_text
 from ffmem.indexing.contents import write_contents
 from ffmem.indexing.hashes import hashes
 from ffmem.indexing.manifest import FORMAT, CorpusRecord, Manifest, SourceRecord
@@ -220,6 +219,7 @@ class Build:
             device=settings.device,
             skipped=sorted(skipped),
             skipped_tokens=self._tokens(skipped),
+            control=plan.control,
         )
         return Manifest(
             format=FORMAT,
@@ -254,14 +254,6 @@ def _alone(folder: Path) -> Iterator[None]:
         raise StoreError(
             f"{folder} holds something that is not an index. Choose a new or an empty folder."
         )
-    with storage_errors(folder):
-        (folder / "segments").mkdir(parents=True, exist_ok=True)
-        lock = (folder / "segments" / "lock").open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(
-                f"Another process is working on {folder}. Wait for it, or choose another folder."
-            ) from None
+    busy = f"Another process is working on {folder}. Wait for it, or choose another folder."
+    with locked(folder / "segments" / "lock", busy):
         yield

@@ -98,6 +98,8 @@ class SourceRecord(Record):
     skipped: list[int] = field(default_factory=list)
     """Sentences, by their number in the source, that could not be read and were left out."""
     skipped_tokens: int = 0
+    control: int = 0
+    """Sentences whose text writes out a control token, such as `</s>`: it was taken as one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from numpy import ndarray
 from ffmem.cluster.shared import SharedFolder
 from ffmem.corpus.corpus import Corpus, Reading
 from ffmem.corpus.sentences import refuse_foreign, window_size
+from ffmem.counted import counted
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.files import write_text
 from ffmem.indexing import sample
@@ -59,6 +60,7 @@ def planned(
         without_tokens=reading.n_without_tokens,
         start=chosen.start,
         perplexity=chosen.perplexity,
+        control=reading.n_control,
     )
     if settings.compat and plan.start.id is None:
         raise FfmemError(
@@ -124,22 +126,25 @@ def _refuse_wide_windows(memories: Memories, corpus: Corpus) -> None:
 
 def _tell(plan: Plan, progress: Progress) -> None:
     say = progress.say
-    say(f"Corpus: {plan.sentences:,} sentences, {plan.tokens:,} tokens.")
+    say(f"Corpus: {counted(plan.sentences, 'sentences')}, {counted(plan.tokens, 'tokens')}.")
     if plan.headings_dropped:
-        say(f"Left out: {plan.headings_dropped:,} headings.")
+        say(f"Left out: {counted(plan.headings_dropped, 'headings')}.")
     if plan.without_tokens:
-        say(f"Left out: {plan.without_tokens:,} sentences that gave no token.")
+        say(f"Left out: {counted(plan.without_tokens, 'sentences')} that gave no token.")
     if plan.cut:
         say(
-            f"Cut at the model's context: {plan.cut:,} sentences, by {plan.cut_tokens:,} tokens"
-            " in all."
+            f"Cut at the model's context: {counted(plan.cut, 'sentences')}, by"
+            f" {counted(plan.cut_tokens, 'tokens')} in all."
         )
+    if plan.control:
+        say(f"{counted(plan.control, 'sentences')} with a control token in the text: taken as one.")
     token = "none" if plan.start.token is None else plan.start.token
     losses = ", ".join(f"{name} {loss:.3f}" for name, loss in plan.start.losses.items())
     say(f"Start token: {token} ({plan.start.chosen_by}; loss per token: {losses}).")
     if plan.perplexity:
-        of = f"{plan.perplexity.tokens:,} tokens of {plan.perplexity.sentences:,} sentences"
-        say(f"Perplexity per token: {plan.perplexity.per_token:,.1f} (on {of}).")
+        tokens = counted(plan.perplexity.tokens, "tokens")
+        of = counted(plan.perplexity.sentences, "sentences")
+        say(f"Perplexity per token: {plan.perplexity.per_token:,.1f} (on {tokens} of {of}).")
 
 
 class _Cut:

@@ -91,6 +91,8 @@ class Plan(Record):
     without_tokens: int
     start: StartRecord
     perplexity: PerplexityRecord | None
+    control: int = 0
+    """Sentences whose text writes out a control token."""
 
 
 def model_record(memories: Memories) -> ModelRecord:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Cell
+from ffmem.counted import counted
 from ffmem.indexing.kind import NO_VALUE
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value
@@ -67,8 +68,9 @@ class Index:
     def __repr__(self) -> str:
         model, corpus = self.manifest.model, self.manifest.corpus
         return (
-            f"Index({str(self.folder)!r}: {self.n_layers} × {self.n_memories:,} memories of"
-            f" {model.source} over {corpus.sentences:,} sentences, {corpus.tokens:,} tokens)"
+            f"Index({str(self.folder)!r}: {self.n_layers} × {counted(self.n_memories, 'memories')}"
+            f" of {model.source} over {counted(corpus.sentences, 'sentences')},"
+            f" {counted(corpus.tokens, 'tokens')})"
         )
 
     @cached_property

@@ -30,6 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
+from transformers.utils.hub import cached_file
 
 from ffmem.errors import FfmemError, ModelError
 from ffmem.files import sha256, storage_errors
@@ -51,6 +52,12 @@ DTYPES = {
 
 SPLIT = "split"
 """The device that is all accelerators together, whole layers on each."""
+
+_IF_THERE = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
+"""What `cached_file` is told of a file that a model may lack."""
 
 Plan = Callable[[PretrainedConfig], dict[str, Any]]
 """From a model's config to the place of each of its parts: accelerate's device map."""
@@ -217,9 +224,10 @@ def _hugging_face(
                 f" {kind.replace('_', ' ')}, such as {example}. transformers would fill them with"
                 " random numbers; give a whole checkpoint."
             )
-    words = Path(name) / "dict.txt"
-    if config.model_type == AdaptiveConfig.model_type and words.is_file():
-        return model, _words(words, config.vocab_size)
+    if config.model_type == AdaptiveConfig.model_type:
+        words = cached_file(name, "dict.txt", **where, **_IF_THERE)
+        if words is not None:
+            return model, _words(Path(words), config.vocab_size)
     try:
         tokens = AutoTokenizer.from_pretrained(name, **where)
     except (OSError, ValueError) as error:
@@ -291,7 +299,10 @@ def _explaining(source: str) -> Iterator[None]:
     except FfmemError:
         raise
     except Exception as error:  # a damaged or foreign file makes its readers raise anything
-        raise ModelError(f"Cannot load the model {source}: {_short(error)}") from error
+        raise ModelError(
+            f"Cannot load the model {source}: {_short(error)}. If a file of it is damaged or"
+            " missing, fetch or make it anew."
+        ) from error
 
 
 def _short(error: Exception, most: int = 300) -> str:

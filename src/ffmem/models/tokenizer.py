@@ -52,6 +52,8 @@ class Tokenizer(ABC):
     eos: int | None
     unk: int | None
     """The token that stands for what it does not know, if there is one."""
+    controls: frozenset[int]
+    """Ids of tokens that mark something and stand for no text, such as the end of one."""
     unlisted: frozenset[int]
     """Ids that are never listed among a value's tokens."""
 
@@ -116,7 +118,10 @@ class WordTokenizer(Tokenizer):
                 " Give the dict.txt that the model was trained with."
             )
         self.word_level = True
-        self.bos, self.own_start, self.eos, self.unk = 0, 2, 2, UNKNOWN
+        # fairseq lists `<s>`, but its language models never read it: `</s>` opens a text.
+        self.bos = self.own_start = self.eos = 2
+        self.unk = UNKNOWN
+        self.controls = frozenset((0, 1, 2))
         self.unlisted = frozenset(
             [0, 1, *(id for id, word in enumerate(self.words) if _MADE_UP.fullmatch(word))]
         )
@@ -132,12 +137,13 @@ class WordTokenizer(Tokenizer):
                     if not word or not count.isdecimal():
                         raise ModelError(
                             f"Line {number} of {path} is {line.strip()!r}, not `token count`."
-                            " Give fairseq's dict.txt."
+                            " Give the dict.txt that the model was trained with."
                         )
                     words.append(word)
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(
-                f"Cannot read the dictionary {path}: {error}. Give fairseq's dict.txt."
+                f"Cannot read the dictionary {path}: {error}. Give the dict.txt that the model was"
+                " trained with."
             ) from None
         return cls(words)
 
@@ -183,6 +189,9 @@ class SubwordTokenizer(Tokenizer):
         self.word_level = False
         self.bos, self.eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         self.unk = self.tokenizer.unk_token_id
+        marks = {self.bos, self.eos}  # in GPT-2's vocabulary they also stand for the unknown
+        special = set(self.tokenizer.all_special_ids) - {self.unk}
+        self.controls = frozenset(special | (marks - {None}))
         self.unlisted = frozenset[int]()
         self.own_start = self._own_start()
 

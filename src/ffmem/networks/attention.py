@@ -38,5 +38,4 @@ class Attention(nn.Module):
             attn_mask=mask if mask is None or mask.ndim == 2 else mask[:, None],
             is_causal=seen.plain,
         )
-        output: Tensor = self.out_proj(read.transpose(1, 2).flatten(2))
-        return output
+        return self.out_proj.from_heads(read)

@@ -80,7 +80,7 @@ class AdaptiveConfig(PretrainedConfig):
         self.dropout = dropout
         self.layer_norm_eps = layer_norm_eps
         self.initializer_range = initializer_range
-        self.refuse_misfits(others.get("hidden_act"))
+        self.refuse_misfits(memory, others.get("hidden_act"))
         self.hidden_act = ACTIVATIONS[self.memory]
         groups = {"softmax": 1, "persistent": num_attention_heads}
         self.softmax_groups = groups.get(self.memory, 0)
@@ -89,8 +89,13 @@ class AdaptiveConfig(PretrainedConfig):
             others.pop(follows, None)  # in a saved config; it follows from what is above
         super().__init__(**(SETTINGS | others))
 
-    def refuse_misfits(self, activation: str | None) -> None:
+    def refuse_misfits(self, given: str | None, activation: str | None) -> None:
         """Raise unless the sizes fit each other, and the activation the kind of memory."""
+        if self.memory not in KINDS and given is None:
+            raise ModelError(
+                f"The config lacks memory, and hidden_act = {activation!r} does not tell which kind"
+                f" it is. Give memory as one of {', '.join(KINDS)}."
+            )
         if self.memory not in KINDS:
             raise ModelError(
                 f"Unknown kind of memory {self.memory!r}. Known kinds: {', '.join(KINDS)}."

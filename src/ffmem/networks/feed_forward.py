@@ -34,16 +34,6 @@ class Pointwise(Memory):
         """Return y."""
         return self.read(self.coefficients(x), x)
 
-    def read(
-        self,
-        coefficients: Float[Tensor, "batch position memory"],
-        x: Float[Tensor, "batch position hidden"],
-        seen: Seen | None = None,
-    ) -> Float[Tensor, "batch position hidden"]:
-        """Return the values, each times its coefficient."""
-        output: Tensor = self.values(coefficients)
-        return output
-
 
 class FeedForward(Pointwise):
     """ReLU or GELU, with biases, as in the paper's model."""

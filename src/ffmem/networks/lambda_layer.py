@@ -89,14 +89,7 @@ class InputValues(nn.Module):
         near = (distance >= 0) & (distance < self.n_distances)
         place = distance.clamp(0, self.n_distances - 1).expand(*by_head.shape[:2], -1, -1)
         weights = by_head.gather(-1, place) * near
-        return self.from_heads(weights @ vectors[:, None])
-
-    def from_heads(
-        self, read: Float[Tensor, "batch head position width"]
-    ) -> Float[Tensor, "batch position hidden"]:
-        """Return what heads have read, in the space of the residual stream."""
-        output: Tensor = self.out(read.transpose(1, 2).flatten(2))
-        return output
+        return self.out.from_heads(weights @ vectors[:, None])
 
 
 class LambdaLayer(Memory):
@@ -122,7 +115,7 @@ class LambdaLayer(Memory):
         key, vectors = self._tokens(x, seen)
         content = self._content(query, key, vectors, seen)
         coefficients = scores * self._is_there(seen).repeat(1, 1, self.keys.n_heads)
-        return self.values.from_heads(content), self.values(coefficients, vectors, seen)
+        return self.values.out.from_heads(content), self.values(coefficients, vectors, seen)
 
     def coefficients(
         self, x: Float[Tensor, "batch position hidden"], seen: Seen | None = None

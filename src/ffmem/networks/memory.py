@@ -26,11 +26,12 @@ class Memory(nn.Module, ABC):
     ) -> Float[Tensor, "batch position memory"]:
         """Return m; without `seen`, every position sees what is in front of it."""
 
-    @abstractmethod
     def read(
         self,
         coefficients: Float[Tensor, "batch position memory"],
         x: Float[Tensor, "batch position hidden"],
         seen: Seen | None = None,
     ) -> Float[Tensor, "batch position hidden"]:
-        """Return y; x matters only where values come from the input."""
+        """Return y: the values, each times its coefficient; x matters only where they are of it."""
+        output: Tensor = self.values(coefficients)
+        return output

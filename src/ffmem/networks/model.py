@@ -7,7 +7,6 @@ Names of modules are fairseq's where fairseq has the module.
 """
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -94,9 +93,10 @@ class AdaptiveModel(AdaptivePreTrained):
         attention_mask: Shaped[Tensor, "batch seen"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Return the vectors that the adaptive softmax reads."""
+        """Return the vectors that the adaptive softmax reads; if told, those of every layer too."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         if attention_mask is not None and bool(attention_mask.bool().all()):
@@ -104,11 +104,18 @@ class AdaptiveModel(AdaptivePreTrained):
         seen = Seen(input_ids.shape[1], attention_mask, past_key_values, input_ids.device)
         hidden = self.scale * self.embed_tokens(input_ids)
         hidden = self.dropout(hidden + sinusoids(seen.places, hidden.shape[2]).to(hidden))
+        states = [hidden]
         for layer in self.layers:
             hidden = layer(hidden, seen)
+            if output_hidden_states:
+                states.append(hidden)
         if self.layer_norm is not None:
-            hidden = self.layer_norm(hidden)
-        return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
+            hidden = states[-1] = self.layer_norm(hidden)  # as in every model of transformers
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
 
 
 class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
@@ -130,15 +137,17 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
         labels: Int[Tensor, "batch position"] | None = None,
         logits_to_keep: int = 0,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **_: Any,
     ) -> CausalLMOutputWithPast:
         """Return the log-probabilities of the next word, of the last positions only if told.
 
         With `labels`, as in all models of transformers: the mean of −log p of each next label;
         those below zero do not count.
         """
-        trunk = self.model(input_ids, attention_mask, past_key_values, use_cache)
+        trunk = self.model(
+            input_ids, attention_mask, past_key_values, use_cache, output_hidden_states
+        )
         hidden = trunk.last_hidden_state
         loss = None
         if labels is not None:
@@ -147,6 +156,7 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
             loss=loss,
             logits=self.lm_head(hidden[:, -logits_to_keep:]),
             past_key_values=trunk.past_key_values,
+            hidden_states=trunk.hidden_states,
         )
 
     def loss(

@@ -83,14 +83,7 @@ class PersistentValues(Slots):
         """Return W_o · Σ a · m^v."""
         by_head = coefficients.unflatten(-1, (self.n_heads, self.n_slots)).transpose(1, 2)
         slots = self.weight.unflatten(0, (self.n_heads, self.n_slots))
-        return self.from_heads((self.scale * by_head) @ slots)
-
-    def from_heads(
-        self, read: Float[Tensor, "batch head position width"]
-    ) -> Float[Tensor, "batch position hidden"]:
-        """Return what heads have read, in the space of the residual stream."""
-        output: Tensor = self.out(read.transpose(1, 2).flatten(2))
-        return output
+        return self.out.from_heads((self.scale * by_head) @ slots)
 
 
 class PersistentMemory(Memory):
@@ -112,23 +105,13 @@ class PersistentMemory(Memory):
     ) -> tuple[Float[Tensor, "batch position hidden"], Float[Tensor, "batch position hidden"]]:
         """Return what is read from the tokens, and y."""
         tokens, slots, values = self._weights(x, seen)
-        return self.values.from_heads(tokens @ values), self.values(slots)
+        return self.values.out.from_heads(tokens @ values), self.values(slots)
 
     def coefficients(
         self, x: Float[Tensor, "batch position hidden"], seen: Seen | None = None
     ) -> Float[Tensor, "batch position memory"]:
         """Return the attention on every slot; a head's sum to what it leaves to the tokens."""
         return self._weights(x, seen or Seen(x.shape[1], device=x.device))[1]
-
-    def read(
-        self,
-        coefficients: Float[Tensor, "batch position memory"],
-        x: Float[Tensor, "batch position hidden"],
-        seen: Seen | None = None,
-    ) -> Float[Tensor, "batch position hidden"]:
-        """Return y."""
-        output: Tensor = self.values(coefficients)
-        return output
 
     def _weights(
         self, x: Float[Tensor, "batch position hidden"], seen: Seen

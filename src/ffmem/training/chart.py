@@ -7,6 +7,7 @@ from typing import Any
 
 import altair as alt
 
+from ffmem.counted import counted
 from ffmem.files import write_text
 from ffmem.reporting.drawing import dark_style, framed
 from ffmem.reporting.marks import by_series, layered, plot, series
@@ -62,7 +63,8 @@ def draw(rows: Sequence[Row], folder: Path, trained: Trained) -> None:
     """Write curve.svg."""
     settings = trained.asked.settings
     title = (
-        f"Training of {settings.layers} layers of width {settings.width} with {settings.memory}"
+        f"Training of {counted(settings.layers, 'layers')} of width {settings.width} with"
+        f" {settings.memory}"
         f" memories on {trained.asked.corpus['source']}"
     )
     description = (

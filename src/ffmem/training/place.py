@@ -4,14 +4,13 @@ FOLDER/checkpoint/                            while it runs
 FOLDER/training.json                          written last: the run is finished
 """
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ffmem.errors import StoreError
-from ffmem.files import storage_errors
+from ffmem.errors import FfmemError, StoreError
+from ffmem.files import locked, refuse_unwritable
 from ffmem.training.checkpoint import FOLDER
 from ffmem.training.record import TRAINING
 
@@ -23,17 +22,16 @@ ASKED, PREPARED, STREAM = "asked.json", "prepared.json", "stream.safetensors"
 def alone(folder: Path) -> Iterator[None]:
     """Refuse to work in a folder that holds something else or that another process works in."""
     refuse_foreign(folder)
-    with storage_errors(folder):
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        lock = (folder / FOLDER / "lock").open("w")
-    with lock:
+    new = not folder.exists()
+    refuse_unwritable(folder)
+    busy = f"Another process is training in {folder}. Wait for it, or choose another folder."
+    with locked(folder / FOLDER / "lock", busy):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(
-                f"Another process is training in {folder}. Wait for it, or choose another folder."
-            ) from None
-        yield
+            yield
+        except FfmemError:
+            if new and not (folder / FOLDER / ASKED).exists():
+                shutil.rmtree(folder)  # refused before it began: nothing is left of it
+            raise
 
 
 def refuse_foreign(folder: Path) -> None:

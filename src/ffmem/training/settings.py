@@ -127,11 +127,13 @@ class Settings(Record):
 
     def _refuse_bad_numbers(self) -> None:
         if not 0 < self.learning_rate < float("inf"):
-            raise FfmemError(f"--learning-rate {self.learning_rate}: give a number above 0.")
+            raise FfmemError(f"--learning-rate {self.learning_rate}: give a finite number above 0.")
         if not 0 <= self.dropout < 1:
             raise FfmemError(f"--dropout {self.dropout}: give a share from 0 to less than 1.")
         if not 0 <= self.weight_decay < float("inf"):
-            raise FfmemError(f"--weight-decay {self.weight_decay}: give 0 or more.")
+            raise FfmemError(
+                f"--weight-decay {self.weight_decay}: give a finite number, 0 or more."
+            )
         if self.warmup is not None and self.warmup < 0:
             raise FfmemError(f"--warmup {self.warmup}: give 0 steps or more.")
         if not 0 <= self.seed < 2**63:

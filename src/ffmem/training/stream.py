@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
+from ffmem.counted import counted
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.models.tokenizer import Encoding, Tokenizer
 from ffmem.records import Record
@@ -34,6 +36,8 @@ class StreamRecord(Record):
     """How many of them are `<unk>`."""
     headings_dropped: int
     without_tokens: int
+    control: int = 0
+    """Control tokens that the text writes out, such as `</s>`: each is taken as one."""
     held_out: bool = False
 
     @property
@@ -46,9 +50,9 @@ class StreamRecord(Record):
         """What was left out, in words; nothing if nothing was."""
         parts = {
             "headings": self.headings_dropped,
-            "sentences without a token": self.without_tokens,
+            "empty sentences": self.without_tokens,
         }
-        return ", ".join(f"{n:,} {what}" for what, n in parts.items() if n)
+        return ", ".join(counted(n, what) for what, n in parts.items() if n)
 
 
 class Streams(NamedTuple):
@@ -83,8 +87,8 @@ def streams(settings: Settings, corpus: Corpus, valid: Corpus | None) -> Streams
         vocabulary,
         train,
         other,
-        sentences.record(len(kept), train, vocabulary.unknown),
-        read.record(len(apart), other, vocabulary.unknown, held_out),
+        sentences.record(len(kept), train, vocabulary),
+        read.record(len(apart), other, vocabulary, held_out),
     )
 
 
@@ -99,7 +103,8 @@ def _hold_out(sentences: "_Sentences", context: int) -> tuple[Sequence[str], Seq
         n_words += len(texts[-n_held].split()) + 1
     if n_held == len(texts):
         raise CorpusError(
-            f"{sentences.corpus.source!r} has {len(texts)} sentences, and no block of {context}"
+            f"{sentences.corpus.source!r} has {counted(len(texts), 'sentences')}, and no block of"
+            f" {context}"
             " tokens can be held out for validation. Give more text, or --valid."
         )
     return texts[:-n_held], texts[-n_held:]
@@ -132,16 +137,18 @@ class _Sentences:
         self,
         n_sentences: int,
         stream: Int[ndarray, " token"],
-        unknown: int | None,
+        vocabulary: Vocabulary,
         held_out: bool = False,
     ) -> StreamRecord:
         """Return what is to be told of a stream of these sentences."""
+        unknown, controls = vocabulary.unknown, vocabulary.controls
         return StreamRecord(
             sentences=n_sentences,
             tokens=len(stream),
             unknown=0 if unknown is None else int((stream == unknown).sum()),
             headings_dropped=self.headings,
             without_tokens=self.empty,
+            control=int(np.isin(stream, controls).sum()) - n_sentences,  # each has one in front
             held_out=held_out,
         )
 
@@ -152,7 +159,7 @@ class _Text(Tokenizer):
     def __init__(self, word_level: bool) -> None:
         self.word_level = word_level
         self.bos = self.eos = self.unk = self.own_start = None
-        self.unlisted = frozenset()
+        self.controls = self.unlisted = frozenset()
 
     @property
     def fingerprint(self) -> str:

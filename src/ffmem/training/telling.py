@@ -1,5 +1,6 @@
 """What is trained on what, and what is left out, in sentences for people."""
 
+from ffmem.counted import counted
 from ffmem.training.record import Prepared, Trained
 from ffmem.training.settings import TOKENIZERS, Settings
 from ffmem.training.stream import StreamRecord
@@ -16,7 +17,7 @@ def summary(trained: Trained) -> str:
     stopped = ", when validation stopped improving" if trained.stopped_early else ""
     return (
         f"Trained {trained.prepared.parameters:,} parameters with {trained.asked.settings.memory}"
-        f" memories for {trained.steps:,} steps ({trained.epochs:.2f} epochs,"
+        f" memories for {counted(trained.steps, 'steps')} ({trained.epochs:.2f} epochs,"
         f" {trained.tokens:,} tokens){stopped}, at {trained.tokens_per_second:,.0f} tokens/s."
         f" Validation perplexity {trained.valid_perplexity:,.2f} after step {trained.best_step:,},"
         f" {share:.2%} of its tokens <unk>."
@@ -35,6 +36,9 @@ def _data(prepared: Prepared) -> list[str]:
     lines = [f"Training on {_stream(train)}; validation on {_stream(valid)}."]
     if valid.held_out:
         lines.append("No --valid was given: these are the last sentences of the corpus, held out.")
+    if train.control or valid.control:
+        n = counted(train.control + valid.control, "control tokens")
+        lines.append(f"The text itself writes out {n}, such as </s>: each is taken as one.")
     if train.left_out:
         lines.append(f"Left out of the corpus: {train.left_out}.")
     if valid.left_out and not valid.held_out:
@@ -44,7 +48,7 @@ def _data(prepared: Prepared) -> list[str]:
 
 def _stream(record: StreamRecord) -> str:
     return (
-        f"{record.sentences:,} sentences, {record.tokens:,} tokens"
+        f"{counted(record.sentences, 'sentences')}, {counted(record.tokens, 'tokens')}"
         f" ({record.unknown_share:.2%} <unk>)"
     )
 
@@ -60,16 +64,16 @@ def _vocabulary(settings: Settings, prepared: Prepared) -> list[str]:
 
 def memories(settings: Settings, prepared: Prepared) -> str:
     """Return how many memories of which kind a layer has."""
-    count = f"{prepared.memories:,}"
     if settings.memory == "persistent":
-        return f"{count} persistent memories per head"
+        return f"{counted(prepared.memories, 'persistent memories')} per head"
     if settings.memory != "lambda":
-        return f"{count} {settings.memory} memories"
+        return counted(prepared.memories, f"{settings.memory} memories")
     heads, distances = settings.n_heads, min(settings.distances, settings.context)
     cut = f", cut at the context of {settings.context}" if distances < settings.distances else ""
     return (
-        f"{heads * distances:,} lambda memories ({heads} heads × {distances} distances{cut})"
-        f" beside {count} relu ones"
+        f"{counted(heads * distances, 'lambda memories')} ({counted(heads, 'heads')} ×"
+        f" {counted(distances, 'distances')}{cut}) beside {prepared.memories:,} relu"
+        f" {'one' if prepared.memories == 1 else 'ones'}"
     )
 
 
@@ -77,9 +81,9 @@ def _model(settings: Settings, prepared: Prepared) -> str:
     tokens = settings.blocks_of_a_step * settings.context
     most = "at most " if settings.stops_early else ""
     return (
-        f"{settings.layers} layers of width {settings.width} with"
+        f"{counted(settings.layers, 'layers')} of width {settings.width} with"
         f" {memories(settings, prepared)}, vocabulary {prepared.vocabulary:,}:"
         f" {prepared.parameters:,} parameters{matching(settings, prepared)};"
-        f" {most}{prepared.steps:,} steps of {tokens:,} tokens, {prepared.steps_of_an_epoch:,} an"
-        " epoch."
+        f" {most}{counted(prepared.steps, 'steps')} of {tokens:,} tokens,"
+        f" {prepared.steps_of_an_epoch:,} an epoch."
     )

@@ -16,8 +16,9 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
+from ffmem.counted import counted
 from ffmem.errors import StoreError
-from ffmem.files import refuse_unwritable, sha256, write_text
+from ffmem.files import sha256, write_text
 from ffmem.models.load import find_device
 from ffmem.models.threads import threads
 from ffmem.progress import Progress
@@ -72,7 +73,6 @@ def train(
     refuse_foreign(out)
     for source in filter(None, (corpus, valid)):
         source.refuse_missing()
-    refuse_unwritable(out)
     asked = _asked(settings, corpus, valid, out, device)
     if is_finished(out):
         return _found(asked, out, say)
@@ -122,7 +122,7 @@ def _found(asked: Asked, out: Path, say: Progress) -> Trained:
     _refuse_other(asked, out, "a model that was trained")
     trained = read_record(Trained, out / TRAINING)
     say.say(
-        f"{out} is trained already: {trained.steps:,} steps, validation perplexity"
+        f"{out} is trained already: {counted(trained.steps, 'steps')}, validation perplexity"
         f" {trained.valid_perplexity:,.2f}. Nothing to do."
     )
     return trained

@@ -36,6 +36,8 @@ class Vocabulary(ABC):
     start: int
     """The token in front of every sentence."""
     unknown: int | None
+    controls: tuple[int, ...]
+    """Tokens that stand for no text."""
 
     @abstractmethod
     def ids(self, sentences: Iterable[str]) -> Int[ndarray, " token"]:
@@ -49,7 +51,7 @@ class Vocabulary(ABC):
 class Words(Vocabulary):
     """White-space tokens as they are; what is not among the most frequent is `<unk>`."""
 
-    start, unknown = 2, UNKNOWN
+    start, unknown, controls = 2, UNKNOWN, (0, 1, 2)
 
     def __init__(self, counts: Sequence[tuple[str, int]]) -> None:
         self.counts = list(counts)
@@ -85,7 +87,7 @@ class Words(Vocabulary):
 class Pieces(Vocabulary):
     """A byte-level BPE: it knows every text."""
 
-    start, unknown = 0, None
+    start, unknown, controls = 0, None, (0,)
 
     def __init__(self, core: "tokenizers.Tokenizer") -> None:
         self.core = core
