@@ -28,6 +28,7 @@ import explorer  # noqa: E402
 import growth  # noqa: E402
 import passes  # noqa: E402
 import patterns  # noqa: E402
+import section5  # noqa: E402
 import simulation  # noqa: E402
 import training  # noqa: E402
 import workers  # noqa: E402
@@ -142,72 +143,6 @@ def values_of_smollm2() -> dict[str, Any]:
     }
 
 
-def section5(rounds: int = 1, prefixes: int = 1500) -> dict[str, Any]:
-    """The pass of Section 5 beside peak GEMM, and beside one that projects y as well."""
-    from ffmem.experiments.catalogue import parts
-    from ffmem.experiments.cost import projection_flop, trunk_flop
-    from ffmem.experiments.drawn import draw
-    from ffmem.experiments.inference import Pass, groups
-    from ffmem.experiments.names import FROM_SAMPLE
-    from ffmem.experiments.value_tops import PlainTops
-
-    index = ffmem.open(os.environ.get("FFMEM_BENCH_INDEX") or "demo")
-    memories = ffmem.load(MODEL)
-    sentences = ffmem.Corpus("wikitext-2:valid").sentences(memories.tokenizer)
-    drawn = draw(sentences, "sentences", prefixes, 0, 1, None)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    frequencies = np.ones(memories.vocabulary, np.int64)
-
-    def run(two_projections: bool) -> float:
-        measured = Pass(
-            memories,
-            parts(FROM_SAMPLE),  # what the report asks for
-            lambda layer: PlainTops.read(index, layer),
-            frequencies,
-        )
-        if measured.projector is not None:
-            measured.projector.adds_up &= two_projections
-        start = index.manifest.start.id
-        aside = 0.0
-
-        def read() -> None:
-            nonlocal aside
-            for group in groups(drawn, start, memories):
-                measured.read(group)
-                begin = time.perf_counter()
-                gemms.append(passes.peak_gemm(rounds=5, best=False))
-                aside += time.perf_counter() - begin
-
-        return _timed(read) - aside
-
-    # A machine that is shared is slower over minutes than at its best moment: the same product
-    # between the parts of the pass tells what it gave meanwhile.
-    gemms: list[float] = []
-    seconds, peak = {True: np.inf, False: np.inf}, 0.0
-    for _ in range(rounds):
-        for variant in seconds:
-            seconds[variant] = min(seconds[variant], run(variant))
-            peak = max(peak, passes.peak_gemm())
-    tokens = sum(example.lengths[-1] + 1 for example in drawn.examples)
-    flop = tokens * trunk_flop(memories) + len(drawn.lengths) * projection_flop(memories)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {
-        "prefixes": len(drawn.lengths),
-        "tokens": tokens,
-        "rounds": rounds,
-        "threads": torch.get_num_threads(),
-        "seconds": seconds[True],
-        "prefixes_per_second": len(drawn.lengths) / seconds[True],
-        "gflops": flop / seconds[True] / 1e9,
-        "peak_gemm_gflops": peak,
-        "share_of_peak": flop / seconds[True] / 1e9 / peak,
-        "gemm_meanwhile_gflops": float(np.mean(gemms)),
-        "share_of_gemm_meanwhile": flop / seconds[True] / 1e9 / float(np.mean(gemms)),
-        "over_three_projections": seconds[False] / seconds[True],
-        "mib_over_the_model": (after - before) // 1024,
-    }
-
-
 def look_ups(folder: str | None = None) -> dict[str, Any]:
     """`show` of a cold index as a process; show and search within a process."""
     where = folder or os.environ.get("FFMEM_BENCH_INDEX") or "demo"
@@ -302,7 +237,7 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "bfloat16": passes_bfloat16,
     "memory": memory_of_a_pass,
     "values": values_of_smollm2,
-    "section5": section5,
+    "section5": section5.section5,
     "effect": effect.effect_of_smollm2,
     "lookups": look_ups,
     "patterns": patterns.patterns,

@@ -63,6 +63,13 @@ def rows() -> list[tuple[str, str, str]]:
             f" 70 %; {section5['share_of_gemm_meanwhile']:.0%} of the same GEMM meanwhile",
         ),
         (
+            "… over its bare forward passes and vocabulary products, nothing read",
+            f"{section5['over_bare']:.2f}×",
+            f"these alone reach {section5['bare_share_of_peak']:.0%} of peak GEMM: the trunk"
+            f" {section5['bare_trunk_share_of_peak']:.0%}, the products"
+            f" {section5['bare_projections_share_of_peak']:.0%}",
+        ),
+        (
             "… over a pass that projects y as well",
             f"{section5['over_three_projections']:.2f}×",
             f"{section5['mib_over_the_model']:,} MiB over the model",

@@ -65,6 +65,13 @@ def storage_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
+def remove_temporaries(folder: Path, *names: str) -> None:
+    """Remove what `committing` left half-written in a killed process: here, and in subfolders."""
+    for place in (folder, *(folder / name for name in names)):
+        for path in place.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
 def locked(path: Path, busy: str) -> Iterator[None]:
     """Hold a lock file, whose folder is made if it is not there; raise `busy` if another does."""

@@ -18,6 +18,8 @@ from tests.conftest import OURS
 from tests.indexing.folders import write_corpus
 from tests.tiny import tiny, tiny_tokenizer
 
+FAMILIES = ("gpt2", "opt", "gemma3_text", "bloom", *OURS.values())
+
 
 def models(name, **edits):
     before = ffmem.load(tiny(name), tiny_tokenizer())
@@ -47,8 +49,10 @@ def plain(before, after, sentences, start):
     return len(rows), means, lost, gained, losses
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma3_text", "bloom", *OURS.values()])
-@pytest.mark.parametrize("start", [None, 0])
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("llama", None), *((name, 0) for name in FAMILIES)],
+)
 def test_figures_are_those_of_the_definition(name, start, tmp_path):
     before, after = models(name, off=["L0N3"], scale={"L1N2": 4.0})
     text = text_of(before, write_corpus(tmp_path / "c.txt", 25))
@@ -90,7 +94,7 @@ def test_long_sentences_are_cut_at_the_context_and_counted(tmp_path):
     assert text.cut == 1
     found = measure(before, after, text, 0, QUIET)
     assert (found.cut, found.tokens) == (1, 62 + 2)
-    assert "1 sentences were cut" in found.to_markdown()
+    assert "1 sentence cut at the context" in found.to_markdown()
     assert all(len(one.text) <= 101 for one in found.most_changed)
 
 

@@ -90,7 +90,8 @@ def readings(study, layer):
 
 
 def rank(logits, token):
-    return sum(other > logits[token] for other in logits.tolist())
+    own = logits[token].item()
+    return sum(other > own for other in logits.tolist())
 
 
 def test_predictions_are_those_of_prefixes_run_alone(study, plain):
@@ -254,7 +255,8 @@ def test_votes_are_counted_as_defined(study, plain):
                     carried = (weights[agree].sum() / weights.sum()).item()
                     assert votes.carried[place] == pytest.approx(carried, abs=1e-5)
                     as_frequent = [t for t in range(len(bins)) if bins[t] == bins[token]]
-                    missed = [t for t in as_frequent if t not in {voted for _, voted in cast}]
+                    given = {voted for _, voted in cast}
+                    missed = [t for t in as_frequent if t not in given]
                     chance = len(missed) / len(as_frequent)
                     assert votes.chance[place] == pytest.approx(chance)
 

@@ -26,7 +26,7 @@ from tests.tiny import TINY
 MEASURABLE = [name for name in NAMES if name not in FROM_VALUES]
 
 
-@pytest.fixture(scope="module", params=["ffmem_adaptive", *KINDS, LAMBDA])
+@pytest.fixture(scope="module", params=[*KINDS[1:], LAMBDA])
 def reported(request, tmp_path_factory):
     """A whole report: the name of the model, its index, and the report's folder."""
     folder = tmp_path_factory.mktemp("kind")

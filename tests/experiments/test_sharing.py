@@ -109,9 +109,13 @@ def counting(monkeypatch, stop=None):
     return done
 
 
-def test_two_workers_of_whom_one_is_killed_find_the_same_bytes_and_leave_nothing(
+def test_two_workers_of_whom_one_is_killed_go_on_to_the_same_bytes_and_leave_nothing(
     measured, plain, tmp_path, monkeypatch
 ):
+    with monkeypatch.context() as patched:  # begun without workers, and stopped
+        counting(patched, 2)
+        with pytest.raises(KeyboardInterrupt):
+            measured(tmp_path / "out")
     fault = planting("group 1 of Section 5", "kill", tmp_path / "marks")
     monkeypatch.setattr(workplace, "Recruit", fault)
     assert measured(tmp_path / "out", Hiring(2)) == plain
@@ -160,14 +164,6 @@ def test_who_is_stopped_is_told_that_it_goes_on(index, loaded, tmp_path, capsys,
     with Study(index=index, memories=loaded, labour=labour, progress=Progress()) as again:
         assert len(again.values) == 2
     assert "Going on: 24 of 48 values are measured already." in capsys.readouterr().err
-
-
-def test_what_others_measured_is_taken_and_others_go_on(measured, plain, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        counting(patched, PIECES - 1)
-        with pytest.raises(KeyboardInterrupt):
-            measured(tmp_path)
-    assert measured(tmp_path, Hiring(2)) == plain
 
 
 @pytest.mark.parametrize("other", [{"sample": 700}, {"draw": "tokens", "sample": 600, "seed": 1}])

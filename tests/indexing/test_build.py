@@ -65,6 +65,19 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_bytes(tmp_path, monk
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    indexed(whole, corpus)
+    killed(monkeypatch, 1, folder, corpus)
+    for name in ("manifest.json", "stats/layer-000.parquet", "values/layer-001.parquet"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.with_name(f".{path.name}.0123456789abcdef.tmp").write_bytes(b"PAR1")
+    indexed(folder, corpus)
+    assert content(folder) == content(whole)
+
+
 def test_killed_ten_times_at_random_moments_the_bytes_are_the_same(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt", n=1500)
     model, folder = memories("qwen2"), tmp_path / "killed"

@@ -31,7 +31,10 @@ def flip(path):
 
 def test_a_whole_one_goes_on(stopped):
     folder, corpus = stopped
+    half = folder / ".README.md.0123456789abcdef.tmp"
+    half.touch()
     assert run(folder, corpus).steps == 12
+    assert not half.exists()
     assert ffmem.load(folder).n_layers == 2
 
 

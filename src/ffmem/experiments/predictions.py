@@ -103,17 +103,17 @@ class Projector:
         self.constants = self.head.band_constants() if self.adds_up else []
         self.constant = any(bool(band.any()) for band in self.constants)
         self.rows = max(1, budget // (4 * memories.vocabulary * EVEN)) * EVEN
-        self.rooms: tuple[Tensor | None, Tensor | None] = (None, None)
+        self.room: Tensor | None = None
         if self.adds_up and not self.head.adaptive:
-            size, device = self.rows * memories.vocabulary, self.head.embedding.device
-            self.rooms = (torch.empty(size, device=device), torch.empty(size, device=device))
+            size, device = 2 * self.rows * memories.vocabulary, self.head.embedding.device
+            self.room = torch.empty(size, device=device)
 
     @torch.inference_mode()
     def final(self, last: LayerTrace) -> Int64[ndarray, " row"]:
         """Return the model's own predictions."""
         found = []
         for some in self._parts(len(last.layer_output)):
-            bands = self.head.bands(last.layer_output[some], self.rooms[0])
+            bands = self.head.bands(last.layer_output[some], self.room)
             found.append(tops(self.head.read_bands(bands)).tokens)
         return np.concatenate(found)[: len(last.layer_output)]
 
@@ -140,28 +140,28 @@ class Projector:
         output: Float[Tensor, "row hidden"],
         final: Int64[ndarray, " row"],
     ) -> list[ndarray]:
-        bands = self.head.bands(residual, self.rooms[0])
-        logits = self._logits(bands)
-        found = {}
+        # Both at once: the wider product is the faster one, and reads the embedding once.
+        n, found = len(residual), {}
+        both = self.head.bands(torch.cat([residual, output]), self.room)
+        below, above = [band[:n] for band in both], [band[n:] for band in both]
+        logits = self._logits(below)
         top_r = tops(logits)
         totals = log_totals(logits, top_r.logits)
         found["residual_top_probability"] = probabilities(logits, totals, top_r.tokens)
         found["residual_final_probability"] = probabilities(logits, totals, final)
         if self.details:
             found["residual_final_rank"] = ranks(logits, final)
-        below, sigma_r = bands, self._sigma(residual)
 
-        bands = self.head.bands(output, self.rooms[1])
-        sigma_o = self._sigma(output)
-        scale = largest(bands) * sigma_o if self.adds_up else sigma_o
-        logits = self._logits(bands)
+        sigma_r, sigma_o = self._sigma(residual), self._sigma(output)
+        scale = largest(above) * sigma_o if self.adds_up else sigma_o
+        logits = self._logits(above)
         top_o = tops(logits)
         if self.details:
             totals = log_totals(logits, top_o.logits)
             found["output_top_probability"] = probabilities(logits, totals, top_o.tokens)
         del logits
 
-        logits, top_y = self._ff_logits(ff_output, (below, sigma_r), (bands, sigma_o), scale)
+        logits, top_y = self._ff_logits(ff_output, (below, sigma_r), (above, sigma_o), scale)
         found["ff_residual_rank"] = ranks(logits, top_r.tokens)
         if self.details:
             totals = log_totals(logits, top_y.logits)

@@ -23,7 +23,7 @@ from ffmem.cluster.leader import Leader
 from ffmem.cluster.shared import SharedFolder
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError
-from ffmem.files import committing, locked, write_text
+from ffmem.files import committing, locked, remove_temporaries, write_text
 from ffmem.indexing.contents import write_contents
 from ffmem.indexing.hashes import hashes
 from ffmem.indexing.manifest import FORMAT, CorpusRecord, Manifest, SourceRecord
@@ -133,6 +133,7 @@ class Build:
                     committing(self.folder / layer_file("values", layer)) as temporary,
                 ):
                     temporary.write_bytes(file.read())
+            remove_temporaries(self.folder, "triggers", "stats", "samples", "values")
             self._manifest(reading.skipped).write(self.folder)
             if is_far:
                 shared.clear()

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ffmem.errors import StorageFull
-from ffmem.files import storage_errors, sync, write_text
+from ffmem.files import remove_temporaries, storage_errors, sync, write_text
 from ffmem.models.load import quiet
 from ffmem.networks.model import AdaptiveLM
 from ffmem.training.card import card
@@ -35,6 +35,7 @@ def finish(
     _save(model, out)
     draw(curve.rows, out, trained)
     write_text(out / "README.md", card(trained))
+    remove_temporaries(out)
     trained.write(out)
     return trained
 
