@@ -24,7 +24,7 @@ from ffmem.indexing.statistics import Statistics
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.indexing.tree import Node, Tree
 from ffmem.indexing.triggers import Triggers
-from tests.conftest import text_model
+from tests.conftest import OURS, text_model
 from tests.tiny import tiny
 
 PUBLIC = {
@@ -56,6 +56,13 @@ def test_a_folder_has_the_shape_of_its_model(name, tmp_path):
     assert shape.memories == 24
     assert shape.gated == (name in {"llama", "gemma2", "phi3"})
     assert 0 < shape.embedding_parameters < shape.parameters
+
+
+@pytest.mark.parametrize("name", OURS.values())
+def test_values_are_planned_for_where_there_are_any(name, tmp_path):
+    tiny(name).config.save_pretrained(tmp_path)
+    shape = shape_of(str(tmp_path))
+    assert shape.has_values == (name != OURS["lambda"]) == (index_bytes(shape, 5)["values"] > 0)
 
 
 def test_a_shape_that_nobody_knows_is_named_beside_the_known_ones(tmp_path):

@@ -8,7 +8,7 @@ written to a folder beside the one asked for, read back and compared, then renam
 """
 
 import copy
-import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +79,7 @@ def _new(folder: Path) -> Iterator[Path]:
     refuse_taken(folder)
     place = folder.absolute()
     # Not by mkdtemp, whose folders nobody else may read.
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
     with storage_errors(folder):
         try:
             temporary.mkdir()

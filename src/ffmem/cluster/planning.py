@@ -127,7 +127,7 @@ def index_bytes(shape: Shape, t: int) -> dict[str, int]:
     memories = shape.all_memories
     return {
         "triggers": memories * (4 + shape.lists * t * SLOT),
-        "values": memories * (4 + 2 * min(ENDS, shape.vocabulary) * 12),
+        "values": shape.has_values * memories * (4 + 2 * min(ENDS, shape.vocabulary) * 12),
         "samples": memories * (4 + 4 * SAMPLE),
         "stats": memories * (4 + 8 + 8 + 8 + 4 + 4),
     }
@@ -265,7 +265,7 @@ def _seconds(
     moved = traffic["segments_of_leases"] + traffic["merges_read"] + traffic["merges_written"]
     one_merge = FAN_IN * segment["full"] * (1 / MERGED + 1.25 / asked.bandwidth)
     # A value goes through the output embedding as fast as a token through the blocks.
-    values = 2 * shape.all_memories * shape.hidden * shape.vocabulary
+    values = 2 * shape.has_values * shape.all_memories * shape.hidden * shape.vocabulary
     return {
         "preparing": asked.tokens / PREPARED,
         "loading": shape.parameters * DTYPES[asked.dtype] / asked.bandwidth,

@@ -32,6 +32,8 @@ class Shape:
     gated: bool
     tied: bool
     """Whether input and output embedding are one."""
+    has_values: bool = True
+    """Whether memories have static values; those of a lambda layer have none."""
     positions: int = 0
     """Learned ones."""
     exact_parameters: int | None = None
@@ -180,6 +182,7 @@ def _of_config(folder: Path, name: str) -> Shape:
         head_size=int(getattr(text, "head_dim", None) or hidden // heads),
         vocabulary=int(text.vocab_size),
         gated=row.up is not None,
+        has_values=not row.input_values,
         tied=bool(inputs & outputs),
         exact_parameters=sum(p.numel() for p in model.parameters()),
         exact_embeddings=sum(p.numel() for p in model.parameters() if id(p) in names),

@@ -12,8 +12,8 @@ What an index does not know is left out or empty, and `README.md` in OUT says wh
 import gzip
 import io
 import json
-import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -382,7 +382,7 @@ def _committing(out: Path) -> Iterator[Path]:
         raise FfmemError(
             f"There is no folder {out.absolute().parent}: make it first, or name another place."
         )
-    temporary = out.absolute().with_name(f".{out.absolute().name}.{os.getpid()}.tmp")
+    temporary = out.absolute().with_name(f".{out.absolute().name}.{secrets.token_hex(8)}.tmp")
     try:
         with storage_errors(out):
             temporary.mkdir()
