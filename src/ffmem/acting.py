@@ -4,7 +4,6 @@ Each takes the arguments of its command; heavy libraries are imported when one i
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +188,7 @@ def edit(
     mean: Sequence[object] = (),
     patch: str | Path | None = None,
     undo: str | Path | None = None,
-    corpus: "Corpus | str | None" = "wikitext-2:valid",
+    corpus: "Corpus | str | Path | None" = "wikitext-2:valid",
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
     device: str = "auto",
@@ -205,14 +204,14 @@ def edit(
     from ffmem.corpus.corpus import Corpus
     from ffmem.errors import CorpusError
 
-    if isinstance(corpus, str):
+    if isinstance(corpus, str | Path):
         for name in reading:
             if name not in ("unit", "column", "detokenize", "limit"):
                 raise TypeError(
                     f"edit() has no option {name!r}. How the corpus is read: unit, column,"
                     " detokenize, limit; corpus=None measures no side effects."
                 )
-        corpus = Corpus(corpus, **({"limit": 200} | reading))
+        corpus = Corpus(str(corpus), **({"limit": 200} | reading))
     elif corpus is not None and reading:
         raise CorpusError(f"A Corpus says itself how it is read: {', '.join(reading)} came too.")
     asked = {"off": off, "set": set, "scale": scale, "mean": mean}
@@ -240,16 +239,14 @@ def compare(
     Without `models`, nothing is said about the directions of values, and none is loaded.
     """
     from ffmem.comparing.matching import refuse_unlike
-    from ffmem.measuring import refuse_bad_place
+    from ffmem.measuring import place
 
     one = first if isinstance(first, Index) else Index(first)
     other = second if isinstance(second, Index) else Index(second)
     refuse_unlike(one, other)  # told before anything heavy is loaded
-    new = not Path(out).exists()
-    refuse_bad_place(Path(out))
     from ffmem.comparing.compare import compare as compare_indexes
 
-    try:
+    with place(Path(out)):
         return compare_indexes(
             one,
             other,
@@ -261,11 +258,6 @@ def compare(
             device=device,
             progress=progress,
         )
-    except BaseException:
-        if new:  # nothing is left behind; a folder with something in it stays
-            with suppress(OSError):
-                Path(out).rmdir()
-        raise
 
 
 def serve(folders: Sequence[str | Path], **options: Any) -> None:

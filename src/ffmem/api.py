@@ -44,7 +44,7 @@ def load(
 
 def index(
     model: "Memories | str | Path",
-    corpus: "Corpus | str",
+    corpus: "Corpus | str | Path",
     out: str | Path,
     *,
     dtype: str = "float32",
@@ -68,7 +68,7 @@ def index(
 
     folder = Path(out)
     asked = Options(**options)
-    source = Corpus(corpus) if isinstance(corpus, str) else corpus
+    source = Corpus(str(corpus)) if isinstance(corpus, str | Path) else corpus
     say = progress or Progress(quiet=True)
     named = str(model) if isinstance(model, str | Path) else model.source
     if (folder / "manifest.json").exists():
@@ -123,7 +123,7 @@ def open(folder: str | Path) -> Index:
 
 def extend(
     folder: str | Path,
-    corpus: "Corpus | str",
+    corpus: "Corpus | str | Path",
     *,
     model: "Memories | str | Path | None" = None,
     device: str = "auto",
@@ -143,7 +143,7 @@ def extend(
 
     before = Index(folder)
     labour = _labour(workers, ray, gpus_per_worker, shared, device, bad_sentences)
-    source = Corpus(corpus) if isinstance(corpus, str) else corpus
+    source = Corpus(str(corpus)) if isinstance(corpus, str | Path) else corpus
     memories = before.manifest.model.source if model is None else model
     if isinstance(memories, str | Path):
         memories = load(memories, dtype=before.manifest.dtype, device=device)

@@ -50,6 +50,20 @@ def refuse_unwritable(folder: Path) -> None:
 
 
 @contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Make a folder to write to, if it is not there; when nothing comes of it, remove it again."""
+    new = not folder.exists()
+    refuse_unwritable(folder)
+    try:
+        yield
+    except BaseException:
+        if new:
+            with suppress(OSError):  # what is in it stays
+                folder.rmdir()
+        raise
+
+
+@contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
     """Turn a full disk, or a place that cannot be written to, into an error that says so."""
     try:

@@ -3,8 +3,8 @@
 Each takes the arguments of its command; heavy libraries are imported when one is called.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,10 @@ def experiment(
     from ffmem.reporting.drawing import draw
 
     results = []
-    refuse_bad_place(Path(out))
-    with closing(_measured(names, folder, Path(out), corpus, progress, options)) as measured:
+    with (
+        place(Path(out)),
+        closing(_measured(names, folder, Path(out), corpus, progress, options)) as measured,
+    ):
         for result in measured:
             result.write(Path(out))
             draw(result, Path(out))
@@ -71,22 +73,26 @@ def report(
         if progress is not None:
             progress.say(f"Left out ({NO_STATIC_VALUES}): {', '.join(FROM_VALUES)}.")
     results = []
-    refuse_bad_place(Path(out))
-    with closing(_measured(names, index, Path(out), corpus, progress, options)) as measured:
+    with (
+        place(Path(out)),
+        closing(_measured(names, index, Path(out), corpus, progress, options)) as measured,
+    ):
         for result in measured:
             result.write(Path(out))  # what was measured is kept, whatever comes
             results.append(result)
     return write_report(Path(out), results, index)
 
 
-def refuse_bad_place(out: Path) -> None:
+@contextmanager
+def place(out: Path) -> Iterator[None]:
     """Refuse a folder that results cannot or should not be written to, before any work."""
     from ffmem.errors import StoreError
-    from ffmem.files import refuse_unwritable
+    from ffmem.files import made
 
     if (out / "manifest.json").exists():
         raise StoreError(f"{out} is an index. Choose a folder of its own for what is measured.")
-    refuse_unwritable(out)
+    with made(out):
+        yield
 
 
 def _measured(

@@ -269,6 +269,9 @@ def test_a_place_that_cannot_take_results_is_told_before_the_model_is_loaded(mad
             ffmem.experiment("agreement", made[0], out, model="nowhere")
     with pytest.raises(StoreError, match=r"is an index\. Choose a folder of its own"):
         ffmem.experiment("agreement", made[0], made[0].folder, model="nowhere")
+    with pytest.raises(FfmemError):
+        ffmem.experiment("agreement", made[0], tmp_path / "new", model="nowhere")
+    assert not (tmp_path / "new").exists()  # nothing came of it
 
 
 def test_ids_of_another_vocabulary_are_told(made, tmp_path):

@@ -239,7 +239,11 @@ def test_the_vocabulary_is_as_large_as_its_bands_together():
     [
         ({"memory": "swish"}, r"memory 'swish'\. Known kinds: relu, gelu, swiglu, softmax, per"),
         ({"hidden_act": "linear"}, r"lacks memory, .*'linear' does not .* as one of relu, gelu"),
-        ({"memory": "relu", "hidden_act": "gelu"}, r"hidden_act = 'gelu', where .* has 'relu'\."),
+        ({"hidden_act": "softmax"}, r"lacks memory, .*'softmax' does not"),
+        (
+            {"memory": "relu", "hidden_act": "gelu"},
+            r"'gelu', where .* has 'relu'\. One of the two is",
+        ),
         ({"num_attention_heads": 3}, "3 attention heads do not divide the model's width of 8"),
         ({"band_widths": [8, 4]}, "widths of \\[8, 4\\], in a model of width 8"),
         ({"band_widths": [4, 4, 2]}, r"8\. Every band needs one width"),

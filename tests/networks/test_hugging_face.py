@@ -149,7 +149,26 @@ def test_the_state_behind_every_layer_is_given_if_asked_for(kind):
     assert model(TOKENS).hidden_states is None
 
 
-@pytest.mark.parametrize("what", ["position_ids", "inputs_embeds", "output_attentions"])
+def test_switches_of_the_config_and_of_a_call_are_heard(kind):
+    model = model_of(kind)
+    plain = model(TOKENS, return_dict=False)
+    assert isinstance(plain, tuple)
+    assert torch.equal(plain[0], model(TOKENS, output_attentions=False).logits)
+    for name, seen in (("output_hidden_states", True), ("return_dict", False)):
+        before = getattr(model.config, name)
+        setattr(model.config, name, seen)
+        try:
+            found = model(TOKENS)
+            length = len(model(TOKENS, labels=TOKENS))
+        finally:
+            setattr(model.config, name, before)
+        assert isinstance(found, tuple) == (name == "return_dict")
+        assert length == (3 if name == "output_hidden_states" else 2)
+    with pytest.raises(ModelError, match=r"output_attentions\), and this model keeps none"):
+        model(TOKENS, output_attentions=True)
+
+
+@pytest.mark.parametrize("what", ["position_ids", "inputs_embeds"])
 def test_what_the_model_does_not_take_is_refused_not_ignored(kind, what):
     with pytest.raises(TypeError, match=what):
         model_of(kind)(TOKENS, **{what: TOKENS})

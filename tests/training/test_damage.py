@@ -75,6 +75,15 @@ def test_a_run_that_has_not_ended_is_no_model_yet(stopped):
         ffmem.load(stopped[0])
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_finished_folder_that_has_lost_a_file_is_not_called_finished(stopped, name):
+    folder, corpus = stopped
+    run(folder, corpus)
+    (folder / name).unlink()
+    with pytest.raises(StoreError, match=rf"trained, but {name} is not there any more. Delete"):
+        run(folder, corpus)
+
+
 def test_a_run_that_is_refused_before_it_begins_leaves_nothing(tmp_path):
     corpus = write_corpus(tmp_path / "text.txt", 3)
     with pytest.raises(FfmemError, match="less than one batch"):

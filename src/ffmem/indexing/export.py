@@ -87,7 +87,7 @@ def _rows(memory: Memory) -> Iterator[dict[str, object]]:
     }
     if memory.seat is not None:
         name["place"] = str(memory.seat)
-    if memory.value.note is not None:
+    if not memory.kind.has_values:
         name["value_note"] = memory.value.note
     lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))
     if not any(triggers for _, triggers in lists):

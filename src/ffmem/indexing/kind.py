@@ -14,6 +14,11 @@ NO_VALUE = (
     " the input."
 )
 
+ZERO_VALUE = (
+    "This memory's value says the same of every token, as a value of zeros does: it promotes and"
+    " suppresses none."
+)
+
 NO_VALUES = (
     "These memories have no static values: a lambda layer multiplies their coefficients with"
     " vectors of the input."

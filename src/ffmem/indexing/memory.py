@@ -4,6 +4,10 @@ import html
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Bool, Float32
+from numpy import ndarray
+
 from ffmem.cells import Cell
 from ffmem.indexing.kind import Kind, Seat
 
@@ -47,7 +51,17 @@ class Value(NamedTuple):
     top: list[TokenShare]
     bottom: list[TokenShare]
     note: str | None = None
-    """Why there is no static value, and nothing at its ends; None where there is one."""
+    """Why nothing stands at its ends: no static value, or one of zeros; None where much does."""
+
+
+def is_flat(
+    top: Float32[ndarray, "*memory token"], bottom: Float32[ndarray, "*memory token"]
+) -> Bool[ndarray, "*memory"]:
+    """Return which values say nothing, by the logits at their ends: no token stands out at either.
+
+    So does a value of zeros; its ends would be the first tokens of the vocabulary.
+    """
+    return np.asarray((top[..., 0] == top[..., -1]) & (bottom[..., 0] == bottom[..., -1]))
 
 
 class Behaviour(NamedTuple):
@@ -166,6 +180,18 @@ def _lines(memory: Memory, n: int = 10) -> list[str]:
         [_line(trigger, _number(memory, trigger.coefficient)) for trigger in triggers[:n]]
         for triggers in (memory.triggers, memory.negative_triggers)
     )
+    if memory.gated and value.note is not None:
+        return [
+            *lines,
+            value.note,
+            "",
+            "m > 0",
+            *positive,
+            "",
+            "m < 0",
+            *negative,
+            *_more(memory, n),
+        ]
     if memory.gated:
         lines += ["", f"m > 0 promotes  {_listed(value.top[:n])}", *positive]
         lines += ["", f"m < 0 promotes  {_listed(value.bottom[:n])}", *negative]

@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from ffmem.errors import StorageFull, StoreError
 from ffmem.files import committing, sha256
+from ffmem.indexing.memory import is_flat
 from ffmem.indexing.sentences import VACANT, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
@@ -102,16 +103,17 @@ def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
     if not index.manifest.model.has_values:
         return
     for layer in range(index.n_layers):
-        columns = read_columns(
-            index.folder / layer_file("values", layer), ["top_ids", "bottom_ids"]
-        )
+        names = [f"{side}_{what}" for side in ("top", "bottom") for what in ("ids", "logits")]
+        columns = read_columns(index.folder / layer_file("values", layer), names)
+        flat = is_flat(columns["top_logits"], columns["bottom_logits"])
         for side, name in ((1, "top_ids"), (-1, "bottom_ids")):
             rows = columns[name]
             part = np.empty(rows.size, VALUE_POSTING)
             part["cell"], part["rank"] = _numbered(layer, rows)
             part["side"] = side
-            ids.append(rows.reshape(-1))
-            postings.append(part)
+            speaks = ~np.repeat(flat, rows.shape[1])
+            ids.append(rows.reshape(-1)[speaks])
+            postings.append(part[speaks])
     for id, entries in _grouped(np.concatenate(ids), np.concatenate(postings)):
         token = index.token(id)
         yield id, token, token.casefold(), entries.tobytes()

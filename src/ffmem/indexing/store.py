@@ -15,9 +15,9 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.counted import counted
-from ffmem.indexing.kind import NO_VALUE
+from ffmem.indexing.kind import NO_VALUE, ZERO_VALUE
 from ffmem.indexing.manifest import Manifest
-from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value
+from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value, is_flat
 from ffmem.indexing.sentences import VACANT, Sentences, StoredSentence, divided
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
 
@@ -169,6 +169,8 @@ class Index:
     def _value(self, row: dict[str, Any] | None) -> Value:
         if row is None:
             return Value(self.manifest.projection, [], [], NO_VALUE)
+        if is_flat(row["top_logits"], row["bottom_logits"]):
+            return Value(self.manifest.projection, [], [], ZERO_VALUE)
 
         def end(side: str) -> list[TokenShare]:
             columns = (

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.cells import Cell
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.models.memories import Memories
 
 SIDES = ("value", "key")
@@ -56,6 +56,8 @@ def neighbourhood(
     """Return the neighbours in as many layers as can be searched in a time, at least its own."""
     if by not in SIDES:
         raise FfmemError(f"Neighbours by {by!r} were asked for. Ask by {' or '.join(SIDES)}.")
+    if by == "value" and not memories.has_values:
+        raise NoStaticValues("Neighbours by value were asked for; by key there are some.")
     if n < 1:
         raise FfmemError(f"{n} neighbours were asked for. Give 1 or more.")
     cell.within(memories.n_layers, memories.n_memories)

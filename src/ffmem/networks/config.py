@@ -37,6 +37,16 @@ SETTINGS = {
 """What fairseq fixes for every model, in the words of transformers."""
 
 
+def _kind(activation: str | None) -> str:
+    """Return the kind of memory of a config that was saved before there was `memory`."""
+    if activation in (None, "relu", "gelu"):
+        return activation or "relu"
+    raise ModelError(
+        f"The config lacks memory, and hidden_act = {activation!r} does not tell which kind it is."
+        f" Give memory as one of {', '.join(KINDS)}."
+    )
+
+
 class AdaptiveConfig(PretrainedConfig):
     """The sizes of an adaptive model; the defaults are those of the paper's.
 
@@ -72,7 +82,7 @@ class AdaptiveConfig(PretrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.max_position_embeddings = max_position_embeddings
-        self.memory = memory or others.get("hidden_act") or KINDS[0]
+        self.memory = memory or _kind(others.get("hidden_act"))
         self.key_width = key_width
         self.distances = distances
         self.final_norm = final_norm
@@ -80,7 +90,7 @@ class AdaptiveConfig(PretrainedConfig):
         self.dropout = dropout
         self.layer_norm_eps = layer_norm_eps
         self.initializer_range = initializer_range
-        self.refuse_misfits(memory, others.get("hidden_act"))
+        self.refuse_misfits(others.get("hidden_act"))
         self.hidden_act = ACTIVATIONS[self.memory]
         groups = {"softmax": 1, "persistent": num_attention_heads}
         self.softmax_groups = groups.get(self.memory, 0)
@@ -89,13 +99,8 @@ class AdaptiveConfig(PretrainedConfig):
             others.pop(follows, None)  # in a saved config; it follows from what is above
         super().__init__(**(SETTINGS | others))
 
-    def refuse_misfits(self, given: str | None, activation: str | None) -> None:
+    def refuse_misfits(self, activation: str | None) -> None:
         """Raise unless the sizes fit each other, and the activation the kind of memory."""
-        if self.memory not in KINDS and given is None:
-            raise ModelError(
-                f"The config lacks memory, and hidden_act = {activation!r} does not tell which kind"
-                f" it is. Give memory as one of {', '.join(KINDS)}."
-            )
         if self.memory not in KINDS:
             raise ModelError(
                 f"Unknown kind of memory {self.memory!r}. Known kinds: {', '.join(KINDS)}."
@@ -103,7 +108,8 @@ class AdaptiveConfig(PretrainedConfig):
         if activation not in (None, ACTIVATIONS[self.memory]):
             raise ModelError(
                 f"The config says memory = {self.memory!r} and hidden_act = {activation!r}, where"
-                f" that kind of memory has {ACTIVATIONS[self.memory]!r}. Leave hidden_act out."
+                f" that kind of memory has {ACTIVATIONS[self.memory]!r}. One of the two is wrong:"
+                " correct it. training.json, where there is one, says what was trained."
             )
         if self.hidden_size % self.num_attention_heads:
             raise ModelError(

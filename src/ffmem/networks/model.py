@@ -23,7 +23,9 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
+from ffmem.errors import ModelError
 from ffmem.networks.bands import AdaptiveInput, AdaptiveSoftmax
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.layer import layer_of
@@ -87,6 +89,7 @@ class AdaptiveModel(AdaptivePreTrained):
         )
         self.post_init()  # type: ignore[no-untyped-call]
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Int[Tensor, "batch position"],
@@ -94,9 +97,16 @@ class AdaptiveModel(AdaptivePreTrained):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
         """Return the vectors that the adaptive softmax reads; if told, those of every layer too."""
+        if output_attentions or self.config.output_attentions:
+            raise ModelError(
+                "Attention weights were asked for (output_attentions), and this model keeps none."
+                " `ffmem trace` shows the coefficients of its memories; leave that out."
+            )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         if attention_mask is not None and bool(attention_mask.bool().all()):
@@ -129,6 +139,7 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
         self.lm_head = AdaptiveSoftmax(config, self.model.embed_tokens.bands)
         self.post_init()  # type: ignore[no-untyped-call]
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Int[Tensor, "batch position"],
@@ -138,7 +149,7 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
         logits_to_keep: int = 0,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> CausalLMOutputWithPast:
         """Return the log-probabilities of the next word, of the last positions only if told.
 
@@ -146,7 +157,13 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
         those below zero do not count.
         """
         trunk = self.model(
-            input_ids, attention_mask, past_key_values, use_cache, output_hidden_states
+            input_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            output_hidden_states,
+            output_attentions,
+            return_dict=True,
         )
         hidden = trunk.last_hidden_state
         loss = None
@@ -163,7 +180,7 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
         self, input_ids: Int[Tensor, "batch position"], targets: Int[Tensor, "batch position"]
     ) -> Float[Tensor, ""]:
         """Return the mean of −log p of the targets that are not negative."""
-        hidden = self.model(input_ids, use_cache=False).last_hidden_state
+        hidden = self.model(input_ids, use_cache=False, return_dict=True).last_hidden_state
         mean: Tensor = self.lm_head.loss(hidden.flatten(0, 1), targets.flatten())
         return mean
 

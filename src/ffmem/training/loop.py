@@ -29,8 +29,8 @@ class Diverged(FfmemError):
     def __init__(self, step: int, found: str, kept: int) -> None:
         start = f"The checkpoint after step {kept:,} is kept" if kept else "There is no checkpoint"
         super().__init__(
-            f"Training was stopped: in step {step:,}, {found}. {start}. Train again into another"
-            " folder with a lower --learning-rate or a longer --warmup."
+            f"Training was stopped: in step {step:,}, {found}. {start}. Delete the folder or"
+            " take another one, and train again with a lower --learning-rate or a longer --warmup."
         )
 
 

@@ -58,7 +58,7 @@ class Asked(Record):
             if mine[digest] is not None and mine[digest] == theirs[digest]:
                 ignored.add(source)  # the same files, by another path
         return [
-            f"{_shown(name)}: {theirs.get(name)} → {mine.get(name)}"
+            f"{_shown(name)}: {_short(theirs.get(name))} → {_short(mine.get(name))}"
             for name in {**mine, **theirs}
             if name not in ignored and mine.get(name) != theirs.get(name)
         ]
@@ -72,6 +72,11 @@ def _flat(content: dict[str, object], place: str = "") -> dict[str, object]:
             _flat(value, f"{place}{name}.") if isinstance(value, dict) else {place + name: value}
         )
     return found
+
+
+def _short(value: object) -> object:
+    """Return a value as it is told; of a digest its beginning."""
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else value
 
 
 def _shown(name: str) -> str:

@@ -13,14 +13,15 @@ def told(settings: Settings, prepared: Prepared) -> list[str]:
 
 def summary(trained: Trained) -> str:
     """Return what came of a run, in two sentences."""
-    share = trained.prepared.valid.unknown_share
+    words = trained.asked.settings.tokenizer == "words"
+    unknown = f", {trained.prepared.valid.unknown_share:.2%} of its tokens <unk>" if words else ""
     stopped = ", when validation stopped improving" if trained.stopped_early else ""
     return (
         f"Trained {trained.prepared.parameters:,} parameters with {trained.asked.settings.memory}"
         f" memories for {counted(trained.steps, 'steps')} ({trained.epochs:.2f} epochs,"
         f" {trained.tokens:,} tokens){stopped}, at {trained.tokens_per_second:,.0f} tokens/s."
-        f" Validation perplexity {trained.valid_perplexity:,.2f} after step {trained.best_step:,},"
-        f" {share:.2%} of its tokens <unk>."
+        f" Validation perplexity {trained.valid_perplexity:,.2f} after step {trained.best_step:,}"
+        f"{unknown}."
     )
 
 

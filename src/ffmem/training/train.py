@@ -120,6 +120,12 @@ def _refuse_other(asked: Asked, out: Path, what: str) -> None:
 def _found(asked: Asked, out: Path, say: Progress) -> Trained:
     """Return what came of a finished run; with other settings, refuse."""
     _refuse_other(asked, out, "a model that was trained")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        if not (out / name).is_file():
+            raise StoreError(
+                f"{out} holds a model that was trained, but {name} is not there any more. Delete"
+                " the folder and train again."
+            )
     trained = read_record(Trained, out / TRAINING)
     say.say(
         f"{out} is trained already: {counted(trained.steps, 'steps')}, validation perplexity"
