@@ -19,8 +19,8 @@ test: $(READY) browser database
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
 # The explorer is tested in a real browser: Debian's, if there is none yet and it can be installed.
@@ -41,7 +41,7 @@ pictures: $(READY) browser
 	PYTHONPATH=. $(BIN)/python docs/pictures.py demo
 
 bench: $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 
 clean:

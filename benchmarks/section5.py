@@ -93,16 +93,15 @@ def _pass(index: Any, memories: Any, *, two_projections: bool) -> Callable[[Sequ
 
 
 def _projections(memories: Any) -> Callable[[Sequence[Any]], None]:
-    """Two products per layer and one for the prediction, as wide as the pass makes them."""
-    from ffmem.experiments.predictions import Projector
+    """Two products per layer and one for the prediction, as the pass makes them."""
+    from ffmem.experiments.projector import Projector
 
-    projector, weight = Projector(memories), memories.head.embedding.detach()
-    room = torch.empty(2 * projector.rows * len(weight))
+    projector, width = Projector(memories), memories.head.embedding.shape[1]
 
     def run(group: Sequence[Any]) -> None:
         rows = [len(some) for some in projector._parts(sum(len(some.examples) for some in group))]
         for n in [*(2 * n for _ in range(memories.n_layers) for n in rows), *rows]:
-            vectors = torch.ones(n, weight.shape[1])
-            torch.mm(weight, vectors.T, out=room[: n * len(weight)].view(len(weight), n))
+            for _ in projector._products(torch.ones(n, width), None):
+                pass
 
     return run

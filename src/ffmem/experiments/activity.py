@@ -10,14 +10,13 @@ the last tells memories apart. It needs static values, and is left out where the
 """
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 from numpy import ndarray
-from torch import Tensor
 
 from ffmem.experiments.result import Row
 from ffmem.experiments.spread import spread
+from ffmem.experiments.work import Work
 from ffmem.models.memories import Memories
-from ffmem.models.trace import LayerTrace
 
 CARRIED = 0.9
 """The share of the layer's contributions that the `effect` set carries."""
@@ -33,19 +32,13 @@ class Activity:
             for name in ("positive", *gate, *effect)
         }
 
-    def read(
-        self,
-        examples: slice | ndarray,
-        layer: int,
-        trace: LayerTrace,
-        contributions: Float32[ndarray, "row memory"] | None,
-    ) -> None:
+    def read(self, examples: slice, layer: int, work: Work) -> None:
         """Count one layer's active memories on some examples; without values, not the effect."""
-        found = {"positive": _positive(trace.coefficients)}
-        if contributions is not None:
-            found["effect"] = carrying(contributions)
-        if trace.gate is not None:
-            found["gate"] = _positive(trace.gate)
+        found = {"positive": _positive(work.coefficients)}
+        if work.contributions is not None:
+            found["effect"] = carrying(work.contributions)
+        if work.gate is not None:
+            found["gate"] = _positive(work.gate)
         for name, share in found.items():
             self.shares[name][examples, layer] = share
 
@@ -59,25 +52,14 @@ class Activity:
         ]
 
 
-def contributions(
-    coefficients: Float[Tensor, "row memory"], lengths: Float32[ndarray, " memory"]
-) -> Float32[ndarray, "row memory"]:
-    """Return |m|·‖v‖ of every memory.
-
-    In output-normed blocks all of a row's are divided by one number, which no share notices.
-    """
-    return np.asarray(np.abs(coefficients.float().cpu().numpy()) * lengths)
-
-
 def carrying(contributions: Float32[ndarray, "row memory"]) -> Float32[ndarray, " row"]:
     """Return the share of memories in the smallest set that carries `CARRIED` of the sum."""
-    ordered = -np.sort(-contributions, axis=1)
-    sums = np.cumsum(ordered, axis=1, dtype=np.float64)
-    reached = sums < CARRIED * sums[:, -1:]
-    size = np.where(sums[:, -1] > 0, reached.sum(axis=1) + 1, 0)
-    return np.asarray(size / contributions.shape[1], np.float32)
+    sums = np.cumsum(np.sort(contributions, axis=1), axis=1, dtype=np.float64)
+    total = sums[:, -1:]
+    spared = total - sums >= CARRIED * total  # what carries least is not needed
+    size = contributions.shape[1] - spared.sum(axis=1)
+    return np.asarray(np.where(total[:, 0] > 0, size, 0) / contributions.shape[1], np.float32)
 
 
-def _positive(numbers: Float[Tensor, "row memory"]) -> Float32[ndarray, " row"]:
-    above = numbers.float().cpu().numpy() > 0
-    return np.asarray(above.mean(axis=1, dtype=np.float64), np.float32)
+def _positive(numbers: Float32[ndarray, "row memory"]) -> Float32[ndarray, " row"]:
+    return np.asarray(np.count_nonzero(numbers > 0, axis=1) / numbers.shape[1], np.float32)

@@ -15,13 +15,15 @@ from numpy import ndarray
 from torch import Tensor
 
 from ffmem.errors import FfmemError
-from ffmem.experiments.activity import Activity, contributions
+from ffmem.experiments.activity import Activity
 from ffmem.experiments.drawn import Drawn
-from ffmem.experiments.predictions import Predictions, Projector
+from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.projector import Projector
 from ffmem.experiments.softmax_memory import SoftmaxMemory
 from ffmem.experiments.value_tops import ValueTops
-from ffmem.experiments.votes import Votes, Work
-from ffmem.indexing.leases import Batch, batches
+from ffmem.experiments.votes import Votes
+from ffmem.experiments.work import Work
+from ffmem.indexing.leases import Batch, padded
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 
@@ -33,6 +35,9 @@ TOGETHER = 512
 
 FULL = 512
 """Tokens that fill a batch well enough."""
+
+COUNTED = 64
+"""Prefixes whose memories are counted at a time: as many as the cache holds."""
 
 T = TypeVar("T")
 
@@ -109,33 +114,23 @@ def places(
     """
     most = max(1, HELD // held_by(memories))
     first = np.cumsum([0, *(len(example.lengths) for example in drawn.examples)])
-    sequences = (
-        (number, example.sentence.ids[: example.lengths[-1]])
-        for number, example in enumerate(drawn.examples)
-    )
-    for batch in batches(sequences, start, batch_tokens):
-        for part in _parts(batch, drawn, most):
-            yield _places(part, drawn, first, -1 if start is None else 0)
-
-
-def _parts(batch: Batch, drawn: Drawn, most: int) -> Iterator[Batch]:
-    """Divide a batch so that no part has more than `most` prefixes, nor padding without need."""
-    begin, n = 0, 0
-    for row, number in enumerate(batch.offsets):
-        drawn_here = len(drawn.examples[number].lengths)
-        longer = row > begin and batch.lengths[row] > batch.lengths[row - 1]
-        full = longer and (row - begin) * batch.lengths[row - 1] >= FULL
-        if n and (full or n + drawn_here > most):
-            yield _slice(batch, begin, row)
-            begin, n = row, 0
-        n += drawn_here
-    yield _slice(batch, begin, len(batch.offsets))
-
-
-def _slice(batch: Batch, begin: int, end: int) -> Batch:
-    shorter = batch.lengths[-1] - batch.lengths[end - 1]
-    tokens = batch.tokens[begin:end, : batch.tokens.shape[1] - shorter]
-    return Batch(tokens, batch.lengths[begin:end], batch.offsets[begin:end])
+    extra = 0 if start is None else 1
+    ordered = sorted(range(len(first) - 1), key=lambda number: drawn.examples[number].lengths[-1])
+    some: list[tuple[int, list[int]]] = []
+    shorter = n_drawn = 0
+    for number in ordered:
+        example = drawn.examples[number]
+        length = example.lengths[-1] + extra
+        full = length > shorter and shorter * len(some) >= FULL
+        large = length * (len(some) + 1) > batch_tokens or n_drawn + len(example.lengths) > most
+        if some and (full or large):
+            yield _places(padded(some, start), drawn, first, extra - 1)
+            some, n_drawn = [], 0
+        some.append((number, example.sentence.ids[: example.lengths[-1]]))
+        n_drawn += len(example.lengths)
+        shorter = length
+    if some:
+        yield _places(padded(some, start), drawn, first, extra - 1)
 
 
 def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int) -> Places:
@@ -186,6 +181,8 @@ class Pass:
         self.projector = None
         if "predictions" in parts:
             self.projector = Projector(memories, details="details" in parts)
+        self.rooms: dict[tuple[int, str], Tensor] = {}
+        """Of a group's traces, used again for the next: fresh memory is slow."""
         self.tops = [tops(layer) for layer in range(n_layers)] if "votes" in parts else []
         self.lengths: list[Float32[ndarray, " memory"] | None] = [
             memories.readable_values(layer).float().norm(dim=1).cpu().numpy()
@@ -199,12 +196,36 @@ class Pass:
         """Return what some batches show together, prefix by prefix in their order."""
         n = sum(len(some.examples) for some in group)
         found = Inference.empty(self.memories, n, self.parts, self.frequencies)
-        traces = [self.memories.trace(some.tokens, some.at) for some in group]
-        by_layer = list(zip(*traces, strict=True))
-        final = self.projector.final(joined(by_layer[-1])) if self.projector else None
-        for layer, parts in enumerate(by_layer):  # joined one by one: no second copy of all
-            self._layer(found, layer, joined(parts), final)
+        traces = self._traces(group, n)
+        final = self.projector.final(traces[-1]) if self.projector else None
+        for layer, trace in enumerate(traces):
+            self._layer(found, layer, trace, final)
         return found
+
+    def _traces(self, group: Sequence[Places], n: int) -> list[LayerTrace]:
+        """Run the batches of a group, and return what each layer computed at the drawn places."""
+        kept: dict[int, dict[str, Tensor | None]] = {}
+        begin = 0
+
+        def keep(layer: int, trace: LayerTrace) -> None:
+            kept[layer] = {
+                name: None if part is None else self._hold(layer, name, n, begin, part)
+                for name, part in trace._asdict().items()
+            }
+
+        for some in group:
+            with self.memories.tracing(keep, some.tokens, some.at):
+                self.memories.forward(some.tokens)
+            begin += len(some.examples)
+        return [LayerTrace(**kept[layer]) for layer in range(self.memories.n_layers)]  # type: ignore[arg-type]
+
+    def _hold(self, layer: int, name: str, n: int, begin: int, part: Tensor) -> Tensor:
+        """Copy a batch's part to its place among all of the group, and return all."""
+        room = self.rooms.get((layer, name))
+        if room is None or len(room) < n:
+            room = self.rooms[layer, name] = part.new_empty(n, part.shape[1])
+        room[begin : begin + len(part)] = part
+        return room[:n]
 
     def _layer(
         self,
@@ -213,30 +234,27 @@ class Pass:
         trace: LayerTrace,
         final: Int64[ndarray, " row"] | None,
     ) -> None:
-        examples = slice(None)
-        work = _work(trace, self.lengths[layer])
-        if found.activity is not None:
-            found.activity.read(examples, layer, trace, work.contributions)
+        predicted = None
         if found.softmax is not None:
-            found.softmax.read(examples, layer, trace)
-        if found.predictions is None or self.projector is None or final is None:
-            return
-        predicted = self.projector.read(trace, final)
-        for table, column in zip(found.predictions, predicted, strict=True):
-            table[examples, layer] = column[:, 0]
-        if found.votes is not None:
-            targets = (predicted.ff_top[:, 0], predicted.output_top[:, 0])
-            found.votes.read(examples, layer, self.tops[layer], work, targets)
+            found.softmax.read(slice(None), layer, trace)
+        if found.predictions is not None and self.projector is not None and final is not None:
+            predicted = self.projector.read(trace, final)
+            for table, column in zip(found.predictions, predicted, strict=True):
+                table[:, layer] = column[:, 0]
+        for begin in range(0, len(trace.coefficients), COUNTED):
+            rows = slice(begin, begin + COUNTED)
+            work = _work(trace, rows, self.lengths[layer])
+            if found.activity is not None:
+                found.activity.read(rows, layer, work)
+            if found.votes is not None and predicted is not None:
+                targets = (predicted.ff_top[rows, 0], predicted.output_top[rows, 0])
+                found.votes.read(rows, layer, self.tops[layer], work, targets)
 
 
-def joined(parts: Sequence[LayerTrace]) -> LayerTrace:
-    """Return one layer's trace of several batches as one."""
-    columns = zip(*parts, strict=True)
-    return LayerTrace._make(None if column[0] is None else torch.cat(column) for column in columns)
-
-
-def _work(trace: LayerTrace, lengths: Float32[ndarray, " memory"] | None) -> Work:
-    gate = None if trace.gate is None else trace.gate.float().cpu().numpy()
-    coefficients = trace.coefficients.float().cpu().numpy()
-    carried = None if lengths is None else contributions(trace.coefficients, lengths)
-    return Work(coefficients, gate, carried)
+def _work(trace: LayerTrace, rows: slice, lengths: Float32[ndarray, " memory"] | None) -> Work:
+    """Return what memories do on some examples."""
+    coefficients = trace.coefficients[rows].float().cpu().numpy()
+    gate = None if trace.gate is None else trace.gate[rows].float().cpu().numpy()
+    # In output-normed blocks all of a row's are divided by one number, which no share notices.
+    contributions = None if lengths is None else np.abs(coefficients) * lengths
+    return Work(coefficients, gate, contributions)

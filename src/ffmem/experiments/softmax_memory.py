@@ -46,15 +46,18 @@ class SoftmaxMemory:
     def read(self, examples: slice | ndarray, layer: int, trace: LayerTrace) -> None:
         """Compare the two memories of one layer on some examples."""
         values = self.memories.values(layer).float()
-        feed_forward = trace.coefficients.float() @ values
+        feed_forward = trace.value_output.float() - self.memories.bias(layer).float()
         if trace.gate is None:
             keys, bias = self.memories.keys(layer), self.memories.key_bias(layer)
             scores = functional.linear(trace.ff_input.float(), keys.float(), bias.float())
         else:
             scores = trace.gate.float()
-        weights = scores.unflatten(1, (self.groups, -1)).softmax(dim=2)
+        scores = scores.unflatten(1, (self.groups, -1))
+        totals = scores.logsumexp(dim=2, keepdim=True)
+        logs = scores - totals
+        weights = logs.exp()
         neural = weights.flatten(1) @ values
-        entropy = torch.special.entr(weights).sum(dim=2)
+        entropy = -torch.linalg.vecdot(weights, logs)
         numbers = {
             "cosine": functional.cosine_similarity(feed_forward, neural),
             "entropy": entropy.mean(dim=1),

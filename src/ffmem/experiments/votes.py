@@ -11,13 +11,14 @@ agreement that a random token as frequent as the layer's would have: frequencies
 ⌊log₂(count + 1)⌋ of the index's corpus.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
 
 from ffmem.experiments.value_tops import ValueTops
+from ffmem.experiments.work import Work
 
 TARGETS, MEMORIES = ("y", "o"), ("all", "active")
 
@@ -37,49 +38,69 @@ class Votes:
 
     def read(
         self,
-        examples: slice | ndarray,
+        examples: slice,
         layer: int,
         tops: ValueTops,
-        work: "Work",
+        work: Work,
         targets: tuple[Int64[ndarray, " row"], Int64[ndarray, " row"]],
     ) -> None:
         """Count one layer's votes on some examples; `targets` are top(y) and top(o)."""
-        assert work.contributions is not None  # who has votes has values
-        total = work.contributions.sum(axis=1, dtype=np.float64)
-        for voters, (votes, voting) in enumerate(self._ballots(tops, work)):
-            distinct = self._distinct(votes, voting)
-            for target, tokens in enumerate(targets):
-                agree = (votes == tokens[:, None]) & voting
-                place = (examples, layer, target, voters)
-                self.agreeing[place] = agree.sum(axis=1)
-                weight = (work.contributions * agree).sum(axis=1, dtype=np.float64)
-                self.carried[place] = np.divide(weight, total, where=total > 0, out=weight * 0)
-                bins = self.bins[tokens]
-                hit = distinct[np.arange(len(tokens)), bins] / self.bin_sizes[bins]
-                self.chance[place] = 1 - hit
+        for votes, electorates in self._ballots(tops, work):
+            seats = self._seats(votes)
+            for voters, voting in electorates:
+                distinct = self._distinct(seats, voting)
+                for target, tokens in enumerate(targets):
+                    place = (examples, layer, target, voters)
+                    agree = votes == tokens[:, None]
+                    self._count(place, agree if voting is None else agree & voting, work)
+                    bins = self.bins[tokens]
+                    met = np.broadcast_to(distinct, (len(tokens), distinct.shape[1]))
+                    hit = met[np.arange(len(tokens)), bins] / self.bin_sizes[bins]
+                    self.chance[place] = 1 - hit
 
-    def _ballots(self, tops: ValueTops, work: "Work") -> list[tuple[ndarray, ndarray]]:
+    def _count(
+        self, place: tuple[Any, ...], agree: Bool[ndarray, "row memory"], work: Work
+    ) -> None:
+        """Tell how many memories agree, and which share of all contributions they carry."""
+        carried = work.contributions
+        assert carried is not None  # who has votes has values
+        n, total = len(carried), carried.sum(axis=1, dtype=np.float64)
+        # Few memories agree: their places cost less than sums over all of them.
+        cells = np.flatnonzero(agree)
+        example = cells // agree.shape[1]
+        weight = np.zeros(n)
+        np.add.at(weight, example, carried.reshape(-1)[cells])
+        self.agreeing[place] = np.bincount(example, minlength=n)
+        self.carried[place] = np.divide(weight, total, where=total > 0, out=np.zeros(n))
+
+    def _ballots(self, tops: ValueTops, work: Work) -> list["Ballot"]:
         """Return votes and who votes: for `all`, then for `active`."""
         m = work.coefficients
-        everybody = np.ones(m.shape, bool)
         if work.gate is not None:
-            votes = tops.at(m)
-            return [(votes, everybody), (votes, work.gate > 0)]
-        plain = np.broadcast_to(tops.plain, m.shape)
-        return [(plain, everybody), (tops.at(m), m > 0)]
+            return [(tops.at(m), [(0, None), (1, work.gate > 0)])]
+        return [(tops.plain[None], [(0, None)]), (tops.at(m), [(1, m > 0)])]
 
-    def _distinct(
-        self, votes: Int64[ndarray, "row memory"], voting: Bool[ndarray, "row memory"]
-    ) -> Float32[ndarray, "row bin"]:
-        """Return how many different tokens of each frequency are voted for."""
-        tokens = np.flatnonzero(np.bincount(votes.ravel(), minlength=len(self.bins)))
+    def _seats(self, votes: Int64[ndarray, "#row memory"]) -> "Seats":
+        """Number the tokens that get any vote."""
+        given = np.zeros(len(self.bins), bool)
+        given[votes] = True
+        tokens = np.flatnonzero(given)
         number = np.zeros(len(self.bins), np.int64)
         number[tokens] = np.arange(len(tokens))
-        seen = np.zeros((len(votes), len(tokens) + 1), np.float32)
-        places = np.where(voting, number[votes], len(tokens))
-        np.put_along_axis(seen, places, 1, axis=1)
         member = np.zeros((len(tokens), len(self.bin_sizes)), np.float32)
         member[np.arange(len(tokens)), self.bins[tokens]] = 1
+        return number[votes], member
+
+    def _distinct(
+        self, seats: "Seats", voting: Bool[ndarray, "row memory"] | None
+    ) -> Float32[ndarray, "#row bin"]:
+        """Return how many different tokens of each frequency are voted for."""
+        places, member = seats
+        width = len(member) + 1  # the last column is for those who do not vote
+        if voting is not None:
+            places = np.where(voting, places, width - 1)
+        seen = np.zeros((len(places), width), np.float32)
+        seen.reshape(-1)[places + width * np.arange(len(places))[:, None]] = 1
         return np.asarray(seen[:, :-1] @ member)
 
     def variants(self) -> list[tuple[str, str, tuple[Any, ...]]]:
@@ -91,10 +112,8 @@ class Votes:
         ]
 
 
-class Work(NamedTuple):
-    """What the memories of a layer do on some examples."""
+Ballot = tuple[Int64[ndarray, "#row memory"], list[tuple[int, Bool[ndarray, "row memory"] | None]]]
+"""What memories vote for, in one row where it is the same for all examples, and who votes."""
 
-    coefficients: Float32[ndarray, "row memory"]
-    gate: Float32[ndarray, "row memory"] | None
-    contributions: Float32[ndarray, "row memory"] | None
-    """|m|·‖v‖; None where values are not static."""
+Seats = tuple[Int64[ndarray, "#row memory"], Float32[ndarray, "seat bin"]]
+"""The number of each vote's token among those voted for, and which frequency each token has."""

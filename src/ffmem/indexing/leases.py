@@ -62,14 +62,15 @@ def batches(
     extra = 0 if start is None else 1
     for sentence in ordered:
         if group and (len(sentence[1]) + extra) * (len(group) + 1) > batch_tokens:
-            yield _batch(group, start)
+            yield padded(group, start)
             group = []
         group.append(sentence)
     if group:
-        yield _batch(group, start)
+        yield padded(group, start)
 
 
-def _batch(group: list[tuple[int, list[int]]], start: int | None) -> Batch:
+def padded(group: list[tuple[int, list[int]]], start: int | None) -> Batch:
+    """Return (offset, ids) of ascending length as one batch."""
     front = [] if start is None else [start]
     longest = len(group[-1][1])
     rows = [front + ids + [0] * (longest - len(ids)) for _, ids in group]

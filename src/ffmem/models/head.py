@@ -133,13 +133,19 @@ class Head:
         """
         return self.read_bands(self.bands(stream))
 
-    def unscaled(
-        self, stream: Float[Tensor, "row hidden"], room: Float[Tensor, " _"] | None = None
-    ) -> Float[Tensor, "row vocab"]:
+    def unscaled(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return z: the logits before scale and soft-cap, in float32."""
         self._must_be_linear("z")
-        z = self._project(self.norm.apply(stream.to(self._dtype)), room)
+        z = self._project(self.norm.apply(stream.to(self._dtype)))
         return z if self.bias is None else z.add_(self.bias.float())
+
+    def meeting(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row width"]:
+        """Return P · N(h): what meets U, in its dtype and on its device. z = U · that + b."""
+        return self._before_output(self.norm.apply(stream.to(self._dtype)))
+
+    def meeting_of_part(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row width"]:
+        """Return P · (γ ⊙ (h − mean(h))), as `meeting`. folded(h) = s · U · that."""
+        return self._before_output(self.norm.fold(part))
 
     def folded(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return the reading of parts of the residual stream; no bias, no σ, no cap.
@@ -164,18 +170,11 @@ class Head:
         c = self._project(self.norm.offset[None]).squeeze(0)
         return c if self.bias is None else c.add_(self.bias.float())
 
-    def bands(
-        self, stream: Float[Tensor, "row hidden"], room: Float[Tensor, " _"] | None = None
-    ) -> list[Float[Tensor, "row _"]]:
-        """Return what is linear in the normed vectors: z, or each band's logits (adaptive).
-
-        With a `room` of vocabulary × rows numbers or more, z is written there, the logits of one
-        token side by side: for a few hundred rows U · hᵀ is half as fast again as h · Uᵀ, and no
-        fresh memory is touched. An adaptive softmax needs no room.
-        """
+    def bands(self, stream: Float[Tensor, "row hidden"]) -> list[Float[Tensor, "row _"]]:
+        """Return what is linear in the normed vectors: z, or each band's logits (adaptive)."""
         if self.adaptive:
             return self.band_logits(self.norm.apply(stream.to(self._dtype)))
-        return [self.unscaled(stream, room)]
+        return [self.unscaled(stream)]
 
     def band_constants(self) -> list[Float[Tensor, " _"]]:
         """Return what `bands` hold that does not depend on the vector: c, band by band."""
@@ -216,22 +215,20 @@ class Head:
     def _dtype(self) -> torch.dtype:
         return next(self.output.parameters()).dtype
 
-    def _project(
-        self, vectors: Float[Tensor, "row hidden"], room: Float[Tensor, " _"] | None = None
-    ) -> Float[Tensor, "row vocab"]:
+    def _project(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return U · P · h in float32, the products in the dtype of the model."""
-        vectors = vectors.to(self._dtype)
-        if self.project_out is not None:
-            vectors = self.project_out(vectors.to(device_of(self.project_out)))
-        vectors = vectors.to(device_of(self.output))
+        vectors = self._before_output(vectors)
         if self.adaptive:
             log_probabilities: Tensor = self.output.log_probabilities(vectors)  # type: ignore[operator]
             return log_probabilities.float()
-        weight = self.embedding
-        if room is None:
-            return functional.linear(vectors, weight).float()
-        table = room[: len(weight) * len(vectors)].view(len(weight), len(vectors))
-        return torch.mm(weight, vectors.T, out=table).T
+        return functional.linear(vectors, self.embedding).float()
+
+    def _before_output(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row width"]:
+        """Return P · h in the dtype of the model, where the output embedding is."""
+        vectors = vectors.to(self._dtype)
+        if self.project_out is not None:
+            vectors = self.project_out(vectors.to(device_of(self.project_out)))
+        return vectors.to(device_of(self.output))
 
     def _must_be_linear(self, what: str) -> None:
         if self.adaptive:

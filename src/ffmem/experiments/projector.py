@@ -1,0 +1,252 @@
+"""From the three vectors of a layer to what they predict, through two vocabulary projections.
+
+y costs none of its own. With z the logits before scale and cap, c their constant part and σ a
+vector's own norm denominator:
+
+    folded(y) = s · ( σ_o·(z_o − c) − σ_r·(z_r − c) )
+
+Where two tokens are so close that rounding could swap them, y is projected after all; so it is in
+half precision, and where o is not r + y. A slice of the vocabulary is projected and read before
+the next. An adaptive softmax is not linear: its bands are subtracted before each is normalised,
+and it is read as a whole.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.reading import SLICE, Reading, at, blocked, ranks
+from ffmem.models.head import Head
+from ffmem.models.memories import Memories
+from ffmem.models.split import device_of
+from ffmem.models.trace import LayerTrace
+
+CLOSE = 1e-4
+"""Two tokens are close whose logits under y differ by less than this share of max|z_o| · σ_o.
+
+Rounding moved none by more than 2.3e-6 of it in SmolLM2-135M; wider models round more."""
+
+EVEN = 16
+"""Vectors are projected in multiples of this: an odd number takes half as long again."""
+
+
+class Vectors(NamedTuple):
+    """Some rows of a layer's trace."""
+
+    residual: Float[Tensor, "vector hidden"]
+    ff_output: Float[Tensor, "vector hidden"]
+    output: Float[Tensor, "vector hidden"]
+
+
+class Slice(NamedTuple):
+    """The logits of some tokens under r, y and o; good until the next slice comes."""
+
+    residual: Float[Tensor, "token vector"]
+    ff_output: Float[Tensor, "token vector"]
+    output: Float[Tensor, "token vector"]
+    largest: Float[Tensor, " vector"]
+    """max|z_o|, of which y's logits are a difference."""
+
+
+class Projector:
+    """Reads the three vectors of a layer."""
+
+    def __init__(self, memories: Memories, budget: int = 128 << 20, details: bool = True) -> None:
+        self.head: Head = memories.head
+        self.vocabulary = memories.vocabulary
+        self.details = details
+        self.adds_up = memories.row.output_norm is None and memories.dtype == torch.float32
+        self.constants = self.head.band_constants() if self.adds_up else []
+        self.constant = any(bool(band.any()) for band in self.constants)
+        self.rows = max(1, budget // (4 * memories.vocabulary * EVEN)) * EVEN
+        self.rooms: dict[str, Tensor] = {}
+
+    @torch.inference_mode()
+    def final(self, last: LayerTrace) -> Int64[ndarray, " row"]:
+        """Return the model's own predictions."""
+        n, found = len(last.layer_output), []
+        for some in self._parts(n):
+            reading = Reading()
+            for logits in self._stream_slices(last.layer_output[some]):
+                reading.take(logits)
+            found.append(reading.tops)
+        return np.concatenate(found)[:n]
+
+    @torch.inference_mode()
+    def read(self, trace: LayerTrace, final: Int64[ndarray, " row"]) -> Predictions:
+        """Return what one layer's vectors predict, as columns of one layer."""
+        n, parts = len(final), []
+        for some in self._parts(n):
+            part = Vectors(trace.residual[some], trace.ff_output[some], trace.layer_output[some])
+            parts.append(self._part(part, final[some.numpy()]))
+        joined = (np.concatenate(columns)[:n, None] for columns in zip(*parts, strict=True))
+        return Predictions(*joined)
+
+    def _parts(self, n: int) -> Iterator[Int64[Tensor, " _"]]:
+        """Divide rows into parts of one size, a multiple of `EVEN`; the last row fills the last."""
+        size = math.ceil(n / math.ceil(n / self.rows) / EVEN) * EVEN
+        for first in range(0, n, size):
+            yield torch.arange(first, first + size).clamp(max=n - 1)
+
+    def _part(self, vectors: Vectors, final: Int64[ndarray, " vector"]) -> list[ndarray]:
+        of_r = Reading(totals=True, watched=final)
+        of_y, of_o = Reading(totals=self.details), Reading(totals=self.details)
+        y_logits = self._room("y", self.vocabulary, len(final))
+        r_logits = self._room("r", self.vocabulary, len(final)) if self.details else None
+        largest, n_read = torch.zeros(1, device=y_logits.device), 0
+        for some in self._slices(vectors, y_logits):
+            of_r.take(some.residual)
+            of_y.take(some.ff_output)
+            of_o.take(some.output)
+            largest = torch.maximum(largest, some.largest)
+            if r_logits is not None:
+                r_logits[n_read : of_r.n_tokens] = some.residual
+            n_read = of_r.n_tokens
+        if self.adds_up:
+            self._sharpen(of_y, y_logits, vectors, largest)
+        found = {
+            "residual_top": of_r.tops,
+            "ff_top": of_y.tops,
+            "output_top": of_o.tops,
+            "residual_top_probability": of_r.probabilities(of_r.logits),
+            "residual_final_probability": of_r.probabilities(of_r.of_watched),
+            "ff_residual_rank": ranks(y_logits, at(y_logits, of_r.tokens)),
+        }
+        if r_logits is not None:
+            of_final = at(y_logits, torch.from_numpy(final))
+            found |= {
+                "residual_final_rank": ranks(r_logits, of_r.of_watched),
+                "output_top_probability": of_o.probabilities(of_o.logits),
+                "ff_final_rank": ranks(y_logits, of_final),
+                "ff_top_probability": of_y.probabilities(at(y_logits, of_y.tokens)),
+                "ff_final_probability": of_y.probabilities(of_final),
+                "ff_residual_probability": of_y.probabilities(at(y_logits, of_r.tokens)),
+            }
+        nothing = Predictions.empty(len(final), 1)
+        return [found.get(n, of_none[:, 0]) for n, of_none in nothing._asdict().items()]
+
+    def _sharpen(
+        self,
+        of_y: Reading,
+        y_logits: Float[Tensor, "token vector"],
+        vectors: Vectors,
+        largest: Float[Tensor, " vector"],
+    ) -> None:
+        """Project y itself on tokens that are too close to its top for a difference to tell."""
+        sigma = self.head.denominator(vectors.output).to(largest.device)
+        rounding = CLOSE * abs(self.head.scale) * largest * sigma
+        (places,) = (of_y.leads < rounding).nonzero(as_tuple=True)
+        if not len(places):
+            return
+        least = (of_y.logits - rounding)[places]
+        tokens, of_place = (y_logits[:, places] >= least).nonzero(as_tuple=True)
+        part = vectors.ff_output[places.to(vectors.ff_output.device)]
+        y_logits[tokens, places[of_place]] = self._exact(part, of_place, tokens)
+        of_y.choose(places, of_place, tokens, y_logits)
+
+    def _exact(
+        self,
+        part: Float[Tensor, "part hidden"],
+        of_part: Int64[Tensor, " pair"],
+        tokens: Int64[Tensor, " pair"],
+    ) -> Float[Tensor, " pair"]:
+        """Return what parts of the stream give single tokens."""
+        if self.head.adaptive:
+            return self.head.folded(part)[of_part, tokens]
+        rows = self.head.meeting_of_part(part)[of_part]
+        return (self.head.embedding[tokens] * rows).sum(dim=1) * self.head.scale
+
+    def _slices(self, vectors: Vectors, y_logits: Float[Tensor, "token vector"]) -> Iterator[Slice]:
+        """Return the vocabulary slice by slice; y's logits stay in `y_logits`."""
+        if self.head.adaptive:
+            yield self._whole(vectors, y_logits)
+            return
+        n, head, first = len(vectors.residual), self.head, 0
+        sigma_r, sigma_o = (
+            head.denominator(stream).to(y_logits.device)
+            for stream in (vectors.residual, vectors.output)
+        )
+        streams = head.meeting(torch.cat([vectors.residual, vectors.output]))
+        parts = None if self.adds_up else head.meeting_of_part(vectors.ff_output)
+        for z, of_part in self._products(streams, parts):
+            of_r, of_o = z[:, :n], z[:, n:]
+            y = y_logits[first : first + len(z)]
+            if of_part is not None:
+                y.copy_(of_part)
+            else:
+                torch.mul(of_o, sigma_o, out=y).addcmul_(of_r, sigma_r, value=-1)
+                if self.constant:
+                    c = self.constants[0][first : first + len(z), None]
+                    y.addcmul_(c, sigma_r - sigma_o)
+            if head.scale != 1:
+                y.mul_(head.scale)
+            largest = torch.maximum(
+                blocked(of_o, torch.amax).amax(dim=0), -blocked(of_o, torch.amin).amin(dim=0)
+            )
+            head.read_bands([z])
+            yield Slice(of_r, y, of_o, largest)
+            first += len(z)
+
+    def _stream_slices(
+        self, stream: Float[Tensor, "vector hidden"]
+    ) -> Iterator[Float[Tensor, "token vector"]]:
+        """Return the logits of vectors of the residual stream, slice by slice."""
+        if self.head.adaptive:
+            yield self.head.logits(stream).T
+            return
+        for z, _ in self._products(self.head.meeting(stream), None):
+            yield self.head.read_bands([z])
+
+    def _products(
+        self,
+        streams: Float[Tensor, "vector width"],
+        parts: Float[Tensor, "part width"] | None,
+    ) -> Iterator[tuple[Float[Tensor, "token vector"], Float[Tensor, "token part"] | None]]:
+        """Return U · h of every vector, and of parts, slice by slice in one room.
+
+        U · hᵀ, for the logits of one token are to lie side by side; b is added to those of the
+        stream. Both at once: the wider product is the faster one.
+        """
+        n, weight, bias = len(streams), self.head.embedding, self.head.bias
+        right = (streams if parts is None else torch.cat([streams, parts])).T
+        room = self._room("z", SLICE, right.shape[1]).to(weight.dtype)
+        for first in range(0, len(weight), SLICE):
+            left = weight[first : first + SLICE]
+            z = torch.mm(left, right, out=room[: len(left)]).float()
+            if bias is not None:
+                z[:, :n].add_(bias[first : first + SLICE, None].float())
+            yield z[:, :n], None if parts is None else z[:, n:]
+
+    def _whole(self, vectors: Vectors, y_logits: Float[Tensor, "token vector"]) -> Slice:
+        """Return the logits of the whole vocabulary under an adaptive softmax."""
+        head = self.head
+        below, above = head.bands(vectors.residual), head.bands(vectors.output)
+        largest = torch.stack([band.abs().amax(dim=1) for band in above]).amax(dim=0)
+        of_r, of_o = head.read_bands(below), head.read_bands(above)
+        if self.adds_up:
+            sigma_r, sigma_o = (
+                head.denominator(stream).to(largest.device)[:, None]
+                for stream in (vectors.residual, vectors.output)
+            )
+            shares = [
+                sigma_o * (z_o - c) - sigma_r * (z_r - c)
+                for z_r, z_o, c in zip(below, above, self.constants, strict=True)
+            ]
+            y_logits.copy_(head.read_part(shares).T)
+        else:
+            y_logits.copy_(head.folded(vectors.ff_output).T)
+        return Slice(of_r.T, y_logits, of_o.T, largest)
+
+    def _room(self, name: str, n_tokens: int, n: int) -> Float[Tensor, "token vector"]:
+        """Return room for logits, the same again where it is large enough."""
+        room, size = self.rooms.get(name), n_tokens * n
+        if room is None or len(room) < size:
+            room = self.rooms[name] = torch.empty(size, device=device_of(self.head.output))
+        return room[:size].view(n_tokens, n)

@@ -1,0 +1,83 @@
+"""Top, lead, rank and probability of tokens, as their definitions say, however they are sliced."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ffmem.experiments.reading import BLOCK, SLICE, Reading, at, ranks
+
+ROWS = st.lists(st.integers(-3, 3), min_size=2, max_size=8)
+
+
+def laid_out(row, by_token):
+    """Logits of three vectors, the middle one as given, in one of the two layouts."""
+    logits = torch.tensor([row[::-1], row, [0.0] * len(row)], dtype=torch.float32)
+    return logits.T.contiguous() if by_token else logits.T
+
+
+def taken(logits, cuts=(), **options):
+    """A reading that gets the vocabulary in pieces."""
+    reading = Reading(totals=True, **options)
+    for piece in torch.tensor_split(logits, sorted(cuts)):
+        reading.take(piece)
+    return reading
+
+
+@given(ROWS, st.booleans(), st.data())
+def test_top_rank_and_probability_are_as_defined(row, by_token, data):
+    token = data.draw(st.integers(0, len(row) - 1))
+    cuts = data.draw(st.lists(st.integers(1, len(row) - 1), unique=True))
+    logits, tokens = laid_out(row, by_token), np.full(3, token)
+    reading = taken(logits, cuts, watched=tokens)
+    assert reading.tops[1] == row.index(max(row))
+    assert reading.logits[1] == max(row)
+    assert reading.of_watched[1] == row[token]
+    own = at(logits, torch.from_numpy(tokens))
+    assert torch.equal(own, reading.of_watched)
+    assert ranks(logits, own)[1] == sum(z > row[token] for z in row)
+    expected = np.exp(row[token]) / np.exp(row).sum()
+    assert reading.probabilities(own)[1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("n", [BLOCK, BLOCK + 1, SLICE - 1, SLICE, 2 * SLICE + BLOCK // 2])
+def test_a_vocabulary_of_many_slices_is_read_as_a_whole(n, by_token):
+    numbers = np.random.default_rng(n).integers(-300, 300, n).astype(np.float32)
+    logits, tokens = laid_out(numbers.tolist(), by_token), np.array([0, n - 1, n // 2])
+    plain = logits.numpy()
+    reading = taken(logits, (n // 3, n // 2), watched=tokens)
+    assert reading.tops.tolist() == plain.argmax(axis=0).tolist()
+    own = plain[tokens, np.arange(3)]
+    assert ranks(logits, reading.of_watched).tolist() == (plain > own).sum(axis=0).tolist()
+    exact = np.exp(plain.astype(float) - plain.max(axis=0)).sum(axis=0)
+    assert reading.probabilities(reading.logits) == pytest.approx(1 / exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [BLOCK - 3, 3 * BLOCK + 5])
+def test_the_last_token_can_be_the_top(n):
+    logits = torch.zeros(n, 2)
+    logits[-1, 0] = 1
+    assert Reading.of(logits).tops.tolist() == [n - 1, 0]
+
+
+@given(st.lists(st.integers(-3, 3), min_size=2, max_size=3 * BLOCK), st.booleans(), st.data())
+def test_a_lead_is_between_the_first_two_and_the_logits_stay_as_they_were(row, by_token, data):
+    cuts = data.draw(st.lists(st.integers(1, len(row) - 1), unique=True, max_size=4))
+    logits = laid_out(row, by_token)
+    before = logits.clone()
+    first, second, *_ = sorted(row, reverse=True)
+    assert taken(logits, cuts).leads[1] == first - second
+    assert torch.equal(logits, before)
+
+
+def test_a_top_is_chosen_anew_among_candidates_that_are_known_better():
+    logits = torch.tensor([[5.0, 1.0, 7.0], [6.0, 2.0, 7.0], [4.0, 2.0, 1.0]])
+    reading = Reading.of(logits)
+    assert reading.tops.tolist() == [1, 1, 0]
+    logits[0, 0] = 6.5  # the first of vector 0 leads in truth; 1 and 2 of vector 2 are equals
+    logits[1, 2] = logits[2, 2] = 9.0
+    pairs = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 1]])  # token, vector among (0, 2)
+    reading.choose(torch.tensor([0, 2]), pairs[:, 1], pairs[:, 0], logits)
+    assert reading.tops.tolist() == [0, 1, 1]
