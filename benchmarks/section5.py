@@ -20,7 +20,7 @@ import ffmem
 MODEL = "smollm2-135m"
 
 
-def section5(rounds: int = 3, prefixes: int = 1500) -> dict[str, Any]:
+def section5(rounds: int = 2, prefixes: int = 1500) -> dict[str, Any]:
     """Time and share of peak GEMM of the pass, of one that projects y as well, and of the floor."""
     from ffmem.experiments.cost import projection_flop, trunk_flop
     from ffmem.experiments.drawn import draw

@@ -13,6 +13,7 @@ from torch.nn import functional
 import ffmem
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.experiments import inference
+from ffmem.experiments.activity import carrying
 from ffmem.experiments.predictions import DETAILS
 from ffmem.experiments.study import Study
 from tests.experiments.planting import FAMILIES, KINDS, LAMBDA, study_of
@@ -271,6 +272,23 @@ def test_batches_and_chunks_change_nothing(tmp_path, monkeypatch, name):
     for one, other in zip(whole.predictions, pieces.predictions, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
     assert (whole.votes.agreeing == pieces.votes.agreeing).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
+def test_batches_that_are_read_together_keep_their_places(tmp_path, monkeypatch, name):
+    one_batch = studied(tmp_path, name).inference.tables()
+    monkeypatch.setattr(inference, "FULL", 1)  # a batch for every length, all in one group
+    by_length = studied(tmp_path, name)
+    start = by_length.index.manifest.start.id
+    (group,) = inference.groups(by_length.drawn, start, by_length.memories)
+    assert len(group) > 2
+    for column, found in by_length.inference.tables().items():
+        np.testing.assert_allclose(one_batch[column], found, rtol=1e-3, atol=1e-6)
+
+
+def test_the_effect_is_carried_by_the_smallest_set_that_reaches_nine_tenths():
+    carried = np.array([[9, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [8, 1, 0.5, 0.5]], np.float32)
+    assert carrying(carried).tolist() == [0.25, 1, 0, 0.5]
 
 
 def test_only_what_is_asked_for_is_measured(tmp_path):
