@@ -2,7 +2,7 @@
 
 A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length
 run together; what they computed at their drawn places is kept until a few hundred of them are
-read at once: `HELD` bytes of it, and one batch more, at most.
+read at once: `HELD` bytes of it, and one batch more, at most, in the same room for all groups.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -204,20 +204,20 @@ class Pass:
 
     def _traces(self, group: Sequence[Places], n: int) -> list[LayerTrace]:
         """Run the batches of a group, and return what each layer computed at the drawn places."""
-        kept: dict[int, dict[str, Tensor | None]] = {}
+        kept: dict[int, LayerTrace] = {}
         begin = 0
 
         def keep(layer: int, trace: LayerTrace) -> None:
-            kept[layer] = {
-                name: None if part is None else self._hold(layer, name, n, begin, part)
+            kept[layer] = LayerTrace._make(
+                None if part is None else self._hold(layer, name, n, begin, part)
                 for name, part in trace._asdict().items()
-            }
+            )
 
         for some in group:
             with self.memories.tracing(keep, some.tokens, some.at):
                 self.memories.forward(some.tokens)
             begin += len(some.examples)
-        return [LayerTrace(**kept[layer]) for layer in range(self.memories.n_layers)]  # type: ignore[arg-type]
+        return [kept[layer] for layer in range(self.memories.n_layers)]
 
     def _hold(self, layer: int, name: str, n: int, begin: int, part: Tensor) -> Tensor:
         """Copy a batch's part to its place among all of the group, and return all."""
