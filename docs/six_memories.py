@@ -87,8 +87,15 @@ def draw(found: list[Row]) -> None:
         for point in row["curve"]
     ]
     x = alt.X("tokens:Q", title="tokens read", axis=alt.Axis(format="~s", tickCount=5))
-    scale = alt.Scale(type="log", zero=False, nice=True)
-    y = alt.Y("valid_perplexity:Q", title="validation perplexity", scale=scale)
+    numbers = [point["valid_perplexity"] for point in points]
+    ends = [min(numbers) * 0.97, max(numbers) * 1.03]
+    ticks = [tick for tick in range(10, 1000, 20) if ends[0] <= tick <= ends[1]]
+    y = alt.Y(
+        "valid_perplexity:Q",
+        title="validation perplexity",
+        scale=alt.Scale(type="log", domain=ends, nice=False),
+        axis=alt.Axis(values=ticks),
+    )
     lines = plot(points).mark_line(point=True, strokeWidth=1.2)
     chart = styled(lines.encode(x=x, y=y, color=by_series(COLOURS), detail="run:N"))
     title = "Six kinds of memory at equal parameters on WikiText-2"
@@ -104,8 +111,9 @@ def main() -> None:
     seeds = [int(seed) for seed in others] or [0, 1]
     found = [run(Path(work), kind, seed) for seed in seeds for kind in KINDS]
     OUT.mkdir(parents=True, exist_ok=True)
-    results = {"settings": SIZES, "seeds": seeds, "runs": found}
-    write_text(OUT / "results.json", json.dumps(results, indent=1) + "\n")
+    head = json.dumps({"settings": SIZES, "seeds": seeds})
+    runs = ",\n".join(map(json.dumps, found))  # a line each
+    write_text(OUT / "results.json", f'{head[:-1]}, "runs": [\n{runs}\n]}}\n')
     write_text(OUT / "table.md", "\n".join(table(found)) + "\n")
     draw(found)
     print("\n".join(table(found)))
