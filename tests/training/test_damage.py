@@ -62,6 +62,17 @@ def test_a_damaged_or_lost_tokenizer_is_refused(stopped, name, lost):
         run(folder, corpus)
 
 
+@pytest.mark.parametrize("change", [('"steps": 12', '"steps": 11'), ('"start": 2', '"start": 3')])
+def test_what_was_prepared_is_not_changed_by_a_digit(stopped, change):
+    folder, corpus = stopped
+    path = folder / "checkpoint" / "prepared.json"
+    before = path.read_text(encoding="utf-8")
+    assert change[0] in before
+    path.write_text(before.replace(*change), encoding="utf-8")
+    with pytest.raises(StoreError, match=r"prepared\.json is damaged"):
+        run(folder, corpus)
+
+
 def test_lost_best_weights_are_refused(stopped):
     folder, corpus = stopped
     (path,) = (folder / "checkpoint").glob("best-*.safetensors")

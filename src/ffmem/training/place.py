@@ -16,6 +16,8 @@ from ffmem.training.record import TRAINING
 
 TOKENIZER = ("dict.txt", "tokenizer.json", "tokenizer_config.json")
 ASKED, PREPARED, STREAM = "asked.json", "prepared.json", "stream.safetensors"
+SEAL = "prepared.sha256"
+"""Of `PREPARED`, which decides how many steps there are and what the model card says."""
 
 
 @contextmanager

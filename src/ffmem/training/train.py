@@ -33,6 +33,7 @@ from ffmem.training.network import config_of, new_model
 from ffmem.training.place import (
     ASKED,
     PREPARED,
+    SEAL,
     STREAM,
     TOKENIZER,
     alone,
@@ -141,7 +142,7 @@ def _work(asked: Asked, corpus: Corpus, valid: Corpus | None, out: Path, say: Pr
         _refuse_other(asked, out, "an unfinished run")
         tensors, _ = read_tensors(checkpoint / STREAM)
         prepared = read_record(Prepared, checkpoint / PREPARED)
-        _refuse_damaged(checkpoint, prepared.files)
+        _refuse_damaged(checkpoint, {PREPARED: _seal(checkpoint), **prepared.files})
         return Work(asked, prepared, tensors["train"].numpy(), tensors["valid"].numpy())
     made = streams(asked.settings, corpus, valid)
     prepared = _prepared(asked.settings, made)
@@ -153,18 +154,26 @@ def _work(asked: Asked, corpus: Corpus, valid: Corpus | None, out: Path, say: Pr
     ids = {"train": torch.from_numpy(made.train), "valid": torch.from_numpy(made.valid)}
     write_tensors(checkpoint / STREAM, ids)
     write_text(checkpoint / PREPARED, prepared.to_json())
+    write_text(checkpoint / SEAL, f"{sha256(checkpoint / PREPARED)}\n")
     write_text(checkpoint / ASKED, asked.to_json())  # last: with it, the rest is whole
     return Work(asked, prepared, made.train, made.valid)
 
 
+def _seal(checkpoint: Path) -> str:
+    """Return the SHA-256 that was written beside what was prepared; nothing if it is lost."""
+    path = checkpoint / SEAL
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
 def _refuse_damaged(checkpoint: Path, files: dict[str, str]) -> None:
-    """Raise if a file of the tokenizer is not the one that the run began with."""
+    """Raise if a file is not the one that the run began with."""
     for name, expected in files.items():
         path = checkpoint / name
         if not path.is_file() or sha256(path) != expected:
             raise StoreError(
                 f"{path} is {'damaged' if path.is_file() else 'not there any more'}: without it the"
-                " model could not be read. Delete the folder and train again."
+                " run could not go on as it began, and its model could not be read. Delete the"
+                " folder and train again."
             )
 
 
