@@ -48,3 +48,26 @@ def test_half_precision_is_read_to_its_own_rounding(name):
             assert (logits.gather(1, tops)[:, 0] >= logits.amax(dim=1) - rounding).all()
         shares = plain["residual_top"].softmax(dim=1).amax(dim=1).numpy()
         np.testing.assert_allclose(found.residual_top_probability[:, 0], shares, rtol=0.1)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi", "cohere", "ffmem_adaptive"])
+@pytest.mark.parametrize("n_pairs", [3, 60])
+def test_single_tokens_are_read_as_all_of_them_are(name, n_pairs):
+    memories = ffmem.load(tiny(name), tiny_tokenizer())
+    trace = memories.trace(TOKENS, PLACES)[1]
+    of_part = torch.arange(n_pairs) % len(PLACES)
+    tokens = torch.arange(n_pairs) % memories.vocabulary
+    found = Projector(memories)._exact(trace.ff_output, of_part, tokens)
+    expected = memories.head.folded(trace.ff_output)[of_part, tokens]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_that_adds_nothing_says_the_first_token_of_all_equals():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    trace = memories.trace(
+        TOKENS.repeat(4, 1), torch.cartesian_prod(torch.arange(8), torch.arange(6))
+    )[0]
+    nothing = trace._replace(ff_output=0 * trace.residual, layer_output=trace.residual)
+    found, _ = read(memories, nothing)
+    assert not found.ff_top.any()
+    assert not found.ff_residual_rank.any()

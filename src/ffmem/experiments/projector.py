@@ -36,6 +36,9 @@ Rounding moved none by more than 2.3e-6 of it in SmolLM2-135M; wider models roun
 EVEN = 16
 """Vectors are projected in multiples of this: an odd number takes half as long again."""
 
+SHARPENED = 32
+"""Vectors whose close tokens are projected together: all of their tokens may be close."""
+
 
 class Vectors(NamedTuple):
     """Some rows of a layer's trace."""
@@ -142,14 +145,13 @@ class Projector:
         """Project y itself on tokens that are too close to its top for a difference to tell."""
         sigma = self.head.denominator(vectors.output).to(largest.device)
         rounding = CLOSE * abs(self.head.scale) * largest * sigma
-        (places,) = (of_y.leads < rounding).nonzero(as_tuple=True)
-        if not len(places):
-            return
-        least = (of_y.logits - rounding)[places]
-        tokens, of_place = (y_logits[:, places] >= least).nonzero(as_tuple=True)
-        part = vectors.ff_output[places.to(vectors.ff_output.device)]
-        y_logits[tokens, places[of_place]] = self._exact(part, of_place, tokens)
-        of_y.choose(places, of_place, tokens, y_logits)
+        (close,) = (of_y.leads < rounding).nonzero(as_tuple=True)
+        for places in close.split(SHARPENED) if len(close) else ():
+            least = (of_y.logits - rounding)[places]
+            tokens, of_place = (y_logits[:, places] >= least).nonzero(as_tuple=True)
+            part = vectors.ff_output[places.to(vectors.ff_output.device)]
+            y_logits[tokens, places[of_place]] = self._exact(part, of_place, tokens)
+            of_y.choose(places, of_place, tokens, y_logits)
 
     def _exact(
         self,
@@ -158,7 +160,8 @@ class Projector:
         tokens: Int64[Tensor, " pair"],
     ) -> Float[Tensor, " pair"]:
         """Return what parts of the stream give single tokens."""
-        if self.head.adaptive:
+        # Beside a large residual, every token can be close: then all of U is read once.
+        if self.head.adaptive or len(tokens) > self.vocabulary // 8:
             return self.head.folded(part)[of_part, tokens]
         rows = self.head.meeting_of_part(part)[of_part]
         return (self.head.embedding[tokens] * rows).sum(dim=1) * self.head.scale
