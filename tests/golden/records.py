@@ -4,8 +4,13 @@ A record is one line of a file: a name, and a small piece of JSON. Prose, hashes
 paths are left out, so that a rewrite may change them; numbers, ids, tokens, cells and cases stay.
 """
 
+import io
 import json
+import runpy
+import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
@@ -32,9 +37,59 @@ VARIANTS = {
 """Other ways to index: options, and the unit of the corpus."""
 
 
+EXPERIMENTS = (
+    "token-removal",
+    "agreement",
+    "next-token-rank",
+    "max-probability",
+    "predictive-values",
+    "active-memories",
+    "zero-agreement",
+    "stop-words",
+    "residual-prediction",
+    "residual-probability",
+    "prediction-cases",
+    "last-layer-composition",
+    "neural-memory",
+)
+"""Those of the paper that need no detected patterns."""
+
+WITHOUT_VALUES = (
+    "token-removal",
+    "active-memories",
+    "residual-prediction",
+    "residual-probability",
+    "prediction-cases",
+    "last-layer-composition",
+)
+"""Those of memories that have no static values."""
+
+SAMPLED = ("quantiles", "mean_quantiles", "percentile", "random_control")
+"""What depends on which prefixes the index samples, where it has more than 512."""
+
+
+# The two names that no contract fixes
+
+
 def as_json(result):
-    """Return what `--json` prints of a result: the one name here that no contract fixes."""
+    """Return what `--json` prints of a result."""
     return json.loads(json.dumps(result.to_dict()))
+
+
+def detect(index):
+    """Do what `ffmem patterns detect` does."""
+    ffmem.detect(index)
+
+
+def command(*arguments):
+    """Return what `ffmem … --json` prints, run in this process."""
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    arguments = ["ffmem", *map(str, arguments), "--json"]
+    # What the command printed tells whether it succeeded: it ends in SystemExit either way.
+    with patch.object(sys, "argv", arguments), redirect_stdout(printed), suppress(SystemExit):
+        runpy.run_module("ffmem", run_name="__main__")
+    printed.seek(0)
+    return json.load(printed)
 
 
 # What is left of a result
@@ -130,7 +185,8 @@ def layer_statistics(memories, n_prefixes):
     values = [memory["value"] for memory in memories if memory["value"]]
     return {
         "memories": n,
-        "active": round(sum(one["active_share"] for one in stats) * n_prefixes),
+        # A float: one of a hundred thousand coefficients may be noise around zero.
+        "active": float(round(sum(one["active_share"] for one in stats) * n_prefixes)),
         "mean": sum(one["mean"] for one in stats) / n,
         "mean_size": sum(abs(one["mean"]) for one in stats) / n,
         "max": max(one["max"] for one in stats),
@@ -142,7 +198,7 @@ def layer_statistics(memories, n_prefixes):
         },
         **{
             name: {
-                "n": sum(len(memory[name]) for memory in memories),
+                "n": float(sum(len(memory[name]) for memory in memories)),
                 "coefficient_sum": sum(
                     trigger["coefficient"] for memory in memories for trigger in memory[name]
                 ),
@@ -158,7 +214,7 @@ def layer_statistics(memories, n_prefixes):
 
 def triggered(memories, n=2):
     """Return n memories that have triggers, evenly spread over the layer."""
-    found = [one for one in memories if one["triggers"] or one["negative_triggers"]]
+    found = [one for one in memories if one["stats"]["max"] > 1e-3]
     return [found[(2 * place + 1) * len(found) // (2 * n)] for place in range(n)] if found else []
 
 
@@ -253,10 +309,132 @@ def same_tables(one, other):
     )
 
 
+# Experiments
+
+
+def measured(index, memories, corpus, folder, names=EXPERIMENTS, **options):
+    """Return what is recorded of some experiments, as their files hold it."""
+    ffmem.experiment(names, index, folder, model=memories, corpus=corpus, **options)
+    return {
+        name: rows_and_numbers(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
+        for name in names
+    }
+
+
+def rows_and_numbers(result):
+    """Return the rows of an experiment and the numbers beside them, without its prose."""
+    texts = ("unigram_token", "replacement", "keys")
+    elsewhere = ("rows", "settings", "quoted", "sources", "agreement")
+    record = {
+        key: value
+        for key, value in result.items()
+        if key in texts or not (isinstance(value, str) or key in elsewhere)
+    }
+    if "sample" in result["settings"]:
+        record["sample"] = kept(result["settings"]["sample"], "prefixes", "sentences", "cut")
+    rows = result["rows"]
+    if result["experiment"] == "predictive-values":
+        record["predictive"] = rows[:10]
+    elif result["experiment"] == "last-layer-composition":
+        texts = ("prefix", "next_token", "residual_top", "ff_top", "output_top")
+        record["rows"] = [
+            {f"{name} token" if name.endswith("_top") else name: row[name] for name in texts}
+            | kept(row, "sentence", "length", "similarity", "related")
+            for row in rows[:10]
+        ]
+        record["similarity_sum"] = float(sum(row["similarity"] or 0.0 for row in rows))
+    else:
+        record["rows"] = rows
+    return record
+
+
+def experiments(name, folder):
+    """Return the record of every experiment on a tiny model, over every prefix of five lines."""
+    memories = setup.load(name)
+    made = index(memories, setup.corpus(folder), folder / "index")
+    corpus = setup.corpus(folder, LINES[:5])
+    names = WITHOUT_VALUES if name.endswith("lambda") else EXPERIMENTS
+    sizes = {"sample": "all", "per_layer": 4, "triggers": 6}
+    record = measured(made, memories, corpus, folder / "all", names, **sizes)
+    if name in FULL:
+        for draw in ("sentences", "tokens"):
+            out = folder / draw
+            options = {"sample": 10, "draw": draw, "seed": 1}
+            chosen = ("prediction-cases", "residual-probability")
+            corpus = setup.corpus(folder)
+            record[f"drawn {draw}"] = measured(made, memories, corpus, out, chosen, **options)
+    return record
+
+
+MEASURED = (
+    "llama",
+    "gpt2",
+    "gemma2",
+    "olmo2",
+    "gptj",
+    "opt post-norm",
+    "bloom",
+    *(name for name in TINY if name.startswith("ffmem_adaptive")),
+)
+"""Gated, ungated, output-normed, parallel and post-norm blocks, and every kind of ours."""
+
+
+def mini_wiki(name, folder):
+    """Return the record of the model that comes with ffmem, over corpora that do."""
+    memories = ffmem.load(name)
+    train = ffmem.Corpus(f"{name}:train", limit=120)
+    valid = ffmem.Corpus(f"{name}:valid", limit=12)
+    made = index(memories, train, folder / "index", t=50)
+    record = {"index": read(made, full=True, only=(0, 5, 10, 15))}
+    cells = [cell for cell in record["index"] if cell.startswith("L")]
+    record["show"] = {cell: shown(command("show", made.folder, cell), True) for cell in cells[:2]}
+    prompt = "The river is the longest in the"
+    run = {"model": memories, "top": 3}
+    record["trace"] = traced(as_json(ffmem.trace(made, prompt, **run, generate=5)), True)
+    off = [one["cell"] for one in record["trace"]["layers"][10]["contributing"]]
+    edited = as_json(ffmem.trace(made, prompt, **run, generate=5, off=off))
+    record["edited trace"] = {
+        "edited_output_top": tokens(edited["edited_output_top"], True),
+        **kept(edited, "edited_generated"),
+    }
+    effect = ffmem.effect(made, prompt, model=memories, top=5, candidates=100)
+    record["effect"] = ablated(as_json(effect), True)
+    sizes = {"sample": "all", "per_layer": 3, "triggers": 5}
+    detect(made)
+    names = ("patterns", *EXPERIMENTS)
+    record |= measured(made, memories, valid, folder / "out", names, **sizes)
+    extended = ffmem.extend(made.folder, valid, model=memories)
+    record["extended"] = read(extended, only=(15,))
+    sampled = {}
+    return sample_aside(record, "", sampled) | {"sampled": sampled}
+
+
+def sample_aside(record, path, sampled):
+    """Move what depends on the index's sample of prefixes from a record to one of its own."""
+    if isinstance(record, list):
+        names = [one.get("cell", n) if isinstance(one, dict) else n for n, one in enumerate(record)]
+        pairs = zip(names, record, strict=True)
+        return [sample_aside(one, f"{path}/{name}", sampled) for name, one in pairs]
+    if not isinstance(record, dict):
+        return record
+    for name in SAMPLED:
+        if name in record:
+            sampled[f"{path}/{name}"] = record[name]
+    return {
+        name: sample_aside(one, f"{path}/{name}", sampled)
+        for name, one in record.items()
+        if name not in SAMPLED
+    }
+
+
 # Files
 
 
-GROUPS = {"families": (tuple(TINY), family)}
+GROUPS = {
+    "families": (tuple(TINY), family),
+    "experiments": (MEASURED, experiments),
+    "mini-wiki": (("mini-wiki",), mini_wiki),
+}
 """The records of each folder: the models, and the function that computes one."""
 
 
