@@ -3,7 +3,8 @@
     |found − recorded| ≤ 1e-4 · |recorded| + 1e-6 · largest number of that name in the record
 
 Items of a ranked list may trade places where their numbers are that close, and the last place of
-one may go to an item that was cut off. Everything else is exact. New fields are welcome.
+one may go to an item that was cut off. In a list of triggers, one may be another prefix of its
+sentence that is as close. Everything else is exact. New fields are welcome.
 """
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
@@ -23,13 +24,16 @@ RANKED = {
 }
 """Lists in order of a number, by name: that number, and what tells their items apart."""
 
-LOOSE = {"correlation": 2e-3}
-"""Absolute tolerance below a name: ranks of changes near zero are float noise."""
+LOOSE = {"correlation": 0.05, "sum": 3e-4}
+"""Absolute tolerance below a name: changes of resting memories are noise, and their ranks too."""
+
+SCALES = {"change": 10.0}
+"""Least scale of a name: a change is the difference of two log p of about this size."""
 
 
 def differences(recorded, found):
     """Return what differs, one line per number or text."""
-    scales = {}
+    scales = dict(SCALES)
     _measure(recorded, "", scales)
     return list(_compare(recorded, found, "", "", scales))
 
@@ -72,17 +76,25 @@ def _compare_ranked(recorded, found, path, name, scales):
     number, keys = RANKED[name]
     scale = scales.get(number, 0.0)
     last = recorded[-1][number]
+    exchanged = []
     for place, (one, other) in enumerate(zip(recorded, found, strict=True)):
         here = f"{path}[{place}]"
         if not _same(one[number], other[number], scale):
             yield f"{here}.{number}: {one[number]!r} recorded, {other[number]!r} found"
             continue
-        same = [item for item in found if all(item[key] == one[key] for key in keys)]
-        if same and _same(one[number], same[0][number], scale):
+        close = [item for item in found if _same(one[number], item[number], scale)]
+        same = [item for item in close if all(item[key] == one[key] for key in keys)]
+        if same:
             fields = {key: value for key, value in one.items() if key != "rank"}
             yield from _compare(fields, same[0], here, name, scales)
         elif len(recorded) == 1 or not _same(one[number], last, scale):
-            yield f"{here}: no {', '.join(f'{key} {one[key]!r}' for key in keys)} found"
+            missing = f"{here}: no {', '.join(f'{key} {one[key]!r}' for key in keys)} found"
+            if any(item.get("sentence", ...) == one.get("sentence") for item in close):
+                exchanged.append(missing)
+            else:
+                yield missing
+    if len(exchanged) > 1 or len(recorded) == 1:
+        yield from exchanged
 
 
 def _compare_loosely(recorded, found, path, tolerance):

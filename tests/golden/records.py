@@ -21,8 +21,8 @@ from tests.tiny import TINY
 
 GOLDEN = Path(__file__).parent
 
-PROMPT = "The press of the river"
-"""No line begins so: percentiles compare it with other prefixes only."""
+PROMPT = "The press of the river ="
+"""No line has its last token: where a layer sees nothing else, its percentiles have no ties."""
 
 FULL = ("llama", "gpt2")
 """Models whose records hold every field, and how they read under other options."""
