@@ -22,7 +22,6 @@ MODEL = "smollm2-135m"
 
 def section5(rounds: int = 2, prefixes: int = 1500) -> dict[str, Any]:
     """Time and share of peak GEMM of the pass, of one that projects y as well, and of the floor."""
-    from ffmem.experiments.cost import projection_flop, trunk_flop
     from ffmem.experiments.drawn import draw
     from ffmem.experiments.inference import groups
 
@@ -51,8 +50,8 @@ def section5(rounds: int = 2, prefixes: int = 1500) -> dict[str, Any]:
                 peak = max(peak, passes.peak_gemm(rounds=3))
         seconds = {name: seconds[name] + best[name] for name in variants}
     tokens = sum(example.lengths[-1] + 1 for example in drawn.examples)
-    trunk = tokens * trunk_flop(memories) / 1e9
-    heads = len(drawn.lengths) * projection_flop(memories) / 1e9
+    trunk = tokens * _trunk_flop(memories) / 1e9
+    heads = len(drawn.lengths) * _projection_flop(memories) / 1e9
     rate = (trunk + heads) / seconds["pass"]
     floor = seconds["bare trunk"] + seconds["bare projections"]
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -75,6 +74,18 @@ def section5(rounds: int = 2, prefixes: int = 1500) -> dict[str, Any]:
         "over_bare": floor / seconds["pass"],
         "mib_over_the_model": (after - before) // 1024,
     }
+
+
+def _trunk_flop(memories: Any) -> float:
+    """The floating-point operations of all layers' linear maps, for one token."""
+    weights = {id(w): w.numel() for block in memories.blocks for w in block.parameters()}
+    return 2.0 * sum(weights.values())
+
+
+def _projection_flop(memories: Any) -> float:
+    """Those of the projections of one prefix: two per layer, one for the prediction."""
+    output = sum(weight.numel() for weight in memories.head.output.parameters())
+    return 2.0 * output * (2 * memories.n_layers + 1)
 
 
 def _pass(index: Any, memories: Any, *, two_projections: bool) -> Callable[[Sequence[Any]], Any]:

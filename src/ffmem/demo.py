@@ -77,7 +77,13 @@ def demo(choice: Choice, out: Path, limit: int | None) -> Index:
     print(patterning.detect(index, workers=2, progress=progress))
     progress.say("\nMeasuring the paper's figures on a small sample.")
     page = measuring.report(
-        index, out.with_name(f"{out.name}-report"), choice.valid, progress=progress, **choice.sizes
+        index,
+        out.with_name(f"{out.name}-report"),
+        choice.valid,
+        sample=choice.sizes["sample"],
+        per_layer=choice.sizes["per_layer"],
+        triggers=choice.sizes["triggers"],
+        progress=progress,
     )
     print(f"\nThe paper's figures, measured on this model: {page}")
     print(f"\nNow ask any of the {len(index):,} memories:\n")

@@ -282,7 +282,10 @@ def test_ids_of_another_vocabulary_are_told(made, tmp_path):
 
 def test_options_without_use_are_refused(made, tmp_path):
     corpus = ffmem.Corpus(str(made[2]), unit="line")
-    with pytest.raises(CorpusError, match="limit came beside it"):
+    with pytest.raises(
+        CorpusError,
+        match=r"limit came without .* options to Corpus\(\)",
+    ):
         measured(made, tmp_path, "active-memories", corpus=corpus, limit=3)
     with pytest.raises(CorpusError, match="agreement reads the index alone"):
         measured(made, tmp_path, "agreement", corpus=None, prompt="w3")

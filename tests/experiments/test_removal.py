@@ -13,7 +13,7 @@ from ffmem.experiments.heads import NONE, corpus_tokens
 from ffmem.experiments.removal import (
     CHANGES,
     DRAWN,
-    cost,
+    n_token_layers,
     other_tokens,
     planned,
     sequences_of,
@@ -137,14 +137,12 @@ def test_all_changes_of_a_trigger_are_read_from_six_sequences_at_most(tmp_path):
         assert (found.length[:, last] == found.length[:, 0] - 1).all()
 
 
-def test_the_cost_is_what_the_run_does(tmp_path):
+def test_the_bar_ends_where_the_run_ends(tmp_path):
     study = study_of(tmp_path / "index", "llama", per_layer=3)
     plan, done = planned(study), []
-    n_sequences, n_token_layers = cost(plan)
-    assert n_sequences == sum(len(sequences_of(plan, trials).ids) for trials in plan.layers)
     for trials in plan.layers:
         measure(study.memories, sequences_of(plan, trials), plan.start, done.append)
-    assert sum(done) == n_token_layers
+    assert sum(done) == n_token_layers(plan)
 
 
 def test_every_run_stops_at_its_layer(tmp_path):

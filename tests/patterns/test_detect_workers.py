@@ -27,8 +27,8 @@ from ffmem.patterns.layer_worker import (
 from ffmem.patterns.lsa import LatentSpace
 from ffmem.progress import Progress
 from tests.cluster.workers import gone
-from tests.experiments.faulty import pids, planting
 from tests.indexing.folders import content, indexed, write_corpus
+from tests.patterns.faulty import pids, planting
 
 QUIET = Progress(quiet=True)
 

@@ -9,7 +9,6 @@ import click
 from ffmem import measuring
 from ffmem.commands.options import (
     NumberOrAll,
-    crew_options,
     device_option,
     folder_argument,
     out_option,
@@ -19,7 +18,7 @@ from ffmem.progress import Progress
 
 
 def study_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add how experiments sample, how their corpus is read, and who does what takes long."""
+    """Add how experiments sample, how their corpus is read, and where the model runs."""
     for option in reversed(
         (
             click.option("--corpus", metavar="VALID", help="Prefixes of Section 5 come from here."),
@@ -72,13 +71,7 @@ def study_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--threads",
                 type=click.IntRange(min=1),
-                help="Threads, per worker; the same number gives the same bytes.",
-            ),
-            crew_options,
-            click.option(
-                "--shared",
-                metavar="FOLDER|URL",
-                help="Where workers meet, if they do not all see OUT.",
+                help="Threads; the same number gives the same bytes.",
             ),
         )
     ):
@@ -99,7 +92,8 @@ def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
     active-memories, zero-agreement, stop-words, residual-prediction, residual-probability,
     prediction-cases, last-layer-composition or neural-memory.
 
-    Writes OUT/NAME.json, NAME.svg and NAME.pdf.
+    Writes OUT/NAME.json, NAME.svg and NAME.pdf. If OUT/NAME.json is there already, of the same
+    index, settings and versions, it is not measured again.
     """
     measuring.experiment(name, folder, out, progress=Progress(), **options)
     click.echo(f"Wrote {name}.json, {name}.svg and {name}.pdf to {out}.")
@@ -113,7 +107,7 @@ def report(folder: Path, out: Path, corpus: str | None, **options: Any) -> None:
     """Measure every figure and table of the paper, and write a report.
 
     Writes OUT/report.html (one file that needs nothing else), report.md, and JSON, SVG and PDF of
-    every experiment.
+    every experiment. Interrupted? Rerun the command: finished experiments are kept.
     """
     if corpus is None:
         raise click.UsageError("Missing option '--corpus': Section 5 needs prefixes.")

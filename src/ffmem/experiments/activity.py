@@ -9,17 +9,27 @@ coefficient is ever quite zero, hence the others. Weights of a softmax are all p
 the last tells memories apart. It needs static values, and is left out where there are none.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from ffmem.experiments.result import Row
 from ffmem.experiments.spread import spread
-from ffmem.experiments.work import Work
 from ffmem.models.memories import Memories
 
 CARRIED = 0.9
 """The share of the layer's contributions that the `effect` set carries."""
+
+
+class Work(NamedTuple):
+    """What the memories of a layer do on some examples."""
+
+    coefficients: Float32[ndarray, "row memory"]
+    gate: Float32[ndarray, "row memory"] | None
+    contributions: Float32[ndarray, "row memory"] | None
+    """|m|·‖v‖; None where values are not static."""
 
 
 class Activity:

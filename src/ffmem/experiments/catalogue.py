@@ -1,14 +1,19 @@
-"""All experiments by name, in the paper's order."""
+"""All experiments by name, in the paper's order; finished ones are not measured again.
+
+A result carries a fingerprint: the SHA-256 of everything that decides its numbers. A file NAME.json
+with the fingerprint that a measurement would have now stands for that measurement.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
-from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.errors import FfmemError, NoStaticValues, StoreError
 from ffmem.experiments.agreement import agreement, next_token_rank
 from ffmem.experiments.composition import last_layer_composition
 from ffmem.experiments.kinds import note_on
-from ffmem.experiments.names import FROM_VALUES, NAMES
+from ffmem.experiments.names import FROM_FOLDER, FROM_VALUES, NAMES
 from ffmem.experiments.pattern_shares import NoPatterns, has_patterns, patterns
 from ffmem.experiments.predictive import max_probability, predictive_values
 from ffmem.experiments.removal import token_removal
@@ -22,7 +27,7 @@ from ffmem.experiments.section5 import (
     stop_words,
     zero_agreement,
 )
-from ffmem.experiments.study import Study
+from ffmem.experiments.study import Study, digest
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
@@ -33,6 +38,8 @@ class Experiment(NamedTuple):
     measure: Callable[[Study], Result]
     parts: tuple[str, ...] = ()
     """What it needs of the pass over the sample; nothing if it reads the index alone."""
+    options: tuple[str, ...] = ()
+    """Settings of the context that it alone reads."""
 
 
 _PREDICTIONS = ("predictions",)
@@ -45,7 +52,7 @@ def _patterns(study: Study) -> Result:
 
 EXPERIMENTS: dict[str, Experiment] = {
     "patterns": Experiment(_patterns),
-    "token-removal": Experiment(token_removal),
+    "token-removal": Experiment(token_removal, options=("per_layer", "triggers")),
     "agreement": Experiment(agreement),
     "next-token-rank": Experiment(next_token_rank),
     "max-probability": Experiment(max_probability),
@@ -90,20 +97,56 @@ def refuse_without_values(names: Iterable[str], model: str) -> None:
         )
 
 
-def measure(study: Study, names: Iterable[str]) -> Iterator[Result]:
-    """Return the results one by one, as they are measured.
+def measure(study: Study, names: Iterable[str], out: Path | None = None) -> Iterator[Result]:
+    """Return the results one by one; those that are finished in `out` are read from there.
 
     Among others, `patterns` is left out where nobody has looked for any; alone, that is an error.
     """
     asked = known(names)
     if not study.memories.has_values:
         refuse_without_values(asked, study.memories.source)
+    done = {} if out is None else finished(study, asked, out)
+    if done:
+        study.progress.say(f"Already measured in {out}, not measured again: {', '.join(done)}.")
+    study.parts = parts(name for name in asked if name not in done)
     for name in asked:
-        if name == "patterns" and len(asked) > 1 and not has_patterns(study.index):
+        if name in done:
+            yield done[name]
+        elif name == "patterns" and len(asked) > 1 and not has_patterns(study.index):
             study.progress.say(f"Figure 2 is left out. {NoPatterns(study.index)}")
-            continue
-        study.progress.say(f"Measuring {name}.")
-        yield noted(EXPERIMENTS[name].measure(study))
+        else:
+            study.progress.say(f"Measuring {name}.")
+            result = noted(EXPERIMENTS[name].measure(study))
+            yield (
+                result
+                if name in FROM_FOLDER
+                else replace(result, fingerprint=fingerprint(study, name))
+            )
+
+
+def finished(study: Study, names: Iterable[str], out: Path) -> dict[str, Result]:
+    """Return the results in a folder that are what would be measured now."""
+    found = {}
+    for name in names:
+        try:
+            result = Result.read(out / f"{name}.json")
+        except StoreError:
+            continue  # not there, or not a result
+        if result.fingerprint is not None and result.fingerprint == fingerprint(study, name):
+            found[name] = result
+    return found
+
+
+def fingerprint(study: Study, name: str) -> str:
+    """Return the SHA-256 of everything that decides the numbers of an experiment.
+
+    `patterns` reads what people said as well, and is quick: its results have no fingerprint.
+    """
+    experiment = EXPERIMENTS[name]
+    decides = [name, study.fingerprint, *(getattr(study, option) for option in experiment.options)]
+    if experiment.parts:
+        decides.append(study.sample_fingerprint)
+    return digest(decides)
 
 
 def noted(result: Result) -> Result:

@@ -72,6 +72,13 @@ class Drawn(NamedTuple):
         ]
         return np.array(found, np.int64)
 
+    def digest(self) -> str:
+        """Return the SHA-256 over every sentence of the sample and the lengths drawn of it."""
+        digest = hashlib.sha256()
+        for example in self.examples:
+            digest.update(repr(example).encode())
+        return digest.hexdigest()
+
     def describe(self) -> dict[str, Any]:
         """Return what a result says about its sample."""
         histogram = Counter(self.lengths.tolist())

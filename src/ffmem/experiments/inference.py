@@ -15,14 +15,13 @@ from numpy import ndarray
 from torch import Tensor
 
 from ffmem.errors import FfmemError
-from ffmem.experiments.activity import Activity
+from ffmem.experiments.activity import Activity, Work
 from ffmem.experiments.drawn import Drawn
 from ffmem.experiments.predictions import Predictions
 from ffmem.experiments.projector import Projector
 from ffmem.experiments.softmax_memory import SoftmaxMemory
 from ffmem.experiments.value_tops import ValueTops
 from ffmem.experiments.votes import Votes
-from ffmem.experiments.work import Work
 from ffmem.indexing.leases import Batch, padded
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace

@@ -7,7 +7,7 @@ Removing a token also moves all behind it to other positions; replacing one does
 beside it as a control. The start token always stays in front. Triggers of less than two tokens
 have nothing left to compare and are left out; so is a replacement where there is none to put.
 
-What is run is planned first, so that its cost is known before it starts. Positions see nothing
+What is run is planned first, so that its progress can be shown. Positions see nothing
 behind them: a trigger without its last token is read from the same run as the whole trigger.
 """
 
@@ -18,12 +18,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from ffmem.cluster.task import Task
-from ffmem.experiments.cost import estimate, trunk_flop
 from ffmem.experiments.heads import NONE, CorpusTokens, corpus_tokens, listed
 from ffmem.experiments.result import Result, Row
-from ffmem.experiments.sequences import Measured, Sequences
-from ffmem.experiments.sharing import sequence_arrays
+from ffmem.experiments.sequences import Measured, Sequences, measure
 from ffmem.experiments.spread import spread
 from ffmem.experiments.study import Study
 from ffmem.indexing.sentences import VACANT
@@ -64,18 +61,12 @@ def token_removal(study: Study) -> Result:
     plan = planned(study)
     rows: list[Row] = []
     interior: list[Row] = []
-    n_sequences, n_token_layers = cost(plan)
-    flop = trunk_flop(study.memories) / study.memories.n_layers * n_token_layers
-    study.progress.say(
-        f"Token removal: {n_sequences:,} sequences. {estimate(study.memories, flop)}"
-    )
-    tasks = [_task(study, plan, trials) for trials in plan.layers]
-    outcomes = study.workplace.outcomes("token removal", "token-layers", tasks)
-    for trials, columns in zip(plan.layers, outcomes, strict=True):
-        found = Measured(**columns)
-        rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
-        inside = Measured(*(column[_interior(plan, trials)] for column in found))
-        interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
+    with study.progress.bar("token removal", n_token_layers(plan), "token-layers") as step:
+        for trials in plan.layers:
+            found = measure(study.memories, sequences_of(plan, trials), plan.start, step)
+            rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
+            inside = Measured(*(column[_interior(plan, trials)] for column in found))
+            interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
     unk = _unknown(study)
     also = {
         "interior": interior,
@@ -96,30 +87,13 @@ def planned(study: Study) -> Plan:
     return Plan(layers, corpus_tokens(index), index.manifest.start.id)
 
 
-def cost(plan: Plan) -> tuple[int, int]:
-    """Return how many sequences are run, and how many tokens through how many layers."""
-    n_sequences = n_token_layers = 0
-    for trials in plan.layers:
-        ids = sequences_of(plan, trials).ids
-        n_sequences += len(ids)
-        n_token_layers += _token_layers(plan, trials, ids)
-    return n_sequences, n_token_layers
-
-
-def _token_layers(plan: Plan, trials: Trials, ids: list[tuple[int, ...]]) -> int:
-    """Return how many tokens of a layer's sequences run through how many layers."""
+def n_token_layers(plan: Plan) -> int:
+    """Return how many layers all tokens of the plan run through, summed over tokens."""
     extra = 0 if plan.start is None else 1
-    return sum(len(tokens) + extra for tokens in ids) * (trials.layer + 1)
-
-
-def _task(study: Study, plan: Plan, trials: Trials) -> Task:
-    """Return the task of one layer."""
-    sequences = sequences_of(plan, trials)
-    return study.workplace.task(
-        f"token removal of layer {trials.layer}",
-        "removal",
-        _token_layers(plan, trials, sequences.ids),
-        study.workplace.lay_out("sequences", sequence_arrays(sequences, plan.start)),
+    return sum(
+        (len(ids) + extra) * (trials.layer + 1)
+        for trials in plan.layers
+        for ids in sequences_of(plan, trials).ids
     )
 
 

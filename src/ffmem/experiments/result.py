@@ -25,6 +25,8 @@ class Result:
     rows: list[Row]
     also: Row = field(default_factory=dict)
     """What belongs to no row, such as `auc`; it stands beside `rows` in the file."""
+    fingerprint: str | None = None
+    """SHA-256 of everything that decides the numbers; None if they are always measured again."""
 
     @property
     def quoted(self) -> list[dict[str, str]]:
@@ -34,7 +36,10 @@ class Result:
     def to_dict(self) -> Row:
         """Return the content of the file."""
         main = (self.experiment, self.paper, self.settings, self.rows, self.quoted)
-        return dict(zip(FIELDS, main, strict=True)) | self.also
+        content = dict(zip(FIELDS, main, strict=True))
+        if self.fingerprint is not None:
+            content["fingerprint"] = self.fingerprint
+        return content | self.also
 
     def write(self, folder: Path) -> Path:
         """Commit the result to its file; the same result gives the same bytes."""
@@ -50,9 +55,10 @@ class Result:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             main = [content.pop(name) for name in FIELDS]
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            fingerprint = content.pop("fingerprint", None)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise StoreError(
                 f"{path} is not an experiment's result ({type(error).__name__}: {error})."
                 " Run `ffmem experiment` again."
             ) from None
-        return cls(main[0], main[1], main[2], main[3], content)
+        return cls(main[0], main[1], main[2], main[3], content, fingerprint)

@@ -1,38 +1,40 @@
 """What an experiment works on: an index, its model, a sample of prefixes; each read once.
 
-What several experiments need is computed when the first asks for it, and kept for the others. What
-takes long is laid out as tasks, which this process does, or others.
+What several experiments need is computed when the first asks for it, and kept for the others.
 """
 
+import hashlib
+import json
 from collections.abc import Collection
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import TokenSentence, refuse_foreign
 from ffmem.errors import CorpusError, FfmemError, NoStaticValues
-from ffmem.experiments.cost import inference_cost
 from ffmem.experiments.drawn import Drawn, Example, draw
 from ffmem.experiments.heads import Heads, corpus_tokens, heads
-from ffmem.experiments.inference import PARTS, VALUE_PARTS, Inference, groups
+from ffmem.experiments.inference import PARTS, VALUE_PARTS, Inference, Pass, groups
 from ffmem.experiments.settings import settings
-from ffmem.experiments.sharing import sample_arrays
-from ffmem.experiments.value_readings import ValueReadings
-from ffmem.experiments.value_tops import PlainTops
-from ffmem.experiments.workplace import Labour, Workplace
+from ffmem.experiments.value_readings import ValueReadings, read_values
+from ffmem.experiments.value_tops import AdaptiveTops, PlainTops, ValueTops
+from ffmem.files import sha256
 from ffmem.indexing.finished import refuse_other_weights
 from ffmem.indexing.store import Index
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.progress import Progress
 
 DRAWS = ("sentences", "tokens")
+
+VERSIONS = ("ffmem", "torch", "transformers", "numpy", "scipy", "scikit-learn")
+"""Of the libraries that compute the numbers."""
 
 
 @dataclass(kw_only=True)
@@ -55,8 +57,6 @@ class Study:
     """Triggers of each for token removal."""
     parts: Collection[str] = PARTS
     """What the pass over the sample is to measure."""
-    labour: Labour = field(default_factory=Labour)
-    """Who does what takes long; others only within a `with`, which lets them go."""
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
 
     def __post_init__(self) -> None:
@@ -69,19 +69,6 @@ class Study:
                 raise FfmemError(f"{name} = {number!r} was asked for. Give 1 or more.")
         if self.prompt is not None and self.corpus is not None:
             raise FfmemError("Both a prompt and a corpus were given. Give one of them.")
-        self.workplace = Workplace(self.memories, self.labour, self.progress)
-        self._entered = ExitStack()
-
-    def __enter__(self) -> "Study":
-        # What this process computes by itself has the workers' threads, too.
-        self._entered.enter_context(threads(self.workplace.n_threads))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is KeyboardInterrupt:
-            self.progress.say("Stopped. The same command goes on with what was measured.")
-        with self._entered:
-            self.workplace.close(is_done=kind is None)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a result says about how it was made."""
@@ -96,6 +83,30 @@ class Study:
             source = {"corpus": self.corpus.source, "asked": asked, "draw": self.draw}
             source |= self._read_otherwise(self.corpus)
         return {**source, **self.drawn.describe()}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what decides all numbers: index, model, how it runs, versions, seed.
+
+        The manifest holds the hash of the weights and of every file of the index.
+        """
+        return digest(
+            {
+                "index": sha256(self.index.folder / "manifest.json"),
+                "config": self.memories.config.to_json_string(),
+                "tokenizer": self.memories.tokenizer.fingerprint,
+                "dtype": str(self.memories.dtype),
+                "device": self.memories.device.type,
+                "threads": torch.get_num_threads(),
+                "versions": {library: version(library) for library in VERSIONS},
+                "seed": self.seed,
+            }
+        )
+
+    @cached_property
+    def sample_fingerprint(self) -> str:
+        """SHA-256 of the sample: how it was asked for, and every prefix of it."""
+        return digest([self.sample_settings(), self.drawn.digest()])
 
     def _read_otherwise(self, corpus: Corpus) -> dict[str, Any]:
         """Return how the sample's corpus is read where that differs from the index's own."""
@@ -121,18 +132,13 @@ class Study:
     @cached_property
     def values(self) -> list[ValueReadings]:
         """What every value predicts, layer by layer."""
-        tasks = [
-            self.workplace.task(
-                f"values of layer {layer}",
-                "values",
-                self.index.n_memories,
-                self.workplace.lay_out("heads", heads._asdict()),
-                layer=layer,
-            )
-            for layer, heads in enumerate(self.heads)
-        ]
-        outcomes = self.workplace.outcomes("values", "values", tasks)
-        return [ValueReadings(**columns) for columns in outcomes]
+        found = []
+        n_memories = self.index.n_memories
+        with self.progress.bar("values", self.index.n_layers * n_memories, "values") as step:
+            for layer, heads in enumerate(self.heads):
+                found.append(read_values(self.memories, heads, layer))
+                step(n_memories)
+        return found
 
     @cached_property
     def drawn(self) -> Drawn:
@@ -178,32 +184,27 @@ class Study:
                 f"A pass over the sample was to measure {', '.join(sorted(needing))} of static"
                 " values, of which there are none. Leave that out of its parts."
             )
-        drawn = self.drawn
-        self.progress.say(f"Section 5: {inference_cost(self.memories, drawn, self.parts)}")
-        start = self.index.manifest.start.id
-        rows = [
-            np.concatenate([some.examples for some in group])
-            for group in groups(drawn, start, self.memories)
-        ]
-        sample = self.workplace.lay_out("sample", sample_arrays(drawn, start) | self._measures())
-        tasks = [
-            self.workplace.task(
-                f"group {number} of Section 5", "section5", len(some), sample, group=number
-            )
-            for number, some in enumerate(rows)
-        ]
-        outcomes = self.workplace.outcomes("Section 5", "prefixes", tasks)
-        found = Inference.empty(self.memories, len(drawn.lengths), self.parts, self.frequencies)
-        for some, columns in zip(rows, outcomes, strict=True):
-            for name, table in found.tables().items():
-                table[some] = columns[name]
+        drawn, start = self.drawn, self.index.manifest.start.id
+        n_prefixes = len(drawn.lengths)
+        found = Inference.empty(self.memories, n_prefixes, self.parts, self.frequencies)
+        self.progress.say(f"Running the model on {n_prefixes:,} prefixes.")
+        evaluator = Pass(self.memories, self.parts, self._value_tops, self.frequencies)
+        with self.progress.bar("Section 5", n_prefixes, "prefixes") as step:
+            for group in groups(drawn, start, self.memories):
+                rows = np.concatenate([some.examples for some in group])
+                part = evaluator.read(group).tables()
+                for name, table in found.tables().items():
+                    table[rows] = part[name]
+                step(len(rows))
         return found
 
-    def _measures(self) -> dict[str, ndarray]:
-        """Return what a pass must know beside the sample: what to measure, and for votes more."""
-        found = {"parts": np.array(sorted(self.parts)), "frequencies": self.frequencies}
-        if "votes" in self.parts and not self.memories.head.adaptive:
-            tops = [PlainTops.read(self.index, layer) for layer in range(self.index.n_layers)]
-            found["plain"] = np.stack([layer.plain for layer in tops])
-            found["negative"] = np.stack([layer.negative for layer in tops])
-        return found
+    def _value_tops(self, layer: int) -> ValueTops:
+        """Return what the values of a layer promote."""
+        if self.memories.head.adaptive:
+            return AdaptiveTops(self.memories, layer)
+        return PlainTops.read(self.index, layer)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
 
+from ffmem.experiments.activity import Work
 from ffmem.experiments.value_tops import ValueTops
-from ffmem.experiments.work import Work
 
 TARGETS, MEMORIES = ("y", "o"), ("all", "active")
 

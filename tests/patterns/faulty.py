@@ -1,4 +1,4 @@
-"""Workers of studies and detections that die or fail once, or always, at one task.
+"""Workers of detections that die or fail once, or always, at one task.
 
 Each leaves a file `PID` in the folder of marks, and `TASK.N` at its Nth try of the chosen task.
 """
@@ -39,7 +39,7 @@ def planting(at, act, marks):
 
     def recruit(factory, arguments):
         more = {"factory": factory, "at": at, "act": act, "marks": str(marks)}
-        return Recruit("tests.experiments.faulty:hired", arguments | more)
+        return Recruit("tests.patterns.faulty:hired", arguments | more)
 
     return recruit
 

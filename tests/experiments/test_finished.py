@@ -1,0 +1,244 @@
+"""Experiments that are finished in a folder are not measured again, unless anything differs."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import ffmem
+from ffmem.cli import cli
+from ffmem.errors import FfmemError
+from ffmem.experiments import catalogue, study
+from ffmem.experiments.inference import Pass
+from ffmem.experiments.names import FROM_SAMPLE, NAMES
+from ffmem.progress import Progress
+from tests.annotation.kept_patterns import first_three, keep
+from tests.indexing.folders import indexed, memories, write_corpus
+
+OTHERS = [name for name in NAMES if name != "patterns"]
+"""All that need the model."""
+
+TWO = ["token-removal", "active-memories"]
+"""One that reads the index, and one that reads the sample."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An index with patterns, its model, and a corpus for Section 5."""
+    folder = tmp_path_factory.mktemp("made")
+    model = memories("llama")
+    index = indexed(folder / "index", write_corpus(folder / "train.txt"), model, t=5)
+    keep(index, "automatic", first_three)
+    return index, model, write_corpus(folder / "valid.txt", n=20, seed=3)
+
+
+def measure(made, out, names=TWO, **options):
+    index, model, valid = made
+    settings = {"corpus": str(valid), "model": model, "per_layer": 3, "triggers": 3} | options
+    return ffmem.experiment(names, index, out, **settings)
+
+
+def report(made, out, **options):
+    index, model, valid = made
+    settings = {"model": model, "per_layer": 3, "triggers": 3} | options
+    return ffmem.report(index, out, str(valid), **settings)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The names of the experiments that are measured, as they begin."""
+    names = []
+
+    def noting(name, experiment):
+        def run(context):
+            names.append(name)
+            return experiment.measure(context)
+
+        return experiment._replace(measure=run)
+
+    for name, experiment in catalogue.EXPERIMENTS.items():
+        monkeypatch.setitem(catalogue.EXPERIMENTS, name, noting(name, experiment))
+    return names
+
+
+def interrupt(monkeypatch, name):
+    """Let Ctrl-C come when an experiment begins."""
+
+    def stop(context):
+        raise KeyboardInterrupt
+
+    stopped = catalogue.EXPERIMENTS[name]._replace(measure=stop)
+    monkeypatch.setitem(catalogue.EXPERIMENTS, name, stopped)
+
+
+def content(folder):
+    """The bytes of every file; a PDF's ids of fonts differ from run to run."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".pdf"}
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    report(made, out)
+    return content(out)
+
+
+@pytest.mark.parametrize("stop", ["max-probability", "stop-words"])
+def test_a_stopped_report_goes_on_to_the_same_bytes(
+    made, whole, ran, tmp_path, monkeypatch, capsys, stop
+):
+    with monkeypatch.context() as patched:
+        interrupt(patched, stop)
+        with pytest.raises(KeyboardInterrupt):
+            report(made, tmp_path, progress=Progress())
+    assert "experiments finished in" in capsys.readouterr().err
+    before = [name for name in ran if name != "patterns"]
+    assert before == OTHERS[: OTHERS.index(stop)]
+    ran.clear()
+    report(made, tmp_path, progress=Progress())
+    assert ran == ["patterns", *OTHERS[OTHERS.index(stop) :]]
+    told = capsys.readouterr().err
+    assert f"not measured again: {', '.join(before)}.\n" in told
+    assert content(tmp_path) == whole
+
+
+def test_a_finished_report_runs_no_pass_over_the_sample(made, ran, tmp_path, monkeypatch):
+    report(made, tmp_path)
+    ran.clear()
+    passes, read = [], Pass.read
+    monkeypatch.setattr(Pass, "read", lambda self, group: passes.append(1) or read(self, group))
+    report(made, tmp_path)
+    assert (ran, passes) == (["patterns"], [])
+    (tmp_path / "neural-memory.json").unlink()
+    report(made, tmp_path)
+    assert ran == ["patterns"] * 2 + ["neural-memory"]
+    assert passes
+
+
+def test_an_experiment_takes_what_a_report_finished_and_the_other_way(made, ran, tmp_path):
+    measure(made, tmp_path, "agreement", corpus=None)
+    report(made, tmp_path)
+    first = ran.index(FROM_SAMPLE[0])  # what the pass serves is written right after it
+    assert ran[first:] == list(FROM_SAMPLE)
+    assert ran.count("agreement") == 1
+    measure(made, tmp_path, FROM_SAMPLE)
+    assert all(ran.count(name) == 1 for name in FROM_SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ({}, []),
+        ({"seed": 1}, TWO),
+        ({"per_layer": 2}, ["token-removal"]),
+        ({"triggers": 2}, ["token-removal"]),
+        ({"sample": 15}, ["active-memories"]),
+        ({"sample": "all"}, ["active-memories"]),
+        ({"draw": "tokens"}, ["active-memories"]),
+        ({"unit": "window:4"}, ["active-memories"]),
+        ({"limit": 12}, ["active-memories"]),
+        ({"corpus": None, "prompt": "w3 w4"}, ["active-memories"]),
+        ({"threads": 3}, TWO),
+    ],
+    ids=str,
+)
+def test_other_settings_are_measured_where_they_matter(made, ran, tmp_path, changed, again):
+    measure(made, tmp_path, threads=1)
+    ran.clear()
+    results = measure(made, tmp_path, **({"threads": 1} | changed))
+    assert ran == again
+    fresh = measure(made, tmp_path / "new", **({"threads": 1} | changed))
+    assert results == fresh
+    for name in TWO:  # what was there is replaced
+        kept, new = (folder / f"{name}.json" for folder in (tmp_path, tmp_path / "new"))
+        assert kept.read_bytes() == new.read_bytes()
+
+
+def test_another_dtype_is_measured(tiny_index, model_folder, ran, tmp_path):
+    for dtype in (None, "float32", "bfloat16"):
+        ffmem.experiment("agreement", tiny_index, tmp_path, model=model_folder, dtype=dtype)
+    assert ran == ["agreement"] * 2
+
+
+@pytest.mark.parametrize("library", ["ffmem", "torch"])
+def test_another_version_is_measured(made, ran, tmp_path, monkeypatch, library):
+    measure(made, tmp_path)
+    true = study.version
+    monkeypatch.setattr(study, "version", lambda name: "0.0" if name == library else true(name))
+    measure(made, tmp_path)
+    assert ran == TWO * 2
+
+
+def test_a_changed_index_or_corpus_is_measured(made, ran, tmp_path):
+    train, valid = write_corpus(tmp_path / "train.txt"), write_corpus(tmp_path / "valid.txt", n=9)
+    model, out = made[1], tmp_path / "out"
+    index = indexed(tmp_path / "index", train, model, t=5)
+    measure((index, model, valid), out)
+    write_corpus(valid, n=9, seed=1)
+    measure((index, model, valid), out)
+    assert ran == [*TWO, "active-memories"]
+    ran.clear()
+    more = ffmem.Corpus(str(write_corpus(tmp_path / "more.txt", n=9, seed=2)), unit="line")
+    measure((ffmem.extend(index.folder, more, model=model), model, valid), out)
+    assert ran == TWO
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "foreign", "without a fingerprint"])
+def test_a_file_that_is_no_whole_result_does_not_count(made, ran, tmp_path, damage):
+    measure(made, tmp_path, "agreement")
+    path = tmp_path / "agreement.json"
+    whole = path.read_bytes()
+    old = {k: v for k, v in json.loads(whole).items() if k != "fingerprint"}
+    path.write_bytes(
+        {
+            "half": whole[: len(whole) // 2],
+            "empty": b"",
+            "foreign": b"[]",
+            "without a fingerprint": json.dumps(old).encode(),
+        }[damage]
+    )
+    measure(made, tmp_path, "agreement")
+    assert ran == ["agreement"] * 2
+    assert path.read_bytes() == whole
+
+
+def test_patterns_are_always_read_anew(made, ran, tmp_path):
+    first = report(made, tmp_path / "out").with_name("patterns.json").read_bytes()
+    measure(made, tmp_path / "alone", "patterns", corpus=None)
+    assert (tmp_path / "alone/patterns.json").read_bytes() == first
+    report(made, tmp_path / "out")
+    assert ran.count("patterns") == 2
+    assert "fingerprint" not in json.loads(first)
+
+
+def test_figures_that_a_stop_kept_from_being_drawn_are_drawn(made, tmp_path, ran):
+    measure(made, tmp_path, "agreement")
+    (tmp_path / "agreement.svg").unlink()
+    measure(made, tmp_path, "agreement")
+    assert ran == ["agreement"]
+    assert (tmp_path / "agreement.svg").read_text().startswith("<svg")
+
+
+def test_threads_are_those_asked_for_and_afterwards_as_before(made, tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+
+    def note(context):
+        seen.append(torch.get_num_threads())
+        return agreement.measure(context)
+
+    agreement = catalogue.EXPERIMENTS["agreement"]
+    monkeypatch.setitem(catalogue.EXPERIMENTS, "agreement", agreement._replace(measure=note))
+    measure(made, tmp_path, "agreement", threads=before + 1)
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+    with pytest.raises(FfmemError, match="threads = 0"):
+        measure(made, tmp_path, "agreement", threads=0)
+
+
+@pytest.mark.parametrize("option", ["--workers", "--ray", "--shared", "--gpus-per-worker"])
+def test_a_report_is_made_by_one_process(made, tmp_path, option):
+    for command in (["report"], ["experiment", "agreement"]):
+        words = [*command, str(made[0].folder), "--out", str(tmp_path), option, "2"]
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 2
+        assert "No such option" in done.output
