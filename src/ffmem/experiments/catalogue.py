@@ -117,11 +117,9 @@ def measure(study: Study, names: Iterable[str], out: Path | None = None) -> Iter
         else:
             study.progress.say(f"Measuring {name}.")
             result = noted(EXPERIMENTS[name].measure(study))
-            yield (
-                result
-                if name in FROM_FOLDER
-                else replace(result, fingerprint=fingerprint(study, name))
-            )
+            if name not in FROM_FOLDER:
+                result = replace(result, fingerprint=fingerprint(study, name))
+            yield result
 
 
 def finished(study: Study, names: Iterable[str], out: Path) -> dict[str, Result]:
