@@ -22,8 +22,8 @@ MODEL = "smollm2-135m"
 
 def section5(rounds: int = 2, prefixes: int = 1500) -> dict[str, Any]:
     """Time and share of peak GEMM of the pass, of one that projects y as well, and of the floor."""
-    from ffmem.experiments.drawn import draw
-    from ffmem.experiments.inference import groups
+    from ffmem.experiments.evaluation import groups
+    from ffmem.experiments.prompt_sample import draw
 
     index = ffmem.open(os.environ.get("FFMEM_BENCH_INDEX") or "demo")
     memories = ffmem.load(MODEL)
@@ -91,13 +91,13 @@ def _projection_flop(memories: Any) -> float:
 def _pass(index: Any, memories: Any, *, two_projections: bool) -> Callable[[Sequence[Any]], Any]:
     """What the report asks for."""
     from ffmem.experiments.catalogue import parts
-    from ffmem.experiments.inference import Pass
+    from ffmem.experiments.evaluation import SampleEvaluator
     from ffmem.experiments.names import FROM_SAMPLE
     from ffmem.experiments.value_tops import PlainTops
 
     frequencies = np.ones(memories.vocabulary, np.int64)
     tops = {layer: PlainTops.read(index, layer) for layer in range(memories.n_layers)}
-    found = Pass(memories, parts(FROM_SAMPLE), tops.__getitem__, frequencies)
+    found = SampleEvaluator(memories, parts(FROM_SAMPLE), tops.__getitem__, frequencies)
     assert found.projector is not None
     found.projector.adds_up &= two_projections
     return found.read

@@ -197,10 +197,10 @@ def _measure(
 
         import torch
 
-        from ffmem.experiments.study import Study
+        from ffmem.experiments.context import ExperimentContext
         from ffmem.models.threads import threads
 
-        study = Study(
+        context = ExperimentContext(
             index=index,
             memories=memories,
             corpus=source,
@@ -213,7 +213,7 @@ def _measure(
             progress=progress,
         )
         with threads(n_threads or torch.get_num_threads()):
-            return _write(catalogue.measure(study, asked, out), out, progress)
+            return _write(catalogue.measure(context, asked, out), out, progress)
 
 
 def _write(results: "Iterator[Result]", out: Path, progress: Progress) -> "list[Result]":

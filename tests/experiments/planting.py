@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import ffmem
-from ffmem.experiments.study import Study
+from ffmem.experiments.context import ExperimentContext
 from tests.indexing.folders import indexed
 from tests.tiny import VOCABULARY, tiny, tiny_tokenizer
 
@@ -37,37 +37,37 @@ def write_distinct(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def study_of(folder: Path, model, corpus: Path | None = None, **options) -> Study:
-    """Index a corpus with a tiny model, given by name or as it is, and return the study of it."""
+def context_of(folder: Path, model, corpus: Path | None = None, **options) -> ExperimentContext:
+    """Index a corpus with a tiny model, given by name or as it is, and return the context of it."""
     settings = {name: options.pop(name) for name in SETTINGS if name in options}
     corpus = corpus or write_distinct(folder.with_suffix(".txt"))
     loaded = ffmem.load(tiny(model) if isinstance(model, str) else model, tiny_tokenizer())
-    return Study(
+    return ExperimentContext(
         index=indexed(folder, corpus, loaded, **({"t": 5} | options)), memories=loaded, **settings
     )
 
 
-def sentences(study):
+def sentences(context):
     """Return (offset, ids) of every sentence."""
-    index = study.index
+    index = context.index
     rows = index.sentences.rows(0, index.sentences.n_sentences)
     return [(row.offset, row.ids) for row in rows]
 
 
-def traced(study, ids):
+def traced(context, ids):
     """Return every layer's trace of some tokens, run alone behind the start token."""
-    start = study.index.manifest.start.id
-    return study.memories.trace(torch.tensor([[start, *ids]]))
+    start = context.index.manifest.start.id
+    return context.memories.trace(torch.tensor([[start, *ids]]))
 
 
 class PlainTriggers:
     """The triggers of every memory, as the definition says, from sentences run one by one."""
 
-    def __init__(self, study):
-        self.t = study.index.manifest.t
-        self.corpus = sentences(study)
+    def __init__(self, context):
+        self.t = context.index.manifest.t
+        self.corpus = sentences(context)
         self.traces = [
-            [layer.coefficients[0] for layer in traced(study, ids)] for _, ids in self.corpus
+            [layer.coefficients[0] for layer in traced(context, ids)] for _, ids in self.corpus
         ]
 
     def of(self, layer, memory, sign):

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 import ffmem
 from ffmem.experiments.agreement import agreement, agrees, next_token_rank, permutation
-from ffmem.experiments.heads import corpus_tokens, listed
-from ffmem.experiments.study import Study
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.top_triggers import corpus_tokens, listed
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,
     PlainTriggers,
+    context_of,
     llama_with_unit_embeddings,
     plain_logits,
     plain_rank,
     plain_top,
     plant_value,
-    study_of,
     with_dead_memory,
 )
 
@@ -38,10 +38,10 @@ def near(number):
     return None if number is None else pytest.approx(number, abs=1e-12)
 
 
-def plain_rows(study):
+def plain_rows(context):
     """Return what agreement and rank say of each layer, as plainly as the definitions."""
-    memories, triggers = study.memories, PlainTriggers(study)
-    band = memories.config.band_sizes[0] if study.memories.family == "ffmem_adaptive" else None
+    memories, triggers = context.memories, PlainTriggers(context)
+    band = memories.config.band_sizes[0] if context.memories.family == "ffmem_adaptive" else None
     rows = []
     for layer in range(memories.n_layers):
         seen = []
@@ -76,10 +76,10 @@ def plain_rows(study):
 
 @pytest.mark.parametrize("name", [*FAMILIES, *KINDS])
 def test_rates_and_ranks_are_those_of_the_definition(name, tmp_path):
-    study = study_of(tmp_path / "index", name)
-    agreed, ranked = agreement(study).rows, next_token_rank(study).rows
+    context = context_of(tmp_path / "index", name)
+    agreed, ranked = agreement(context).rows, next_token_rank(context).rows
     adaptive = name.startswith("ffmem_adaptive")
-    for layer, plain in enumerate(plain_rows(study)):
+    for layer, plain in enumerate(plain_rows(context)):
         ranks, in_band = plain.pop("ranks"), plain.pop("ranks in the band")
         for field, number in plain.items():
             assert agreed[layer][field] == near(number), (layer, field)
@@ -97,7 +97,7 @@ def test_rates_and_ranks_are_those_of_the_definition(name, tmp_path):
 def test_baselines_are_those_of_the_vocabulary_and_the_corpus(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("w5 w9 w9\nw9 w6\nw7 w8 w9\n")
-    result = agreement(study_of(tmp_path / "index", "gpt2", corpus))
+    result = agreement(context_of(tmp_path / "index", "gpt2", corpus))
     assert result.also["unigram_token"] == "w9"
     for row in result.rows:
         assert row["uniform"] == 1 / 64
@@ -107,8 +107,8 @@ def test_baselines_are_those_of_the_vocabulary_and_the_corpus(tmp_path):
 def test_a_planted_value_is_found(tmp_path):
     """The rate of the last layer rises by the values that were made to agree, and by no others."""
     model = llama_with_unit_embeddings()
-    before = study_of(tmp_path / "before", model)
-    head = before.heads[-1]
+    before = context_of(tmp_path / "before", model)
+    head = before.top_triggers[-1]
     rate = agreement(before).rows[-1]["rate"]
     disagreeing = np.flatnonzero(head.exists & ~agrees(head, before.values[-1]))
     planted = disagreeing[::2]
@@ -117,7 +117,7 @@ def test_a_planted_value_is_found(tmp_path):
     for memory in planted.tolist():
         plant_value(model, memory, int(head.next_token[memory]), int(head.sign[memory]))
 
-    after = study_of(tmp_path / "after", model)
+    after = context_of(tmp_path / "after", model)
 
     row = agreement(after).rows[-1]
     assert row["rate"] == near(rate + len(planted) / row["n"])
@@ -127,11 +127,11 @@ def test_a_planted_value_is_found(tmp_path):
 
 def test_a_value_planted_for_the_last_token_is_found_by_the_published_target_alone(tmp_path):
     model = llama_with_unit_embeddings()
-    head = study_of(tmp_path / "before", model).heads[-1]
+    head = context_of(tmp_path / "before", model).top_triggers[-1]
     different = np.flatnonzero(head.exists & (head.last_token != head.next_token))
     for memory in different.tolist():
         plant_value(model, memory, int(head.last_token[memory]), int(head.sign[memory]))
-    row = agreement(study_of(tmp_path / "after", model)).rows[-1]
+    row = agreement(context_of(tmp_path / "after", model)).rows[-1]
     assert len(different) > 10
     assert row["last_token_rate"] >= len(different) / row["n"]
     assert row["rate"] <= 1 - len(different) / row["n"]
@@ -144,11 +144,11 @@ def test_the_planted_memories_of_the_authors_model_agree_as_they_were_planted(tm
     memories = ffmem.load(ORACLE / "model.pt")
     corpus = ffmem.Corpus(str(corpus), unit="line")
     index = ffmem.index(memories, corpus, tmp_path / "index", t=5, compat="ff-layers")
-    study = Study(index=index, memories=memories)
+    context = ExperimentContext(index=index, memories=memories)
     at_head, at_trigger = Counter(), Counter()
     for plant in json.loads((ORACLE / "planted.json").read_text()):
         layer, memory, kind = plant["layer"], plant["dim"], plant["kind"]
-        value, triggers = study.values[layer], listed(index, layer, 1)
+        value, triggers = context.values[layer], listed(index, layer, 1)
         sentence = corpus_tokens(index).at(triggers.prefixes[memory]).sentence
         here = (sentence == plant["sentence"]) & (triggers.lengths[memory] == plant["position"])
         (slot,) = np.flatnonzero(here)
@@ -161,7 +161,7 @@ def test_the_planted_memories_of_the_authors_model_agree_as_they_were_planted(tm
     assert at_trigger == {"next": 32, "current": 32}
     # Another prefix fires two of the keys even more; both were planted for the next token.
     assert at_head == {"next": 30, "current": 32}
-    for row in agreement(study).rows:
+    for row in agreement(context).rows:
         assert row["rate"] >= 6 / row["n"]
         assert row["last_token_rate"] >= 8 / row["n"]
 
@@ -169,34 +169,34 @@ def test_the_planted_memories_of_the_authors_model_agree_as_they_were_planted(tm
 def test_a_corpus_without_next_tokens_gives_no_rate(tmp_path):
     corpus = tmp_path / "words.txt"
     corpus.write_text("\n".join(f"w{n}" for n in range(3, 20)) + "\n")
-    study = study_of(tmp_path / "index", "llama", corpus)
-    for row in agreement(study).rows:
+    context = context_of(tmp_path / "index", "llama", corpus)
+    for row in agreement(context).rows:
         assert row["n"] == 0
-        assert row["no_next"] + row["no_trigger"] == study.index.n_memories
+        assert row["no_next"] + row["no_trigger"] == context.index.n_memories
         for field in ("rate", "low", "high", "permutation", "last_token_rate", "positive_rate"):
             assert row[field] is None
-    for row in next_token_rank(study).rows:
+    for row in next_token_rank(context).rows:
         assert row["n"] == 0
         assert row["median"] is None
-    agreement(study).write(tmp_path / "out")  # which refuses NaN
-    next_token_rank(study).write(tmp_path / "out")
+    agreement(context).write(tmp_path / "out")  # which refuses NaN
+    next_token_rank(context).write(tmp_path / "out")
 
 
 def test_every_memory_is_counted_once(tmp_path):
-    study = study_of(tmp_path / "index", with_dead_memory("opt", 0, 3))
-    rows = agreement(study).rows
+    context = context_of(tmp_path / "index", with_dead_memory("opt", 0, 3))
+    rows = agreement(context).rows
     assert rows[0]["no_trigger"] >= 1
     for row in rows:
-        assert row["n"] + row["no_next"] + row["no_trigger"] == study.index.n_memories
+        assert row["n"] + row["no_next"] + row["no_trigger"] == context.index.n_memories
 
 
 def test_the_same_index_gives_the_same_bytes(tmp_path):
     corpus = None
     for number in "ab":
-        study = study_of(tmp_path / "index", "llama", corpus)
+        context = context_of(tmp_path / "index", "llama", corpus)
         corpus = tmp_path / "index.txt"
         for experiment in (agreement, next_token_rank):
-            experiment(study).write(tmp_path / number)
+            experiment(context).write(tmp_path / number)
     for name in ("agreement.json", "next-token-rank.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 

@@ -12,9 +12,9 @@ import ffmem
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.experiments.catalogue import EXPERIMENTS
+from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.names import FROM_INDEX, FROM_SAMPLE, NAMES
 from ffmem.experiments.result import Result
-from ffmem.experiments.study import Study
 from tests.annotation.kept_patterns import first_three, keep
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.tiny import TINY, tiny_tokenizer
@@ -216,7 +216,7 @@ def test_another_model_is_refused_by_its_hash(made, tmp_path):
 def test_impossible_settings_are_refused(made, options, message):
     index, model, _ = made
     with pytest.raises(FfmemError, match=message):
-        Study(index=index, memories=model, **options)
+        ExperimentContext(index=index, memories=model, **options)
 
 
 def test_a_foreign_file_is_not_taken_for_a_result(tmp_path):

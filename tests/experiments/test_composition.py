@@ -7,27 +7,27 @@ import torch
 from ffmem.experiments import composition
 from ffmem.experiments.composition import cosines, embeddings, last_layer_composition
 from tests.experiments.planting import KINDS, LAMBDA
-from tests.experiments.test_inference import WITHOUT_VALUES, studied
+from tests.experiments.test_evaluation import WITHOUT_VALUES, make_context
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "ffmem_adaptive", *KINDS, LAMBDA])
-def study(request, tmp_path_factory):
+def context(request, tmp_path_factory):
     parts = {"parts": WITHOUT_VALUES} if request.param == LAMBDA else {}
-    return studied(tmp_path_factory.mktemp("study"), request.param, **parts)
+    return make_context(tmp_path_factory.mktemp("context"), request.param, **parts)
 
 
-def test_every_row_is_a_composition_and_shows_its_tokens(study):
-    result = last_layer_composition(study)
-    head, start = study.memories.head, study.index.manifest.start.id
-    tokens = study.index.token
-    found = study.inference.predictions.cases()["composition"][:, -1]
+def test_every_row_is_a_composition_and_shows_its_tokens(context):
+    result = last_layer_composition(context)
+    head, start = context.memories.head, context.index.manifest.start.id
+    tokens = context.index.token
+    found = context.metrics.predictions.cases()["composition"][:, -1]
     assert len(result.rows) == min(100, found.sum()) == result.also["n"]
     assert result.also["compositions"] == found.sum()
-    examples = {example.number: example for example in study.drawn.examples}
+    examples = {example.number: example for example in context.prompt_sample.examples}
     for row in result.rows:
         ids = examples[row["sentence"]].sentence.ids
         p = row["length"]
-        last = study.memories.trace(torch.tensor([[start, *ids[:p]]]))[-1]
+        last = context.memories.trace(torch.tensor([[start, *ids[:p]]]))[-1]
         readings = {
             "residual": head.logits(last.residual[0, -1:]),
             "ff": head.folded(last.ff_output[0, -1:]),
@@ -42,17 +42,17 @@ def test_every_row_is_a_composition_and_shows_its_tokens(study):
         assert row["next_token"] == (tokens(ids[p]) if p < len(ids) else None)
 
 
-def test_no_more_than_a_hundred_are_drawn_and_the_seed_decides_which(study, monkeypatch):
+def test_no_more_than_a_hundred_are_drawn_and_the_seed_decides_which(context, monkeypatch):
     monkeypatch.setattr(composition, "CASES", 3)
-    first = last_layer_composition(study).rows
+    first = last_layer_composition(context).rows
     assert len(first) == 3
-    assert first == last_layer_composition(study).rows
-    monkeypatch.setattr(study, "seed", 5)
-    assert first != last_layer_composition(study).rows
+    assert first == last_layer_composition(context).rows
+    monkeypatch.setattr(context, "seed", 5)
+    assert first != last_layer_composition(context).rows
 
 
-def test_related_is_what_lies_above_the_threshold(study):
-    result = last_layer_composition(study)
+def test_related_is_what_lies_above_the_threshold(context):
+    result = last_layer_composition(context)
     threshold = result.also["threshold"]
     for row in result.rows:
         assert row["related"] == (row["similarity"] > threshold)
@@ -61,24 +61,24 @@ def test_related_is_what_lies_above_the_threshold(study):
     assert result.also["related_share"] == sum(related) / len(related)
 
 
-def test_few_random_pairs_of_predictions_lie_above_the_threshold(study):
-    threshold = last_layer_composition(study).also["threshold"]
-    final = study.inference.predictions.final
+def test_few_random_pairs_of_predictions_lie_above_the_threshold(context):
+    threshold = last_layer_composition(context).also["threshold"]
+    final = context.metrics.predictions.final
     left, right = (side.ravel() for side in np.meshgrid(final, final))
     different = left != right
-    found = cosines(embeddings(study.memories), left[different], right[different]).numpy()
+    found = cosines(embeddings(context.memories), left[different], right[different]).numpy()
     assert abs((found > threshold).mean() - 0.05) < 0.05
 
 
-def test_an_adaptive_models_words_are_compared_by_how_they_enter(study):
-    vectors = embeddings(study.memories)
-    assert len(vectors) == study.memories.vocabulary
-    if study.memories.head.adaptive:
+def test_an_adaptive_models_words_are_compared_by_how_they_enter(context):
+    vectors = embeddings(context.memories)
+    assert len(vectors) == context.memories.vocabulary
+    if context.memories.head.adaptive:
         token = torch.tensor([[40]])
-        expected = study.memories.model.get_input_embeddings()(token)[0, 0]
+        expected = context.memories.model.get_input_embeddings()(token)[0, 0]
         assert torch.allclose(vectors[40], expected)
     else:
-        assert torch.equal(vectors, study.memories.head.embedding)
+        assert torch.equal(vectors, context.memories.head.embedding)
 
 
 def test_a_model_that_always_says_the_same_has_no_threshold():

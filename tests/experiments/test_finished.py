@@ -9,8 +9,8 @@ from click.testing import CliRunner
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import FfmemError
-from ffmem.experiments import catalogue, study
-from ffmem.experiments.inference import Pass
+from ffmem.experiments import catalogue, context
+from ffmem.experiments.evaluation import SampleEvaluator
 from ffmem.experiments.names import FROM_SAMPLE, NAMES
 from ffmem.progress import Progress
 from tests.annotation.kept_patterns import first_three, keep
@@ -106,8 +106,10 @@ def test_a_stopped_report_goes_on_to_the_same_bytes(
 def test_a_finished_report_runs_no_pass_over_the_sample(made, ran, tmp_path, monkeypatch):
     report(made, tmp_path)
     ran.clear()
-    passes, read = [], Pass.read
-    monkeypatch.setattr(Pass, "read", lambda self, group: passes.append(1) or read(self, group))
+    passes, read = [], SampleEvaluator.read
+    monkeypatch.setattr(
+        SampleEvaluator, "read", lambda self, group: passes.append(1) or read(self, group)
+    )
     report(made, tmp_path)
     assert (ran, passes) == (["patterns"], [])
     (tmp_path / "neural-memory.json").unlink()
@@ -164,8 +166,8 @@ def test_another_dtype_is_measured(tiny_index, model_folder, ran, tmp_path):
 @pytest.mark.parametrize("library", ["ffmem", "torch"])
 def test_another_version_is_measured(made, ran, tmp_path, monkeypatch, library):
     measure(made, tmp_path)
-    true = study.version
-    monkeypatch.setattr(study, "version", lambda name: "0.0" if name == library else true(name))
+    true = context.version
+    monkeypatch.setattr(context, "version", lambda name: "0.0" if name == library else true(name))
     measure(made, tmp_path)
     assert ran == TWO * 2
 

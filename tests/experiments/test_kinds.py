@@ -18,7 +18,7 @@ from ffmem.reporting.findings import TITLES
 from tests.annotation.kept_patterns import first_three, keep
 from tests.experiments.planting import KINDS, LAMBDA
 from tests.experiments.test_catalogue import FIELDS
-from tests.experiments.test_inference import run_alone, studied
+from tests.experiments.test_evaluation import make_context, run_alone
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.reporting.test_report import linked_well
 from tests.tiny import TINY
@@ -123,7 +123,9 @@ def test_a_report_says_on_the_way_what_it_leaves_out(lambda_index, tmp_path, cap
 
 
 def test_a_softmax_memory_is_the_neural_memory(tmp_path):
-    found = studied(tmp_path, "ffmem_adaptive softmax", parts=("softmax",)).inference.softmax.found
+    found = make_context(
+        tmp_path, "ffmem_adaptive softmax", parts=("softmax",)
+    ).metrics.softmax.found
     np.testing.assert_allclose(found["cosine"], 1, atol=1e-5)
     np.testing.assert_allclose(found["distance"], 0, atol=1e-5)
 
@@ -140,7 +142,7 @@ def persistent(heads):
 
 
 def test_one_head_of_slots_is_the_neural_memory_times_the_attention_that_slots_get(tmp_path):
-    found = studied(tmp_path, persistent(1), parts=("softmax",)).inference.softmax.found
+    found = make_context(tmp_path, persistent(1), parts=("softmax",)).metrics.softmax.found
     mass = found["slot_mass"]
     assert ((mass > 0) & (mass < 1)).all()
     np.testing.assert_allclose(found["cosine"], 1, atol=1e-5)
@@ -148,8 +150,8 @@ def test_one_head_of_slots_is_the_neural_memory_times_the_attention_that_slots_g
 
 
 def test_slot_mass_is_what_the_slots_of_a_head_get_on_average(tmp_path):
-    study = studied(tmp_path, persistent(4), parts=("softmax",))
-    found = study.inference.softmax.found["slot_mass"]
-    for example, layers in enumerate(run_alone(study)):
+    context = make_context(tmp_path, persistent(4), parts=("softmax",))
+    found = context.metrics.softmax.found["slot_mass"]
+    for example, layers in enumerate(run_alone(context)):
         for layer, trace in enumerate(layers):
             assert found[example, layer] == pytest.approx(trace.coefficients.sum().item() / 4)

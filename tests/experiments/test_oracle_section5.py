@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ffmem
-from ffmem.experiments.study import Study
+from ffmem.experiments.context import ExperimentContext
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 
@@ -21,7 +21,7 @@ def theirs():
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def context(tmp_path_factory):
     """The authors' prefixes: p = 0 … n of every sentence, split as their code does."""
     folder = tmp_path_factory.mktemp("oracle")
     sentences = json.loads((ORACLE / "expected_tokens.json").read_text())
@@ -30,16 +30,16 @@ def study(tmp_path_factory):
     corpus = ffmem.Corpus(str(path), unit="line")
     memories = ffmem.load(ORACLE / "model.pt")
     index = ffmem.index(memories, corpus, folder / "index", t=5, compat="ff-layers")
-    return Study(index=index, memories=memories, corpus=corpus, sample=None)
+    return ExperimentContext(index=index, memories=memories, corpus=corpus, sample=None)
 
 
 @pytest.fixture(scope="module")
-def ours(study):
-    return study.inference
+def ours(context):
+    return context.metrics
 
 
-def test_the_same_prefixes_are_looked_at(study, theirs):
-    numbers = [(example.number, p) for example, p in study.drawn.prefixes()]
+def test_the_same_prefixes_are_looked_at(context, theirs):
+    numbers = [(example.number, p) for example, p in context.prompt_sample.prefixes()]
     assert numbers == [tuple(row) for row in theirs["index"].tolist()]
     assert len(numbers) == 1224
 
@@ -85,15 +85,15 @@ def test_the_prediction_is_the_authors(ours, theirs):
     assert (ours.predictions.final == theirs["output_argmax"]).all()
 
 
-def test_active_memories_are_the_authors_without_their_residual(study, ours, theirs):
-    counts = ours.activity.shares["positive"] * study.memories.n_memories
+def test_active_memories_are_the_authors_without_their_residual(context, ours, theirs):
+    counts = ours.activity.shares["positive"] * context.memories.n_memories
     assert (np.rint(counts) == theirs["coeffs_l0"] - 1).all()
 
 
 def test_agreeing_memories_are_the_authors_where_no_inactive_one_votes(ours, theirs):
     target, voters = 1, 1  # the authors compare with top(o); an inactive memory "says" <s>
     sane = theirs["layer_output_argmax"] != 0
-    counts = ours.votes.agreeing[:, :, target, voters]
+    counts = ours.token_hits.agreeing[:, :, target, voters]
     assert (counts == theirs["ffn_matching_dims_count"])[sane].all()
     assert sane.mean() > 0.9
 

@@ -21,72 +21,72 @@ from ffmem.experiments.predictive import (
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,
+    context_of,
     llama_with_unit_embeddings,
     plain_logits,
     plain_top,
     plant_value,
-    study_of,
     with_dead_memory,
 )
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *KINDS])
-def study(request, tmp_path_factory):
-    return study_of(tmp_path_factory.mktemp(request.param) / "index", request.param)
+def context(request, tmp_path_factory):
+    return context_of(tmp_path_factory.mktemp(request.param) / "index", request.param)
 
 
-def plain_precision(study, layer, memory, sign):
+def plain_precision(context, layer, memory, sign):
     """Return (agreeing, triggers with a next token), from the records of one memory."""
-    record = study.index[layer, memory]
-    top = study.index.token(plain_top(plain_logits(study.memories, layer, memory, sign)))
+    record = context.index[layer, memory]
+    top = context.index.token(plain_top(plain_logits(context.memories, layer, memory, sign)))
     triggers = record.triggers if sign > 0 else record.negative_triggers
     following = [t.next_token for t in triggers if t.next_token is not None]
     return sum(token == top for token in following), len(following)
 
 
-def test_the_most_probable_values_come_first_with_their_precision(study, monkeypatch):
+def test_the_most_probable_values_come_first_with_their_precision(context, monkeypatch):
     monkeypatch.setattr(predictive, "MOST", 30)
-    result = predictive_values(study)
+    result = predictive_values(context)
     everything = sorted(
         (-float(values.probability[memory]), layer, memory)
-        for layer, values in enumerate(study.values)
-        for memory in range(study.index.n_memories)
+        for layer, values in enumerate(context.values)
+        for memory in range(context.index.n_memories)
     )
     assert [(-r["probability"], r["layer"], r["memory"]) for r in result.rows] == everything[:30]
     precisions = []
     for row in result.rows:
-        sign = int(study.heads[row["layer"]].sign[row["memory"]]) or 1
-        agreeing, n = plain_precision(study, row["layer"], row["memory"], sign)
+        sign = int(context.top_triggers[row["layer"]].sign[row["memory"]]) or 1
+        agreeing, n = plain_precision(context, row["layer"], row["memory"], sign)
         assert (row["agreeing"], row["n_triggers"], row["sign"]) == (agreeing, n, sign)
         assert row["precision"] == (agreeing / n if n else None)
         assert row["cell"] == f"L{row['layer']}N{row['memory']}"
-        assert row["token"] == study.index.token(row["token_id"])
+        assert row["token"] == context.index.token(row["token_id"])
         precisions += [agreeing / n] if n else []
     also = result.also
     assert also["n"] == 30
     assert also["mean_precision"] == pytest.approx(np.mean(precisions))
     assert also["with_agreeing_trigger"] == sum(row["agreeing"] > 0 for row in result.rows)
     layers = [row["layer"] for row in result.rows]
-    assert also["layer_histogram"] == [layers.count(i) for i in range(study.index.n_layers)]
+    assert also["layer_histogram"] == [layers.count(i) for i in range(context.index.n_layers)]
     assert also["upper_share"] == np.mean([layer >= also["upper_from"] for layer in layers])
 
 
-def test_a_small_model_gives_all_its_values(study):
-    result = predictive_values(study)
-    assert result.also["n"] == len(result.rows) == min(100, len(study.index))
-    upper = study.index.n_layers - result.also["upper_from"]
+def test_a_small_model_gives_all_its_values(context):
+    result = predictive_values(context)
+    assert result.also["n"] == len(result.rows) == min(100, len(context.index))
+    upper = context.index.n_layers - result.also["upper_from"]
     assert result.also["random_control"]["n"] == min(
-        result.also["n"], upper * study.index.n_memories
+        result.also["n"], upper * context.index.n_memories
     )
 
 
-def test_the_control_of_a_whole_layer_is_that_layer(study):
+def test_the_control_of_a_whole_layer_is_that_layer(context):
     """All upper values are drawn where there are less than 100: their statistics are known."""
-    result = predictive_values(study)
+    result = predictive_values(context)
     found = [
-        plain_precision(study, layer, memory, int(study.values[layer].sign[memory]))
-        for layer in range(result.also["upper_from"], study.index.n_layers)
-        for memory in range(study.index.n_memories)
+        plain_precision(context, layer, memory, int(context.values[layer].sign[memory]))
+        for layer in range(result.also["upper_from"], context.index.n_layers)
+        for memory in range(context.index.n_memories)
     ]
     assert len(found) <= 100
     control = result.also["random_control"]
@@ -94,12 +94,12 @@ def test_the_control_of_a_whole_layer_is_that_layer(study):
     assert control["mean_precision"] == pytest.approx(np.mean([a / n for a, n in found if n]))
 
 
-def test_agreement_by_probability_counts_every_memory_with_a_head(study):
-    result = max_probability(study)
-    n = sum(int(heads.exists.sum()) for heads in study.heads)
+def test_agreement_by_probability_counts_every_memory_with_a_top_trigger(context):
+    result = max_probability(context)
+    n = sum(int(top.exists.sum()) for top in context.top_triggers)
     agreeing = sum(
-        int(agrees(heads, values).sum())
-        for heads, values in zip(study.heads, study.values, strict=True)
+        int(agrees(top, values).sum())
+        for top, values in zip(context.top_triggers, context.values, strict=True)
     )
     assert len(result.rows) == 8
     assert sum(row["n"] for row in result.rows) == n
@@ -164,36 +164,36 @@ def test_a_planted_value_has_full_precision_and_raises_the_auc(tmp_path):
     corpus = tmp_path / "corpus.txt"  # behind every word but the first stands w50
     corpus.write_text("".join(f"w{n} w50 w50 w50 w50\n" for n in range(3, 40)))
     model = llama_with_unit_embeddings()
-    before = study_of(tmp_path / "before", model, corpus)
-    head = before.heads[-1]
+    before = context_of(tmp_path / "before", model, corpus)
+    head = before.top_triggers[-1]
     planted = np.flatnonzero(head.exists)[:5].tolist()
     for memory in planted:
         plant_value(model, memory, 50, 40 * int(head.sign[memory]))
-    study = study_of(tmp_path / "after", model, corpus)
-    rows = predictive_values(study).rows[:5]
+    context = context_of(tmp_path / "after", model, corpus)
+    rows = predictive_values(context).rows[:5]
     assert sorted(row["memory"] for row in rows) == planted
     assert {row["token"] for row in rows} == {"w50"}
     assert {row["precision"] for row in rows} == {1.0}
-    assert max_probability(study).rows[-1]["rate"] == 1.0
-    assert max_probability(study).also["auc"] > 0.5
+    assert max_probability(context).rows[-1]["rate"] == 1.0
+    assert max_probability(context).also["auc"] > 0.5
 
 
 def test_a_dead_memory_may_be_probable_but_has_no_precision(tmp_path):
-    study = study_of(tmp_path / "index", with_dead_memory("opt", 1, 7))
-    (row,) = [r for r in predictive_values(study).rows if (r["layer"], r["memory"]) == (1, 7)]
+    context = context_of(tmp_path / "index", with_dead_memory("opt", 1, 7))
+    (row,) = [r for r in predictive_values(context).rows if (r["layer"], r["memory"]) == (1, 7)]
     assert (row["precision"], row["n_triggers"], row["agreeing"]) == (None, 0, 0)
 
 
 def test_a_corpus_without_next_tokens_gives_values_without_precision(tmp_path):
     corpus = tmp_path / "words.txt"
     corpus.write_text("\n".join(f"w{n}" for n in range(3, 20)) + "\n")
-    study = study_of(tmp_path / "index", "llama", corpus)
-    result = predictive_values(study)
+    context = context_of(tmp_path / "index", "llama", corpus)
+    result = predictive_values(context)
     assert {row["precision"] for row in result.rows} == {None}
     assert result.also["mean_precision"] is None
     assert result.also["random_control"]["mean_precision"] is None
-    assert max_probability(study).rows == []
-    assert max_probability(study).also["auc"] is None
+    assert max_probability(context).rows == []
+    assert max_probability(context).also["auc"] is None
     json.dumps(result.to_dict(), allow_nan=False)
 
 
@@ -201,7 +201,7 @@ def test_the_same_seed_draws_the_same_control_and_another_another(tmp_path, monk
     monkeypatch.setattr(predictive, "MOST", 10)
     drawn = {}
     for seed in (0, 1):
-        study = study_of(tmp_path / f"{seed}", "llama", seed=seed)
+        context = context_of(tmp_path / f"{seed}", "llama", seed=seed)
         asked = []
 
         def record(index, cells, sign, top, asked=asked):
@@ -209,11 +209,11 @@ def test_the_same_seed_draws_the_same_control_and_another_another(tmp_path, monk
             return precision(index, cells, sign, top)
 
         monkeypatch.setattr(predictive, "precision", record)
-        texts = {json.dumps(predictive_values(study).to_dict()) for _ in range(2)}
+        texts = {json.dumps(predictive_values(context).to_dict()) for _ in range(2)}
         assert len(texts) == 1
         first, second = asked[1], asked[3]
         assert first == second
         assert len(set(first)) == 10
-        assert min(first) >= first_of(2, 11) * study.index.n_memories
+        assert min(first) >= first_of(2, 11) * context.index.n_memories
         drawn[seed] = first
     assert drawn[0] != drawn[1]

@@ -16,21 +16,21 @@ from ffmem.experiments.section5 import (
     zero_agreement,
 )
 from tests.experiments.planting import FAMILIES, KINDS
-from tests.experiments.test_inference import studied
+from tests.experiments.test_evaluation import make_context
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *KINDS])
-def study(request, tmp_path_factory):
-    return studied(tmp_path_factory.mktemp("study"), request.param)
+def context(request, tmp_path_factory):
+    return make_context(tmp_path_factory.mktemp("context"), request.param)
 
 
-def layers(study):
-    return range(study.memories.n_layers)
+def layers(context):
+    return range(context.memories.n_layers)
 
 
-def test_residual_prediction_counts_examples(study):
-    found = study.inference.predictions
-    for layer, row in enumerate(residual_prediction(study).rows):
+def test_residual_prediction_counts_examples(context):
+    found = context.metrics.predictions
+    for layer, row in enumerate(residual_prediction(context).rows):
         n = len(found.final)
         residual = found.residual_top[:, layer].tolist()
         outputs = found.output_top[:, layer:].tolist()
@@ -47,25 +47,25 @@ def test_residual_prediction_counts_examples(study):
     assert row["output_share"] == row["decided_share"] == 1
 
 
-def test_decided_shares_never_fall_and_never_exceed_the_outputs(study):
-    rows = residual_prediction(study).rows
+def test_decided_shares_never_fall_and_never_exceed_the_outputs(context):
+    rows = residual_prediction(context).rows
     decided = [row["decided_share"] for row in rows]
     assert decided == sorted(decided)
     assert all(row["decided_share"] <= row["output_share"] for row in rows)
 
 
-def test_residual_probability_is_the_spread_over_examples(study):
-    found = study.inference.predictions.residual_final_probability
-    for layer, row in enumerate(residual_probability(study).rows):
+def test_residual_probability_is_the_spread_over_examples(context):
+    found = context.metrics.predictions.residual_final_probability
+    for layer, row in enumerate(residual_probability(context).rows):
         column = found[:, layer].tolist()
         assert row["mean"] == pytest.approx(sum(column) / len(column))
         assert row["median"] == pytest.approx(statistics.median(column))
         assert 0 <= row["q1"] <= row["median"] <= row["q3"] <= 1
 
 
-def test_every_example_is_one_case(study):
-    found = study.inference.predictions
-    for layer, row in enumerate(prediction_cases(study).rows):
+def test_every_example_is_one_case(context):
+    found = context.metrics.predictions
+    for layer, row in enumerate(prediction_cases(context).rows):
         cases = {"residual": 0, "agreement": 0, "ffn": 0, "composition": 0, "broken": 0}
         ranks = {True: [], False: []}
         for example in range(row["n"]):
@@ -91,15 +91,15 @@ def test_every_example_is_one_case(study):
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_two_that_agree_are_never_overruled_by_their_sum_under_a_plain_head(tmp_path, name):
     # It may happen under an adaptive softmax, and under a LayerNorm with its constant.
-    rows = prediction_cases(studied(tmp_path, name)).rows
+    rows = prediction_cases(make_context(tmp_path, name)).rows
     assert all(row["broken_agreement"] == 0 for row in rows)
     assert any(row["agreement"] > 0 for row in rows)
 
 
-def test_zero_agreement_has_four_variants_of_every_layer(study):
-    votes = study.inference.votes
-    rows = zero_agreement(study).rows
-    assert len(rows) == 4 * study.memories.n_layers
+def test_zero_agreement_has_four_variants_of_every_layer(context):
+    votes = context.metrics.token_hits
+    rows = zero_agreement(context).rows
+    assert len(rows) == 4 * context.memories.n_layers
     for row in rows:
         place = ("yo".index(row["target"]), ["all", "active"].index(row["memories"]))
         counts = votes.agreeing[:, row["layer"], *place].tolist()
@@ -110,27 +110,27 @@ def test_zero_agreement_has_four_variants_of_every_layer(study):
         assert row["low"] <= row["share"] <= row["high"]
 
 
-def test_more_voters_agree_more_often_in_gated_models(study):
-    if study.memories.gated:
-        agreeing = study.inference.votes.agreeing
+def test_more_voters_agree_more_often_in_gated_models(context):
+    if context.memories.gated:
+        agreeing = context.metrics.token_hits.agreeing
         assert (agreeing[..., 0] >= agreeing[..., 1]).all()
 
 
-def test_stop_words_are_counted_case_by_case(study, monkeypatch):
+def test_stop_words_are_counted_case_by_case(context, monkeypatch):
     stop = np.array(
         [
             token in {"w3", "w4", "w5", "w6", "w7", "w8", "w9", "w10", "w11", "w12"}
-            for token in study.memories.tokenizer.shown(study.memories.vocabulary)
+            for token in context.memories.tokenizer.shown(context.memories.vocabulary)
         ]
     )
     monkeypatch.setattr(section5, "are_stop_words", lambda tokens: stop)
-    result = stop_words(study)
-    found, votes = study.inference.predictions, study.inference.votes
-    prefixes = list(study.drawn.prefixes())
+    result = stop_words(context)
+    found, votes = context.metrics.predictions, context.metrics.token_hits
+    prefixes = list(context.prompt_sample.prefixes())
     cases = {"agreeing": [], "all": []}
     for number, (example, p) in enumerate(prefixes):
         ids = example.sentence.ids
-        for layer in layers(study):
+        for layer in layers(context):
             case = (found.ff_top[number, layer], p, ids[p] if p < len(ids) else None)
             cases["all"].append(case)
             if votes.agreeing[number, layer, 0, 0]:
@@ -155,33 +155,33 @@ def test_stop_words_are_english_ones_without_case_or_space():
     assert found.tolist() == [True, True, False, False, True]
 
 
-def test_active_memories_have_a_row_for_each_definition(study):
-    rows = active_memories(study).rows
-    names = ["positive", "gate", "effect"] if study.memories.gated else ["positive", "effect"]
+def test_active_memories_have_a_row_for_each_definition(context):
+    rows = active_memories(context).rows
+    names = ["positive", "gate", "effect"] if context.memories.gated else ["positive", "effect"]
     assert [(row["layer"], row["definition"]) for row in rows] == [
-        (layer, name) for layer in layers(study) for name in names
+        (layer, name) for layer in layers(context) for name in names
     ]
     for row in rows:
-        column = study.inference.activity.shares[row["definition"]][:, row["layer"]].tolist()
+        column = context.metrics.activity.shares[row["definition"]][:, row["layer"]].tolist()
         assert row["mean"] == pytest.approx(sum(column) / len(column))
         assert row["median"] == pytest.approx(statistics.median(column))
 
 
-def test_neural_memory_averages_over_examples(study):
-    result = neural_memory(study)
-    heads = getattr(study.memories.config, "softmax_groups", 0) or 1
-    n_memories = study.memories.n_memories / heads
+def test_neural_memory_averages_over_examples(context):
+    result = neural_memory(context)
+    heads = getattr(context.memories.config, "softmax_groups", 0) or 1
+    n_memories = context.memories.n_memories / heads
     assert result.also["max_entropy"] == pytest.approx(np.log(n_memories))
     for row in result.rows:
         for name in ("cosine", "entropy", "top1_mass", "distance", "effective"):
-            column = study.inference.softmax.found[name][:, row["layer"]].tolist()
+            column = context.metrics.softmax.found[name][:, row["layer"]].tolist()
             assert row[name] == pytest.approx(sum(column) / len(column), rel=1e-5)
         assert 0 <= row["entropy"] <= result.also["max_entropy"] + 1e-5
         assert 1 / n_memories <= row["top1_mass"] <= 1
 
 
-def test_a_dead_layer_has_no_distance_and_is_left_out(study):
-    softmax = study.inference.softmax
+def test_a_dead_layer_has_no_distance_and_is_left_out(context):
+    softmax = context.metrics.softmax
     kept = softmax.found["distance"][:, 0].copy()
     try:
         softmax.found["distance"][:3, 0] = np.inf

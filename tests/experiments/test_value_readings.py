@@ -14,17 +14,17 @@ import torch
 
 import ffmem
 from ffmem.experiments import value_readings
-from ffmem.experiments.heads import NO_SIGN, NONE, corpus_tokens, heads, listed
+from ffmem.experiments.top_triggers import NO_SIGN, NONE, corpus_tokens, listed, top_triggers
 from ffmem.experiments.value_readings import read_values, readings
 from ffmem.indexing.sentences import VACANT
 from ffmem.models.memories import Memories
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,
+    context_of,
     plain_logits,
     plain_rank,
     plain_top,
-    study_of,
     with_dead_memory,
 )
 from tests.tiny import MEMORIES, VOCABULARY, tiny, tiny_tokenizer
@@ -36,10 +36,10 @@ RAW_HYPHENS = 9
 
 @pytest.mark.parametrize("name", [*FAMILIES, *KINDS])
 def test_a_value_is_read_as_a_plain_look_at_all_its_logits_says(name, tmp_path):
-    study = study_of(tmp_path / "index", name)
-    memories = study.memories
+    context = context_of(tmp_path / "index", name)
+    memories = context.memories
     for layer in range(memories.n_layers):
-        found, head = study.values[layer], study.heads[layer]
+        found, head = context.values[layer], context.top_triggers[layer]
         for memory in range(memories.n_memories):
             sign = int(head.sign[memory]) or 1
             logits = plain_logits(memories, layer, memory, sign)
@@ -96,20 +96,20 @@ def test_how_many_values_are_projected_at_a_time_changes_nothing(budget, monkeyp
 
 
 def test_a_memory_without_a_head_is_read_as_it_is(tmp_path):
-    study = study_of(tmp_path / "index", with_dead_memory("llama", 1, 7))
-    head, found = study.heads[1], study.values[1]
+    context = context_of(tmp_path / "index", with_dead_memory("llama", 1, 7))
+    head, found = context.top_triggers[1], context.values[1]
     assert head.sign[7] == NO_SIGN
     assert found.sign[7] == 1
     assert found.next_rank[7] == found.last_rank[7] == NONE
-    assert found.top[7] == plain_top(plain_logits(study.memories, 1, 7, 1))
+    assert found.top[7] == plain_top(plain_logits(context.memories, 1, 7, 1))
 
 
 def test_a_model_in_bfloat16_is_read_in_its_own_precision(tmp_path):
-    study = study_of(tmp_path / "index", tiny("llama").to(torch.bfloat16))
-    found = study.values[0]
+    context = context_of(tmp_path / "index", tiny("llama").to(torch.bfloat16))
+    found = context.values[0]
     for memory in range(MEMORIES):
         sign = int(found.sign[memory])
-        assert found.top[memory] == plain_top(plain_logits(study.memories, 0, memory, sign))
+        assert found.top[memory] == plain_top(plain_logits(context.memories, 0, memory, sign))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_the_authors_code_gives_the_same_top_tokens_and_probabilities(oracle):
     rows = published()
     assert len(rows) == len(index)
     for layer in range(index.n_layers):
-        found = read_values(memories, heads(index, layer), layer)
+        found = read_values(memories, top_triggers(index, layer), layer)
         for memory in range(index.n_memories):
             row = rows[layer, memory]
             assert found.top[memory] == int(row["embedding_index"])

@@ -6,7 +6,7 @@ import torch
 
 from ffmem.experiments import value_tops
 from ffmem.experiments.value_tops import AdaptiveTops, PlainTops
-from tests.experiments.planting import study_of
+from tests.experiments.planting import context_of
 from tests.indexing.folders import memories as load
 
 COEFFICIENTS = (0.01, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)
@@ -63,10 +63,10 @@ def test_an_inactive_memory_stands_for_its_value():
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
 def test_a_plain_head_needs_the_sign_alone(tmp_path, name):
-    study = study_of(tmp_path / "index", name)
-    for layer in range(study.memories.n_layers):
-        tops = PlainTops.read(study.index, layer)
+    context = context_of(tmp_path / "index", name)
+    for layer in range(context.memories.n_layers):
+        tops = PlainTops.read(context.index, layer)
         signs = (2.5, -0.5)
-        c = np.repeat(np.array(signs, np.float32)[:, None], study.memories.n_memories, axis=1)
-        assert (tops.at(c) == projected(study.memories, layer, signs)).all()
+        c = np.repeat(np.array(signs, np.float32)[:, None], context.memories.n_memories, axis=1)
+        assert (tops.at(c) == projected(context.memories, layer, signs)).all()
         assert (tops.plain == tops.at(c)[0]).all()

@@ -85,11 +85,11 @@ def test_every_row_says_what_its_memory_says(index):
 
 
 def test_agreement_is_what_the_experiment_counts(index):
-    """The same heads and signs as Figure 4; the values read by the index instead of the model."""
-    from ffmem.experiments.heads import heads
+    """The same top triggers and signs as Figure 4; the index's values, not the model's."""
+    from ffmem.experiments.top_triggers import top_triggers
 
     for layer in range(index.n_layers):
-        head, table = heads(index, layer), layer_table(index, layer)
+        head, table = top_triggers(index, layer), layer_table(index, layer)
         assert np.array_equal(table.sign, head.sign)
         assert np.array_equal(table.agreement >= 0, head.exists)
 

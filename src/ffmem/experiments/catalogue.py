@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ffmem.errors import FfmemError, NoStaticValues, StoreError
 from ffmem.experiments.agreement import agreement, next_token_rank
 from ffmem.experiments.composition import last_layer_composition
+from ffmem.experiments.context import ExperimentContext, digest
 from ffmem.experiments.kinds import note_on
 from ffmem.experiments.names import FROM_FOLDER, FROM_VALUES, NAMES
 from ffmem.experiments.pattern_shares import NoPatterns, has_patterns, patterns
@@ -27,7 +28,6 @@ from ffmem.experiments.section5 import (
     stop_words,
     zero_agreement,
 )
-from ffmem.experiments.study import Study, digest
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
@@ -35,7 +35,7 @@ from ffmem.progress import Progress
 class Experiment(NamedTuple):
     """How one experiment is measured."""
 
-    measure: Callable[[Study], Result]
+    measure: Callable[[ExperimentContext], Result]
     parts: tuple[str, ...] = ()
     """What it needs of the pass over the sample; nothing if it reads the index alone."""
     options: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ class Experiment(NamedTuple):
 
 
 _PREDICTIONS = ("predictions",)
-_VOTES = ("predictions", "votes")
+_TOKEN_HITS = ("predictions", "token_hits")
 
 
-def _patterns(study: Study) -> Result:
-    return patterns(study.index, study.seed)
+def _patterns(context: ExperimentContext) -> Result:
+    return patterns(context.index, context.seed)
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -58,8 +58,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "max-probability": Experiment(max_probability),
     "predictive-values": Experiment(predictive_values),
     "active-memories": Experiment(active_memories, ("activity",)),
-    "zero-agreement": Experiment(zero_agreement, _VOTES),
-    "stop-words": Experiment(stop_words, _VOTES),
+    "zero-agreement": Experiment(zero_agreement, _TOKEN_HITS),
+    "stop-words": Experiment(stop_words, _TOKEN_HITS),
     "residual-prediction": Experiment(residual_prediction, _PREDICTIONS),
     "residual-probability": Experiment(residual_probability, _PREDICTIONS),
     "prediction-cases": Experiment(prediction_cases, _PREDICTIONS),
@@ -97,32 +97,34 @@ def refuse_without_values(names: Iterable[str], model: str) -> None:
         )
 
 
-def measure(study: Study, names: Iterable[str], out: Path | None = None) -> Iterator[Result]:
+def measure(
+    context: ExperimentContext, names: Iterable[str], out: Path | None = None
+) -> Iterator[Result]:
     """Return the results one by one; those that are finished in `out` are read from there.
 
     Among others, `patterns` is left out where nobody has looked for any; alone, that is an error.
     """
     asked = known(names)
-    if not study.memories.has_values:
-        refuse_without_values(asked, study.memories.source)
-    done = {} if out is None else finished(study, asked, out)
+    if not context.memories.has_values:
+        refuse_without_values(asked, context.memories.source)
+    done = {} if out is None else finished(context, asked, out)
     if done:
-        study.progress.say(f"Already measured in {out}, not measured again: {', '.join(done)}.")
-    study.parts = parts(name for name in asked if name not in done)
+        context.progress.say(f"Already measured in {out}, not measured again: {', '.join(done)}.")
+    context.parts = parts(name for name in asked if name not in done)
     for name in asked:
         if name in done:
             yield done[name]
-        elif name == "patterns" and len(asked) > 1 and not has_patterns(study.index):
-            study.progress.say(f"Figure 2 is left out. {NoPatterns(study.index)}")
+        elif name == "patterns" and len(asked) > 1 and not has_patterns(context.index):
+            context.progress.say(f"Figure 2 is left out. {NoPatterns(context.index)}")
         else:
-            study.progress.say(f"Measuring {name}.")
-            result = noted(EXPERIMENTS[name].measure(study))
+            context.progress.say(f"Measuring {name}.")
+            result = noted(EXPERIMENTS[name].measure(context))
             if name not in FROM_FOLDER:
-                result = replace(result, fingerprint=fingerprint(study, name))
+                result = replace(result, fingerprint=fingerprint(context, name))
             yield result
 
 
-def finished(study: Study, names: Iterable[str], out: Path) -> dict[str, Result]:
+def finished(context: ExperimentContext, names: Iterable[str], out: Path) -> dict[str, Result]:
     """Return the results in a folder that are what would be measured now."""
     found = {}
     for name in names:
@@ -130,20 +132,24 @@ def finished(study: Study, names: Iterable[str], out: Path) -> dict[str, Result]
             result = Result.read(out / f"{name}.json")
         except StoreError:
             continue  # not there, or not a result
-        if result.fingerprint is not None and result.fingerprint == fingerprint(study, name):
+        if result.fingerprint is not None and result.fingerprint == fingerprint(context, name):
             found[name] = result
     return found
 
 
-def fingerprint(study: Study, name: str) -> str:
+def fingerprint(context: ExperimentContext, name: str) -> str:
     """Return the SHA-256 of everything that decides the numbers of an experiment.
 
     `patterns` reads what people said as well, and is quick: its results have no fingerprint.
     """
     experiment = EXPERIMENTS[name]
-    decides = [name, study.fingerprint, *(getattr(study, option) for option in experiment.options)]
+    decides = [
+        name,
+        context.fingerprint,
+        *(getattr(context, option) for option in experiment.options),
+    ]
     if experiment.parts:
-        decides.append(study.sample_fingerprint)
+        decides.append(context.sample_fingerprint)
     return digest(decides)
 
 

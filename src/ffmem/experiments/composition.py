@@ -16,11 +16,11 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional
 
-from ffmem.experiments.drawn import Drawn, Example
-from ffmem.experiments.inference import places
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.evaluation import places
+from ffmem.experiments.prompt_sample import Example, PromptSample
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.spread import share
-from ffmem.experiments.study import Study
 from ffmem.indexing.sentences import StoredSentence, divided
 from ffmem.models.memories import Memories
 
@@ -45,31 +45,33 @@ class Case(NamedTuple):
     output: list[int]
 
 
-def last_layer_composition(study: Study) -> Result:
+def last_layer_composition(context: ExperimentContext) -> Result:
     """Return some compositions of the last layer, for people to judge, and a rule's judgement."""
-    predictions = study.inference.predictions
+    predictions = context.metrics.predictions
     assert predictions is not None
     compositions = np.flatnonzero(predictions.cases()["composition"][:, -1])
-    random = np.random.default_rng(study.seed)
-    chosen = np.sort(random.permutation(compositions)[:CASES])
-    vectors = embeddings(study.memories)
-    threshold = _threshold(vectors, predictions.output_top[:, -1], random)
-    prefixes = list(study.drawn.prefixes())
+    rng = np.random.default_rng(context.seed)
+    chosen = np.sort(rng.permutation(compositions)[:CASES])
+    vectors = embeddings(context.memories)
+    threshold = _threshold(vectors, predictions.output_top[:, -1], rng)
+    prefixes = list(context.prompt_sample.prefixes())
     rows = [
-        _row(study, prefixes[case.number], case, vectors, threshold)
-        for case in first_tokens(study.memories, study.drawn, chosen, study.index.manifest.start.id)
+        _row(context, prefixes[case.number], case, vectors, threshold)
+        for case in first_tokens(
+            context.memories, context.prompt_sample, chosen, context.index.manifest.start.id
+        )
     ]
     related = [row["related"] for row in rows if row["related"] is not None]
     also = {
         "related_share": share(sum(related), len(related)),
         "n": len(rows),
         "compositions": len(compositions),
-        "of": len(study.drawn.lengths),
+        "of": len(context.prompt_sample.lengths),
         "threshold": threshold,
         "chance": round(1 - LEVEL, 6),
         "rule": RULE,
     }
-    settings = study.settings(sample=study.sample_settings())
+    settings = context.settings(sample=context.sample_settings())
     return Result("last-layer-composition", "Sec. 5.2", settings, rows, also)
 
 
@@ -99,10 +101,10 @@ def cosines(
 def _threshold(
     vectors: Float[Tensor, "vocab width"],
     tokens: Int64[ndarray, " example"],
-    random: np.random.Generator,
+    rng: np.random.Generator,
 ) -> float | None:
     """Return the cosine that 95 % of random pairs of different predicted tokens stay below."""
-    pairs = random.choice(tokens, (2, PAIRS))
+    pairs = rng.choice(tokens, (2, PAIRS))
     left, right = pairs[:, pairs[0] != pairs[1]]
     if not len(left):
         return None
@@ -111,13 +113,13 @@ def _threshold(
 
 @torch.inference_mode()
 def first_tokens(
-    memories: Memories, drawn: Drawn, chosen: Int64[ndarray, " case"], start: int | None
+    memories: Memories, sample: PromptSample, chosen: Int64[ndarray, " case"], start: int | None
 ) -> list[Case]:
     """Return the first tokens of the last layer's three vectors, on some prefixes of the sample."""
     wanted = set(chosen.tolist())
     found = []
     head, first = memories.head, min(FIRST, memories.vocabulary)
-    for some in places(drawn, start, memories):
+    for some in places(sample, start, memories):
         rows = [row for row, number in enumerate(some.examples.tolist()) if number in wanted]
         if not rows:
             continue
@@ -137,13 +139,13 @@ def first_tokens(
 
 
 def _row(
-    study: Study,
+    context: ExperimentContext,
     prefix: tuple[Example, int],
     case: Case,
     vectors: Float[Tensor, "vocab width"],
     threshold: float | None,
 ) -> Row:
-    shown = study.index.token
+    shown = context.index.token
     example, length = prefix
     text, ids, starts, ends = example.sentence
     sentence = StoredSentence(example.number, 0, 0, text, ids, starts, ends)

@@ -15,11 +15,11 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.experiments.agreement import agrees
+from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.depth import first_of
-from ffmem.experiments.heads import NONE, listed
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.spread import share, wilson
-from ffmem.experiments.study import Study
+from ffmem.experiments.top_triggers import NONE, listed
 from ffmem.indexing.store import Index
 
 BINS = 8
@@ -32,16 +32,19 @@ MOST = 100
 """How many of the most probable values are looked at."""
 
 
-def max_probability(study: Study) -> Result:
-    """Return how often values agree with their heads, by the probability of their top token."""
-    exists = np.concatenate([heads.exists for heads in study.heads])
-    probability = np.concatenate([values.probability for values in study.values])[exists]
+def max_probability(context: ExperimentContext) -> Result:
+    """Return how often values agree with their top triggers, by their top token's probability."""
+    exists = np.concatenate([top_triggers.exists for top_triggers in context.top_triggers])
+    probability = np.concatenate([values.probability for values in context.values])[exists]
     agreeing = np.concatenate(
-        [agrees(heads, values) for heads, values in zip(study.heads, study.values, strict=True)]
+        [
+            agrees(top_triggers, values)
+            for top_triggers, values in zip(context.top_triggers, context.values, strict=True)
+        ]
     )[exists]
     also = {"auc": auc(probability, agreeing)}
     rows = bins(probability, agreeing)
-    return Result("max-probability", "Fig. 6", study.settings(), rows, also)
+    return Result("max-probability", "Fig. 6", context.settings(), rows, also)
 
 
 def bins(probability: Float[ndarray, " n"], agreeing: Bool[ndarray, " n"]) -> list[Row]:
@@ -96,23 +99,23 @@ class Precision(NamedTuple):
         return int((self.agreeing > 0).sum())
 
 
-def predictive_values(study: Study) -> Result:
+def predictive_values(context: ExperimentContext) -> Result:
     """Return the most probable values of all layers, and how often their triggers agree."""
-    n_layers, n_memories = study.index.n_layers, study.index.n_memories
+    n_layers, n_memories = context.index.n_layers, context.index.n_memories
     sign, top, probability = (
-        np.concatenate([getattr(values, name) for values in study.values])
+        np.concatenate([getattr(values, name) for values in context.values])
         for name in ("sign", "top", "probability")
     )
     cells = most_probable(probability, MOST)
     upper_from = first_of(n_layers, UPPER)
-    found = precision(study.index, cells, sign, top)
+    found = precision(context.index, cells, sign, top)
     rows = [
         {
             "cell": str(Cell(*divmod(cell, n_memories))),
             "layer": cell // n_memories,
             "memory": cell % n_memories,
             "sign": int(sign[cell]),
-            "token": study.index.token(int(top[cell])),
+            "token": context.index.token(int(top[cell])),
             "token_id": int(top[cell]),
             "probability": float(probability[cell]),
             "precision": share(agreeing, n),
@@ -128,20 +131,24 @@ def predictive_values(study: Study) -> Result:
         "with_agreeing_trigger": found.n_agreeing(),
         "mean_precision": found.mean(),
         "layer_histogram": np.bincount(cells // n_memories, minlength=n_layers).tolist(),
-        "random_control": _random_control(study, upper_from, len(cells), sign, top),
+        "random_control": _random_control(context, upper_from, len(cells), sign, top),
     }
-    return Result("predictive-values", "Sec. 4, Table 2", study.settings(), rows, also)
+    return Result("predictive-values", "Sec. 4, Table 2", context.settings(), rows, also)
 
 
 def _random_control(
-    study: Study, upper_from: int, n: int, sign: Int[ndarray, " cell"], top: Int[ndarray, " cell"]
+    context: ExperimentContext,
+    upper_from: int,
+    n: int,
+    sign: Int[ndarray, " cell"],
+    top: Int[ndarray, " cell"],
 ) -> Row:
     """Return the same statistics of random values of the upper layers."""
-    first, past = upper_from * study.index.n_memories, len(study.index)
-    drawn = np.random.default_rng(study.seed).choice(
+    first, past = upper_from * context.index.n_memories, len(context.index)
+    drawn = np.random.default_rng(context.seed).choice(
         past - first, min(n, past - first), replace=False
     )
-    found = precision(study.index, np.sort(drawn) + first, sign, top)
+    found = precision(context.index, np.sort(drawn) + first, sign, top)
     return {
         "n": len(drawn),
         "with_agreeing_trigger": found.n_agreeing(),

@@ -18,11 +18,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from ffmem.experiments.heads import NONE, CorpusTokens, corpus_tokens, listed
+from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.sequences import Measured, Sequences, measure
 from ffmem.experiments.spread import spread
-from ffmem.experiments.study import Study
+from ffmem.experiments.top_triggers import NONE, CorpusTokens, corpus_tokens, listed
 from ffmem.indexing.sentences import VACANT
 from ffmem.indexing.store import Index
 
@@ -34,7 +34,7 @@ DRAWN = "drawn from the corpus"
 
 
 class Trials(NamedTuple):
-    """The triggers of one layer's chosen memories, and what chance does to each."""
+    """The triggers of one layer's chosen memories, and the random draws for each."""
 
     layer: int
     memory: Int64[ndarray, " trial"]
@@ -56,32 +56,40 @@ class Plan(NamedTuple):
     """The token in front of everything, if there is one."""
 
 
-def token_removal(study: Study) -> Result:
+def token_removal(context: ExperimentContext) -> Result:
     """Return how coefficients change when tokens of triggers are removed or replaced."""
-    plan = planned(study)
+    plan = planned(context)
     rows: list[Row] = []
     interior: list[Row] = []
-    with study.progress.bar("token removal", n_token_layers(plan), "token-layers") as step:
+    with context.progress.bar("token removal", n_token_layers(plan), "token-layers") as step:
         for trials in plan.layers:
-            found = measure(study.memories, sequences_of(plan, trials), plan.start, step)
+            found = measure(context.memories, sequences_of(plan, trials), plan.start, step)
             rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
             inside = Measured(*(column[_interior(plan, trials)] for column in found))
             interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
-    unk = _unknown(study)
+    unk = _unknown(context)
     also = {
         "interior": interior,
         "excluded": [trials.excluded for trials in plan.layers],
-        "replacement": DRAWN if unk is None else study.index.token(unk),
+        "replacement": DRAWN if unk is None else context.index.token(unk),
     }
-    settings = study.settings(per_layer=study.per_layer, triggers=study.triggers)
+    settings = context.settings(per_layer=context.per_layer, triggers=context.triggers)
     return Result("token-removal", "Fig. 3", settings, rows, also)
 
 
-def planned(study: Study) -> Plan:
+def planned(context: ExperimentContext) -> Plan:
     """Return what `token_removal` will run."""
-    index, unk = study.index, _unknown(study)
+    index, unk = context.index, _unknown(context)
     layers = [
-        trials_of(index, layer, study.frequencies, unk, study.per_layer, study.triggers, study.seed)
+        trials_of(
+            index,
+            layer,
+            context.frequencies,
+            unk,
+            context.per_layer,
+            context.triggers,
+            context.seed,
+        )
         for layer in range(index.n_layers)
     ]
     return Plan(layers, corpus_tokens(index), index.manifest.start.id)
@@ -97,10 +105,10 @@ def n_token_layers(plan: Plan) -> int:
     )
 
 
-def _unknown(study: Study) -> int | None:
+def _unknown(context: ExperimentContext) -> int | None:
     """Return the token for unknown words, unless it also marks where texts start or end."""
-    tokenizer = study.memories.tokenizer
-    marks = {tokenizer.bos, tokenizer.eos, study.index.manifest.start.id}
+    tokenizer = context.memories.tokenizer
+    marks = {tokenizer.bos, tokenizer.eos, context.index.manifest.start.id}
     return None if tokenizer.unk in marks else tokenizer.unk
 
 
@@ -114,11 +122,11 @@ def trials_of(
     seed: int,
 ) -> Trials:
     """Return random memories of a layer, some triggers of each, and the draws for each trigger."""
-    chance = np.random.default_rng((seed, layer))
+    rng = np.random.default_rng((seed, layer))
     both = [listed(index, layer, sign) for sign in (1, -1)]
     strengths = [np.abs(side.coefficients[:, 0]) for side in both]  # 0 where nothing triggers
     alive = np.flatnonzero(np.maximum(*strengths))
-    chosen = np.sort(chance.choice(alive, min(per_layer, len(alive)), replace=False))
+    chosen = np.sort(rng.choice(alive, min(per_layer, len(alive)), replace=False))
     positive = (strengths[0] >= strengths[1])[chosen, None]
     prefixes, lengths = (
         np.where(positive, *(getattr(side, name)[chosen, :triggers] for side in both))
@@ -126,12 +134,12 @@ def trials_of(
     )
     kept = lengths >= 2
     prefix, length = prefixes[kept], lengths[kept]
-    position = chance.integers(0, length)
+    position = rng.integers(0, length)
     places = np.stack([np.zeros_like(length), length - 1, position], axis=1)
     before = (prefix - length)[:, None] + places  # each token is the next one of what precedes it
     tokens = corpus_tokens(index).at(before.ravel()).next.reshape(before.shape)
     if unk is None:
-        replacements = other_tokens(tokens, frequencies, chance)
+        replacements = other_tokens(tokens, frequencies, rng)
     else:
         replacements = np.where(tokens == unk, NONE, unk)
     memory = np.broadcast_to(chosen[:, None], kept.shape)[kept]
@@ -142,13 +150,13 @@ def trials_of(
 def other_tokens(
     tokens: Int64[ndarray, "trial token"],
     frequencies: Int64[ndarray, " vocab"],
-    chance: np.random.Generator,
+    rng: np.random.Generator,
 ) -> Int64[ndarray, "trial token"]:
     """Return for each token another one, drawn as often as it stands in the corpus."""
     past = frequencies.cumsum()
     others = past[-1] - frequencies[tokens]
     # A place among all occurrences but the token's own: those behind it move up by as many.
-    place = chance.integers(0, np.maximum(others, 1))
+    place = rng.integers(0, np.maximum(others, 1))
     place += np.where(place >= past[tokens] - frequencies[tokens], frequencies[tokens], 0)
     return np.where(others > 0, np.searchsorted(past, place, side="right"), NONE)
 

@@ -1,11 +1,11 @@
-"""What each value predicts: its top token, how sure it is, and where the heads' tokens rank.
+"""What each value predicts: its top token, how sure it is, how it ranks the top trigger's tokens.
 
     z = head.folded(sign · v),    p = softmax(z),    rank(w) = #{w′: z(w′) > z(w)}      (§4)
 
-The value is read with coefficient 1 and the sign of the memory's head: in gated models the sign of
-a value means nothing without that of its coefficient. Under an adaptive softmax z are already
-log-probabilities. Values are projected in rows and each row is reduced at once, without a sort:
-nothing of size memories × vocabulary is ever held.
+The value is read with coefficient 1 and the sign of the memory's top trigger: in gated models the
+sign of a value means nothing without that of its coefficient. Under an adaptive softmax z are
+already log-probabilities. Values are projected in rows and each row is reduced at once, without a
+sort: nothing of size memories × vocabulary is ever held.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float32, Int8, Int32, Int64
 from numpy import ndarray
 
-from ffmem.experiments.heads import NO_SIGN, NONE, Heads
+from ffmem.experiments.top_triggers import NO_SIGN, NONE, TopTriggers
 from ffmem.models.memories import Memories
 
 _BYTES = 256 << 20  # of logits at a time
@@ -26,15 +26,15 @@ class ValueReadings(NamedTuple):
     """Of every memory of a layer: what its value, times the sign that was read, predicts."""
 
     sign: Int8[ndarray, " memory"]
-    """Of the head; +1 where there is none."""
+    """Of the top trigger; +1 where there is none."""
     top: Int32[ndarray, " memory"]
     """The most probable of all tokens, ties to the lower id."""
     probability: Float32[ndarray, " memory"]
     """Of the top token."""
     next_rank: Int32[ndarray, " memory"]
-    """Of the head's next token, 0 for the top; NONE where there is no head."""
+    """Of the top trigger's next token, 0 for the top; NONE where there is no top trigger."""
     last_rank: Int32[ndarray, " memory"]
-    """Of the head's last token; NONE where there is no head, or no token in it."""
+    """Of the top trigger's last token; NONE where there is none, or no token in it."""
 
 
 class Readings(NamedTuple):
@@ -45,10 +45,10 @@ class Readings(NamedTuple):
     ranks: Int32[ndarray, "memory target"]
 
 
-def read_values(memories: Memories, heads: Heads, layer: int) -> ValueReadings:
-    """Return the readings of a layer's values under the signs of its heads."""
-    sign = np.where(heads.sign == NO_SIGN, 1, heads.sign).astype(np.int8)
-    targets = np.stack([heads.next_token, heads.last_token], axis=1)
+def read_values(memories: Memories, top_triggers: TopTriggers, layer: int) -> ValueReadings:
+    """Return the readings of a layer's values under the signs of its top triggers."""
+    sign = np.where(top_triggers.sign == NO_SIGN, 1, top_triggers.sign).astype(np.int8)
+    targets = np.stack([top_triggers.next_token, top_triggers.last_token], axis=1)
     top, probability, ranks = readings(memories, layer, sign, targets)
     return ValueReadings(sign, top, probability, ranks[:, 0], ranks[:, 1])
 

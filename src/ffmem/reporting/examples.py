@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ffmem.cells import Cell
-from ffmem.experiments.heads import NONE, listed
 from ffmem.experiments.result import Result, Row
+from ffmem.experiments.top_triggers import NONE, listed
 from ffmem.indexing.memory import Memory, TokenShare, Trigger, visible, visible_token
 from ffmem.indexing.store import Index
 

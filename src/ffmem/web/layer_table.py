@@ -1,6 +1,6 @@
 """The numbers of all memories of a layer, as a table that can be sorted, filtered and paged.
 
-    agrees ⇔ top(sign·v) is the next token of the memory's head       (experiments/heads.py)
+    agrees ⇔ top(sign·v) is the next token of the memory's top trigger (experiments/top_triggers.py)
     followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
 
 Where memories have no static values (a lambda layer's), nothing of this is known, and what asks
@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.experiments.heads import NO_SIGN, NONE, Heads, heads, listed
+from ffmem.experiments.top_triggers import NO_SIGN, NONE, TopTriggers, listed, top_triggers
 from ffmem.indexing.memory import unshown
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
@@ -38,7 +38,7 @@ MOST_LAYERS = 32
 """Tables held at once, of all indexes."""
 
 AGREEMENT = {1: "agrees", 0: "disagrees", -1: "none"}
-"""Whether a value predicts what follows its memory's head; none: there is no head."""
+"""Whether a value predicts what follows its memory's top trigger; none: there is none."""
 
 
 class LayerTable(NamedTuple):
@@ -175,7 +175,7 @@ def layer_table(index: Index, layer: int) -> LayerTable:
     stats = read_columns(
         index.folder / layer_file("stats", layer), ["active", "max", "min", "mean"]
     )
-    head = heads(index, layer)
+    head = top_triggers(index, layer)
     said = _said(index, layer, head)
     return LayerTable(
         layer,
@@ -202,7 +202,7 @@ class _Said(NamedTuple):
     followable: Int64[ndarray, " memory"]
 
 
-def _said(index: Index, layer: int, head: Heads) -> _Said:
+def _said(index: Index, layer: int, head: TopTriggers) -> _Said:
     n = index.n_memories
     followed, followable = np.zeros(n, np.int64), np.zeros(n, np.int64)
     if not index.manifest.model.has_values:

@@ -46,7 +46,7 @@ class Candidates(NamedTuple):
         return Candidates(*(column[kept] for column in self))
 
 
-class Drawn(NamedTuple):
+class PromptSample(NamedTuple):
     """The sample, in the order of the corpus."""
 
     examples: list[Example]
@@ -98,7 +98,7 @@ def draw(
     seed: int,
     shortest: int,
     longest: int | None,
-) -> Drawn:
+) -> PromptSample:
     """Return the sample of a corpus: prefixes of `shortest` tokens or more.
 
     Sentences are cut at `longest` tokens. A corpus with fewer sentences (or prefixes) than `size`
@@ -128,7 +128,7 @@ def draw(
             f"No prefix can be drawn: of {n_read:,} sentences none has {shortest} tokens or more."
             " Give a corpus of longer sentences."
         )
-    return Drawn(list(_examples(kept, held)), n_read, cut)
+    return PromptSample(list(_examples(kept, held)), n_read, cut)
 
 
 def _cut(sentence: TokenSentence, longest: int) -> TokenSentence:

@@ -3,9 +3,9 @@
     prefix = offset of sentence s + p;    tᵢ of sentence s stands at offset − s + i of all tokens
     last token t_{p−1} = token[prefix − s − 1],    next token t_p = token[prefix − s]
 
-A memory's head is its highest-ranked trigger that has a next token (§4 of the paper asks for the
-next token of the top trigger). Gated models keep a list of triggers for each sign of the
-coefficient: there, the head is the one of larger |m| of both lists' such triggers.
+A memory's top trigger is its highest-ranked trigger that has a next token (§4 of the paper asks for
+the next token of the top trigger). Gated models keep a list of triggers for each sign of the
+coefficient: there, it is the one of larger |m| of both lists' such triggers.
 """
 
 from functools import lru_cache
@@ -23,7 +23,7 @@ NONE = -1
 """The token that is none: the last token of an empty prefix, the next one of a whole sentence."""
 
 NO_SIGN = 0
-"""The sign of a memory without a head."""
+"""The sign of a memory without a top trigger."""
 
 
 class Places(NamedTuple):
@@ -107,11 +107,11 @@ def _filled(
     return slots
 
 
-class Heads(NamedTuple):
-    """Of every memory of a layer: its head, the trigger that agreement is measured on."""
+class TopTriggers(NamedTuple):
+    """Of every memory of a layer: the trigger that agreement is measured on."""
 
     sign: Int8[ndarray, " memory"]
-    """Of the head's coefficient; NO_SIGN where there is no head."""
+    """Of the coefficient; NO_SIGN where there is no top trigger."""
     prefix: Int64[ndarray, " memory"]
     length: Int64[ndarray, " memory"]
     last_token: Int64[ndarray, " memory"]
@@ -123,13 +123,13 @@ class Heads(NamedTuple):
 
     @property
     def exists(self) -> Bool[ndarray, " memory"]:
-        """Which memories have a head."""
+        """Which memories have a top trigger."""
         exists: ndarray = self.sign != NO_SIGN
         return exists
 
 
-def heads(index: Index, layer: int) -> Heads:
-    """Return the heads of a layer's memories."""
+def top_triggers(index: Index, layer: int) -> TopTriggers:
+    """Return the top triggers of a layer's memories."""
     both = [listed(index, layer, sign) for sign in (1, -1)]
     # The first slot that has a next token; 0 if none has.
     slots = [(triggers.next != NONE).argmax(axis=1) for triggers in both]
@@ -138,22 +138,22 @@ def heads(index: Index, layer: int) -> Heads:
     sign[np.maximum(*strengths) < 0] = NO_SIGN
     rows = np.arange(len(sign))
 
-    def head(column: str, otherwise: int) -> ndarray:
-        of_sign = [
+    def take(column: str, otherwise: int) -> ndarray:
+        both_signs = [
             getattr(triggers, column)[rows, slot]
             for triggers, slot in zip(both, slots, strict=True)
         ]
-        chosen = np.where(sign >= 0, *of_sign)
+        chosen = np.where(sign >= 0, *both_signs)
         return np.where(sign == NO_SIGN, np.asarray(otherwise, chosen.dtype), chosen)
 
     no_trigger = (both[0].prefixes[:, 0] == VACANT) & (both[1].prefixes[:, 0] == VACANT)
-    return Heads(
+    return TopTriggers(
         sign.astype(np.int8),
-        head("prefixes", VACANT),
-        head("lengths", 0),
-        head("last", NONE),
-        head("next", NONE),
-        head("coefficients", 0),
+        take("prefixes", VACANT),
+        take("lengths", 0),
+        take("last", NONE),
+        take("next", NONE),
+        take("coefficients", 0),
         (sign == NO_SIGN) & ~no_trigger,
         no_trigger,
     )

@@ -19,10 +19,10 @@ from numpy import ndarray
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import TokenSentence, refuse_foreign
 from ffmem.errors import CorpusError, FfmemError, NoStaticValues
-from ffmem.experiments.drawn import Drawn, Example, draw
-from ffmem.experiments.heads import Heads, corpus_tokens, heads
-from ffmem.experiments.inference import PARTS, VALUE_PARTS, Inference, Pass, groups
+from ffmem.experiments.evaluation import PARTS, VALUE_PARTS, SampleEvaluator, SampleMetrics, groups
+from ffmem.experiments.prompt_sample import Example, PromptSample, draw
 from ffmem.experiments.settings import settings
+from ffmem.experiments.top_triggers import TopTriggers, corpus_tokens, top_triggers
 from ffmem.experiments.value_readings import ValueReadings, read_values
 from ffmem.experiments.value_tops import AdaptiveTops, PlainTops, ValueTops
 from ffmem.files import sha256
@@ -38,7 +38,7 @@ VERSIONS = ("ffmem", "torch", "transformers", "numpy", "scipy", "scikit-learn")
 
 
 @dataclass(kw_only=True)
-class Study:
+class ExperimentContext:
     """One index and its model, with the settings of the experiments."""
 
     index: Index
@@ -82,7 +82,7 @@ class Study:
             asked = "all" if self.sample is None else self.sample
             source = {"corpus": self.corpus.source, "asked": asked, "draw": self.draw}
             source |= self._read_otherwise(self.corpus)
-        return {**source, **self.drawn.describe()}
+        return {**source, **self.prompt_sample.describe()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -106,7 +106,7 @@ class Study:
     @cached_property
     def sample_fingerprint(self) -> str:
         """SHA-256 of the sample: how it was asked for, and every prefix of it."""
-        return digest([self.sample_settings(), self.drawn.digest()])
+        return digest([self.sample_settings(), self.prompt_sample.digest()])
 
     def _read_otherwise(self, corpus: Corpus) -> dict[str, Any]:
         """Return how the sample's corpus is read where that differs from the index's own."""
@@ -125,9 +125,9 @@ class Study:
         return np.bincount(ids, minlength=self.memories.vocabulary)
 
     @cached_property
-    def heads(self) -> list[Heads]:
+    def top_triggers(self) -> list[TopTriggers]:
         """The one trigger of every memory that stands for it, layer by layer."""
-        return [heads(self.index, layer) for layer in range(self.index.n_layers)]
+        return [top_triggers(self.index, layer) for layer in range(self.index.n_layers)]
 
     @cached_property
     def values(self) -> list[ValueReadings]:
@@ -135,13 +135,13 @@ class Study:
         found = []
         n_memories = self.index.n_memories
         with self.progress.bar("values", self.index.n_layers * n_memories, "values") as step:
-            for layer, heads in enumerate(self.heads):
-                found.append(read_values(self.memories, heads, layer))
+            for layer, top_triggers in enumerate(self.top_triggers):
+                found.append(read_values(self.memories, top_triggers, layer))
                 step(n_memories)
         return found
 
     @cached_property
-    def drawn(self) -> Drawn:
+    def prompt_sample(self) -> PromptSample:
         """The sample of prefixes."""
         memories = self.memories
         start = self.index.manifest.start.id
@@ -154,7 +154,7 @@ class Study:
                     f"The prompt has {len(sentence.ids):,} tokens; the model reads 1 to"
                     f" {longest or 'any number'} behind the start token."
                 )
-            return Drawn([Example(0, sentence, [len(sentence.ids)])], 1, 0)
+            return PromptSample([Example(0, sentence, [len(sentence.ids)])], 1, 0)
         if self.corpus is None:
             raise CorpusError(
                 "This experiment looks at the model at work and needs prefixes to do so."
@@ -164,33 +164,33 @@ class Study:
         shortest = 0 if self.index.manifest.compat and start is not None else 1
         reading = self.corpus.sentences(memories.tokenizer)
         known = refuse_foreign(reading, memories.vocabulary)
-        drawn = draw(known, self.draw, self.sample, self.seed, shortest, longest)
-        found = len(drawn.lengths)
+        sample = draw(known, self.draw, self.sample, self.seed, shortest, longest)
+        found = len(sample.lengths)
         if self.sample is not None and found < self.sample:
             what = "sentences" if self.draw == "sentences" else "prefixes"
             self.progress.say(
                 f"{self.sample:,} prefixes were asked for; {self.corpus.source} has {found:,}"
                 f" {what} to draw from. All are taken."
             )
-        if drawn.cut:
-            self.progress.say(f"Cut at the model's context: {drawn.cut:,} sentences.")
-        return drawn
+        if sample.cut:
+            self.progress.say(f"Cut at the model's context: {sample.cut:,} sentences.")
+        return sample
 
     @cached_property
-    def inference(self) -> Inference:
+    def metrics(self) -> SampleMetrics:
         """What the model does on the sample, measured in one pass."""
         if not self.memories.has_values and (needing := set(self.parts) & set(VALUE_PARTS)):
             raise NoStaticValues(
                 f"A pass over the sample was to measure {', '.join(sorted(needing))} of static"
                 " values, of which there are none. Leave that out of its parts."
             )
-        drawn, start = self.drawn, self.index.manifest.start.id
-        n_prefixes = len(drawn.lengths)
-        found = Inference.empty(self.memories, n_prefixes, self.parts, self.frequencies)
+        sample, start = self.prompt_sample, self.index.manifest.start.id
+        n_prefixes = len(sample.lengths)
+        found = SampleMetrics.empty(self.memories, n_prefixes, self.parts, self.frequencies)
         self.progress.say(f"Running the model on {n_prefixes:,} prefixes.")
-        evaluator = Pass(self.memories, self.parts, self._value_tops, self.frequencies)
+        evaluator = SampleEvaluator(self.memories, self.parts, self._value_tops, self.frequencies)
         with self.progress.bar("Section 5", n_prefixes, "prefixes") as step:
-            for group in groups(drawn, start, self.memories):
+            for group in groups(sample, start, self.memories):
                 rows = np.concatenate([some.examples for some in group])
                 part = evaluator.read(group).tables()
                 for name, table in found.tables().items():

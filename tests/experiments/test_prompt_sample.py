@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ffmem.corpus.sentences import TokenSentence
 from ffmem.errors import CorpusError
-from ffmem.experiments.drawn import draw
+from ffmem.experiments.prompt_sample import draw
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=40)
 

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 import ffmem
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.experiments import inference
+from ffmem.experiments import evaluation
 from ffmem.experiments.activity import carrying
+from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.predictions import DETAILS
-from ffmem.experiments.study import Study
-from tests.experiments.planting import FAMILIES, KINDS, LAMBDA, study_of
+from tests.experiments.planting import FAMILIES, KINDS, LAMBDA, context_of
 from tests.tiny import tiny
 
 VARIANTS = [
@@ -42,47 +42,47 @@ def write_sentences(path, n=12, seed=1):
     return ffmem.Corpus(str(path), unit="line")
 
 
-def studied(folder, name, **options):
-    """A study of a tiny model whose sample is every prefix, unless told otherwise."""
-    base = study_of(folder / "index", name)
+def make_context(folder, name, **options):
+    """A context of a tiny model whose sample is every prefix, unless told otherwise."""
+    base = context_of(folder / "index", name)
     settings = {"corpus": write_sentences(folder / "valid.txt"), "sample": None} | options
-    return Study(index=base.index, memories=base.memories, **settings)
+    return ExperimentContext(index=base.index, memories=base.memories, **settings)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def study(request, tmp_path_factory):
-    return studied(tmp_path_factory.mktemp("study"), request.param)
+def context(request, tmp_path_factory):
+    return make_context(tmp_path_factory.mktemp("context"), request.param)
 
 
 @pytest.fixture(scope="module")
-def lambda_study(tmp_path_factory):
+def lambda_context(tmp_path_factory):
     """What can be measured where there are no static values."""
-    return studied(tmp_path_factory.mktemp("study"), LAMBDA, parts=WITHOUT_VALUES)
+    return make_context(tmp_path_factory.mktemp("context"), LAMBDA, parts=WITHOUT_VALUES)
 
 
 @pytest.fixture(scope="module")
-def plain(study):
-    return run_alone(study)
+def plain(context):
+    return run_alone(context)
 
 
-def run_alone(study):
+def run_alone(context):
     """Every layer's trace of every prefix: each ran alone, read at its last position."""
-    start = study.index.manifest.start.id
+    start = context.index.manifest.start.id
     found = []
-    for example, p in study.drawn.prefixes():
+    for example, p in context.prompt_sample.prefixes():
         tokens = torch.tensor([[start, *example.sentence.ids[:p]]])
         found.append(
             [
                 type(layer)(*(part if part is None else part[0, -1] for part in layer))
-                for layer in study.memories.trace(tokens)
+                for layer in context.memories.trace(tokens)
             ]
         )
     return found
 
 
-def readings(study, layer):
+def readings(context, layer):
     """The logits of r, y and o, each projected by itself."""
-    head = study.memories.head
+    head = context.memories.head
     return (
         head.logits(layer.residual[None])[0].double(),
         head.folded(layer.ff_output[None])[0].double(),
@@ -95,29 +95,29 @@ def rank(logits, token):
     return sum(other > own for other in logits.tolist())
 
 
-def test_predictions_are_those_of_prefixes_run_alone(study, plain):
-    check_predictions(study, plain)
+def test_predictions_are_those_of_prefixes_run_alone(context, plain):
+    check_predictions(context, plain)
 
 
-def test_a_lambda_layer_is_read_as_prefixes_run_alone_say(lambda_study):
-    plain = run_alone(lambda_study)
-    check_predictions(lambda_study, plain)
-    check_activity(lambda_study, plain)
-    assert set(lambda_study.inference.activity.shares) == {"positive"}
+def test_a_lambda_layer_is_read_as_prefixes_run_alone_say(lambda_context):
+    plain = run_alone(lambda_context)
+    check_predictions(lambda_context, plain)
+    check_activity(lambda_context, plain)
+    assert set(lambda_context.metrics.activity.shares) == {"positive"}
 
 
-@pytest.mark.parametrize("part", ["votes", "softmax"])
+@pytest.mark.parametrize("part", ["token_hits", "softmax"])
 def test_what_reads_values_is_refused_where_there_are_none(tmp_path, part):
     with pytest.raises(NoStaticValues, match="static keys"):
-        _ = studied(tmp_path, LAMBDA, parts=("predictions", part)).inference
+        _ = make_context(tmp_path, LAMBDA, parts=("predictions", part)).metrics
 
 
-def check_predictions(study, plain):
-    found = study.inference.predictions
+def check_predictions(context, plain):
+    found = context.metrics.predictions
     for example, layers in enumerate(plain):
-        final = int(readings(study, layers[-1])[2].argmax())
+        final = int(readings(context, layers[-1])[2].argmax())
         for layer, trace in enumerate(layers):
-            r, y, o = readings(study, trace)
+            r, y, o = readings(context, trace)
             place = (example, layer)
             assert found.residual_top[place] == r.argmax()
             assert found.ff_top[place] == y.argmax()
@@ -138,25 +138,25 @@ def check_predictions(study, plain):
         assert found.final[example] == final
 
 
-def test_active_memories_are_counted_as_defined(study, plain):
-    check_activity(study, plain)
+def test_active_memories_are_counted_as_defined(context, plain):
+    check_activity(context, plain)
 
 
-def check_activity(study, plain):
-    shares = study.inference.activity.shares
-    assert ("gate" in shares) == study.memories.gated
-    n = study.memories.n_memories
+def check_activity(context, plain):
+    shares = context.metrics.activity.shares
+    assert ("gate" in shares) == context.memories.gated
+    n = context.memories.n_memories
     for example, layers in enumerate(plain):
         for layer, trace in enumerate(layers):
             m = trace.coefficients
             assert shares["positive"][example, layer] == pytest.approx(sum(m > 0).item() / n)
-            if study.memories.gated:
+            if context.memories.gated:
                 assert shares["gate"][example, layer] == pytest.approx(
                     sum(trace.gate > 0).item() / n
                 )
-            if not study.memories.has_values:
+            if not context.memories.has_values:
                 continue
-            lengths = readable_values(study.memories, layer).norm(dim=1)
+            lengths = readable_values(context.memories, layer).norm(dim=1)
             ordered = sorted((m.abs() * lengths).tolist(), reverse=True)
             size = next(k for k in range(n + 1) if sum(ordered[:k]) >= 0.9 * sum(ordered))
             assert shares["effect"][example, layer] == pytest.approx(size / n)
@@ -169,16 +169,16 @@ def by_head(memories, scores):
     return [part.softmax(0) for part in scores.chunk(heads)]
 
 
-def test_the_softmax_memory_is_equation_2(study, plain):
-    found = study.inference.softmax.found
+def test_the_softmax_memory_is_equation_2(context, plain):
+    found = context.metrics.softmax.found
     for example, layers in enumerate(plain):
         for layer, trace in enumerate(layers):
-            values = study.memories.values(layer)
-            keys, bias = study.memories.keys(layer), study.memories.key_bias(layer)
-            heads = by_head(study.memories, keys @ trace.ff_input + bias)
+            values = context.memories.values(layer)
+            keys, bias = context.memories.keys(layer), context.memories.key_bias(layer)
+            heads = by_head(context.memories, keys @ trace.ff_input + bias)
             weights = torch.cat(heads)
             neural = sum(w * v for w, v in zip(weights, values, strict=True))
-            plain_ff = trace.value_output - study.memories.bias(layer)
+            plain_ff = trace.value_output - context.memories.bias(layer)
             expected = {
                 "cosine": functional.cosine_similarity(plain_ff, neural, dim=0).item(),
                 "entropy": -sum(w * math.log(w) for w in weights.tolist() if w > 0) / len(heads),
@@ -194,9 +194,9 @@ def readable_values(memories, layer):
     return memories.readable_values(layer)
 
 
-def vote(study, layer, memory, coefficient):
+def vote(context, layer, memory, coefficient):
     """top(m·v): the value times its coefficient, projected by itself."""
-    head, value = study.memories.head, readable_values(study.memories, layer)[memory]
+    head, value = context.memories.head, readable_values(context.memories, layer)[memory]
     if head.adaptive:
         return int(np.argmax(exact_log_probabilities(head, value, coefficient)))
     return int(head.folded((coefficient * value)[None])[0].argmax())
@@ -222,32 +222,32 @@ def log_total(logits):
     return sum(z.exp() for z in logits).ln()
 
 
-def ballots(study, layer, trace):
+def ballots(context, layer, trace):
     """Who votes for what, under both definitions of who votes."""
     m = trace.coefficients.tolist()
     everybody, active = [], []
     for memory, coefficient in enumerate(m):
-        if study.memories.gated:
-            everybody.append((memory, vote(study, layer, memory, coefficient)))
+        if context.memories.gated:
+            everybody.append((memory, vote(context, layer, memory, coefficient)))
             is_active = trace.gate[memory] > 0
         else:
-            everybody.append((memory, vote(study, layer, memory, 1.0)))
+            everybody.append((memory, vote(context, layer, memory, 1.0)))
             is_active = coefficient > 0
         if is_active:
-            active.append((memory, vote(study, layer, memory, coefficient)))
+            active.append((memory, vote(context, layer, memory, coefficient)))
     return everybody, active
 
 
-def test_votes_are_counted_as_defined(study, plain):
-    votes = study.inference.votes
-    frequency = study.frequencies.tolist()
+def test_votes_are_counted_as_defined(context, plain):
+    votes = context.metrics.token_hits
+    frequency = context.frequencies.tolist()
     bins = [math.floor(math.log2(count + 1)) for count in frequency]
     for example, layers in enumerate(plain[::4]):
         for layer, trace in enumerate(layers):
-            _, y, o = readings(study, trace)
-            lengths = readable_values(study.memories, layer).norm(dim=1)
+            _, y, o = readings(context, trace)
+            lengths = readable_values(context.memories, layer).norm(dim=1)
             weights = (trace.coefficients.abs() * lengths).double()
-            both = ballots(study, layer, trace)
+            both = ballots(context, layer, trace)
             for target, token in enumerate((int(y.argmax()), int(o.argmax()))):
                 for voters, cast in enumerate(both):
                     place = (example * 4, layer, target, voters)
@@ -264,25 +264,25 @@ def test_votes_are_counted_as_defined(study, plain):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
 def test_batches_and_chunks_change_nothing(tmp_path, monkeypatch, name):
-    whole = studied(tmp_path, name).inference
-    monkeypatch.setattr(inference, "HELD", 1)  # the smallest batches
-    projector = inference.Projector
-    monkeypatch.setattr(inference, "Projector", partial(projector, budget=1))
-    pieces = studied(tmp_path, name).inference
+    whole = make_context(tmp_path, name).metrics
+    monkeypatch.setattr(evaluation, "HELD", 1)  # the smallest batches
+    projector = evaluation.Projector
+    monkeypatch.setattr(evaluation, "Projector", partial(projector, budget=1))
+    pieces = make_context(tmp_path, name).metrics
     for one, other in zip(whole.predictions, pieces.predictions, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
-    assert (whole.votes.agreeing == pieces.votes.agreeing).all()
+    assert (whole.token_hits.agreeing == pieces.token_hits.agreeing).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
 def test_batches_that_are_read_together_keep_their_places(tmp_path, monkeypatch, name):
-    one_batch = studied(tmp_path, name).inference.tables()
-    monkeypatch.setattr(inference, "FULL", 1)  # a batch for every length, all in one group
-    by_length = studied(tmp_path, name)
+    one_batch = make_context(tmp_path, name).metrics.tables()
+    monkeypatch.setattr(evaluation, "FULL", 1)  # a batch for every length, all in one group
+    by_length = make_context(tmp_path, name)
     start = by_length.index.manifest.start.id
-    (group,) = inference.groups(by_length.drawn, start, by_length.memories)
+    (group,) = evaluation.groups(by_length.prompt_sample, start, by_length.memories)
     assert len(group) > 2
-    for column, found in by_length.inference.tables().items():
+    for column, found in by_length.metrics.tables().items():
         np.testing.assert_allclose(one_batch[column], found, rtol=1e-3, atol=1e-6)
 
 
@@ -292,17 +292,19 @@ def test_the_effect_is_carried_by_the_smallest_set_that_reaches_nine_tenths():
 
 
 def test_only_what_is_asked_for_is_measured(tmp_path):
-    study = studied(tmp_path, "llama", parts=("activity",))
-    assert study.inference.activity is not None
-    assert study.inference.predictions is study.inference.votes is study.inference.softmax is None
+    context = make_context(tmp_path, "llama", parts=("activity",))
+    assert context.metrics.activity is not None
+    assert (
+        context.metrics.predictions is context.metrics.token_hits is context.metrics.softmax is None
+    )
     with pytest.raises(FfmemError, match="did not measure softmax"):
-        inference.measured(study.inference.softmax, "softmax")
+        evaluation.measured(context.metrics.softmax, "softmax")
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
 def test_details_that_nobody_asked_for_are_none_and_all_else_is_the_same(tmp_path, name):
-    full = studied(tmp_path, name).inference.predictions
-    lean = studied(tmp_path, name, parts=("predictions",)).inference.predictions
+    full = make_context(tmp_path, name).metrics.predictions
+    lean = make_context(tmp_path, name, parts=("predictions",)).metrics.predictions
     for column, of_full, of_lean in zip(full._fields, full, lean, strict=True):
         if column in DETAILS:
             missing = np.isnan(of_lean) if "probability" in column else of_lean == -1
@@ -314,9 +316,11 @@ def test_details_that_nobody_asked_for_are_none_and_all_else_is_the_same(tmp_pat
 
 
 def test_a_batch_of_one_length_needs_no_padding(tmp_path, monkeypatch):
-    study = studied(tmp_path, "llama")
-    monkeypatch.setattr(inference, "FULL", 1)
-    for some in inference.places(study.drawn, study.index.manifest.start.id, study.memories):
+    context = make_context(tmp_path, "llama")
+    monkeypatch.setattr(evaluation, "FULL", 1)
+    for some in evaluation.places(
+        context.prompt_sample, context.index.manifest.start.id, context.memories
+    ):
         ends = [
             max(place for at, place in some.at.tolist() if at == row)
             for row in set(some.at[:, 0].tolist())
@@ -325,12 +329,12 @@ def test_a_batch_of_one_length_needs_no_padding(tmp_path, monkeypatch):
 
 
 def test_a_prefix_does_not_depend_on_what_was_drawn_beside_it(tmp_path):
-    every = studied(tmp_path, "llama")
-    some = studied(tmp_path, "llama", sample=7)
-    places = [(example.number, p) for example, p in every.drawn.prefixes()]
-    chosen = [places.index((example.number, p)) for example, p in some.drawn.prefixes()]
+    every = make_context(tmp_path, "llama")
+    some = make_context(tmp_path, "llama", sample=7)
+    places = [(example.number, p) for example, p in every.prompt_sample.prefixes()]
+    chosen = [places.index((example.number, p)) for example, p in some.prompt_sample.prefixes()]
     assert len(chosen) == 7
-    for one, other in zip(every.inference.predictions, some.inference.predictions, strict=True):
+    for one, other in zip(every.metrics.predictions, some.metrics.predictions, strict=True):
         np.testing.assert_allclose(one[chosen], other, rtol=1e-4, atol=1e-7)
 
 
@@ -350,14 +354,14 @@ def dictated(token):
 
 
 def test_a_layer_that_one_memory_dictates_is_seen_as_such(tmp_path):
-    study = studied(tmp_path, dictated(17))
-    found = study.inference
+    context = make_context(tmp_path, dictated(17))
+    found = context.metrics
     m = np.array(
         [
-            [layer.coefficients[0, -1, 5].item() for layer in study.memories.trace(tokens)][-1]
+            [layer.coefficients[0, -1, 5].item() for layer in context.memories.trace(tokens)][-1]
             for tokens in (
-                torch.tensor([[study.index.manifest.start.id, *example.sentence.ids[:p]]])
-                for example, p in study.drawn.prefixes()
+                torch.tensor([[context.index.manifest.start.id, *example.sentence.ids[:p]]])
+                for example, p in context.prompt_sample.prefixes()
             )
         ]
     )
@@ -365,21 +369,23 @@ def test_a_layer_that_one_memory_dictates_is_seen_as_such(tmp_path):
     assert ruled.sum() > 10
     assert (found.predictions.ff_top[ruled, -1] == 17).all()
     assert (found.predictions.final[ruled] == 17).all()
-    assert (found.votes.agreeing[ruled, -1, 0, 0] >= 1).all()
-    assert found.activity.shares["effect"][ruled, -1].max() <= 1 / study.memories.n_memories + 1e-6
-    assert (found.votes.carried[ruled, -1, 0, 0] > 0.99).all()
+    assert (found.token_hits.agreeing[ruled, -1, 0, 0] >= 1).all()
+    assert (
+        found.activity.shares["effect"][ruled, -1].max() <= 1 / context.memories.n_memories + 1e-6
+    )
+    assert (found.token_hits.carried[ruled, -1, 0, 0] > 0.99).all()
     cases = found.predictions.cases()
     assert (cases["ffn"] | cases["agreement"])[ruled, -1].all()
 
 
 @pytest.mark.parametrize("held", [1, 5000, 1 << 29])
 def test_no_batch_holds_more_prefixes_than_there_is_room_for(tmp_path, monkeypatch, held):
-    study = studied(tmp_path, "llama")
-    monkeypatch.setattr(inference, "HELD", held)
-    most = max(1, held // inference.held_by(study.memories))
-    found = list(inference.places(study.drawn, 0, study.memories, batch_tokens=64))
+    context = make_context(tmp_path, "llama")
+    monkeypatch.setattr(evaluation, "HELD", held)
+    most = max(1, held // evaluation.held_by(context.memories))
+    found = list(evaluation.places(context.prompt_sample, 0, context.memories, batch_tokens=64))
     numbers = np.concatenate([some.examples for some in found])
-    assert sorted(numbers.tolist()) == list(range(len(study.drawn.lengths)))
+    assert sorted(numbers.tolist()) == list(range(len(context.prompt_sample.lengths)))
     for some in found:
         assert len(some.examples) <= most or len(some.tokens) == 1
         assert len(some.tokens) == len(some.at[:, 0].unique())

@@ -2,7 +2,7 @@
 
 A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length
 run together; what they computed at their drawn places is kept until a few hundred of them are
-read at once: `HELD` bytes of it, and one batch more, at most, in the same room for all groups.
+read at once: `HELD` bytes of it, and one batch more, at most, in the same buffers for all groups.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ffmem.errors import FfmemError
 from ffmem.experiments.activity import Activity, Work
-from ffmem.experiments.drawn import Drawn
 from ffmem.experiments.predictions import Predictions
 from ffmem.experiments.projector import Projector
+from ffmem.experiments.prompt_sample import PromptSample
 from ffmem.experiments.softmax_memory import SoftmaxMemory
+from ffmem.experiments.token_hits import TokenHits
 from ffmem.experiments.value_tops import ValueTops
-from ffmem.experiments.votes import Votes
 from ffmem.indexing.leases import Batch, padded
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
@@ -40,19 +40,19 @@ COUNTED = 64
 
 T = TypeVar("T")
 
-PARTS = ("activity", "predictions", "details", "votes", "softmax")
-"""What a pass can measure; `votes` and `details` need `predictions`."""
+PARTS = ("activity", "predictions", "details", "token_hits", "softmax")
+"""What a pass can measure; `token_hits` and `details` need `predictions`."""
 
-VALUE_PARTS = ("votes", "softmax")
+VALUE_PARTS = ("token_hits", "softmax")
 """Those that read static values."""
 
 
-class Inference(NamedTuple):
+class SampleMetrics(NamedTuple):
     """What the pass measured; None where it was not asked for."""
 
     activity: Activity | None
     predictions: Predictions | None
-    votes: Votes | None
+    token_hits: TokenHits | None
     softmax: SoftmaxMemory | None
 
     @classmethod
@@ -62,13 +62,13 @@ class Inference(NamedTuple):
         n_examples: int,
         parts: Collection[str],
         frequencies: Int64[ndarray, " vocab"],
-    ) -> "Inference":
-        """Return room for what some examples will show."""
+    ) -> "SampleMetrics":
+        """Return empty tables for some examples."""
         n_layers = memories.n_layers
         return cls(
             Activity(memories, n_examples) if "activity" in parts else None,
             Predictions.empty(n_examples, n_layers) if "predictions" in parts else None,
-            Votes(n_examples, n_layers, frequencies) if "votes" in parts else None,
+            TokenHits(n_examples, n_layers, frequencies) if "token_hits" in parts else None,
             SoftmaxMemory(memories, n_examples) if "softmax" in parts else None,
         )
 
@@ -79,8 +79,10 @@ class Inference(NamedTuple):
             found |= {f"activity {name}": table for name, table in self.activity.shares.items()}
         if self.predictions is not None:
             found |= self.predictions._asdict()
-        if self.votes is not None:
-            found |= {name: getattr(self.votes, name) for name in ("agreeing", "carried", "chance")}
+        if self.token_hits is not None:
+            found |= {
+                name: getattr(self.token_hits, name) for name in ("agreeing", "carried", "chance")
+            }
         if self.softmax is not None:
             found |= {f"softmax {name}": table for name, table in self.softmax.found.items()}
         return found
@@ -104,7 +106,7 @@ class Places(NamedTuple):
 
 
 def places(
-    drawn: Drawn, start: int | None, memories: Memories, batch_tokens: int = 2048
+    sample: PromptSample, start: int | None, memories: Memories, batch_tokens: int = 2048
 ) -> Iterator[Places]:
     """Return the batches of a sample, none with more prefixes than `HELD` has room for.
 
@@ -112,36 +114,36 @@ def places(
     on more: so many of one length run without the longer ones, and need no padding.
     """
     most = max(1, HELD // held_by(memories))
-    first = np.cumsum([0, *(len(example.lengths) for example in drawn.examples)])
+    first = np.cumsum([0, *(len(example.lengths) for example in sample.examples)])
     extra = 0 if start is None else 1
-    ordered = sorted(range(len(first) - 1), key=lambda number: drawn.examples[number].lengths[-1])
+    ordered = sorted(range(len(first) - 1), key=lambda number: sample.examples[number].lengths[-1])
     some: list[tuple[int, list[int]]] = []
     shorter = n_drawn = 0
     for number in ordered:
-        example = drawn.examples[number]
+        example = sample.examples[number]
         length = example.lengths[-1] + extra
         full = length > shorter and shorter * len(some) >= FULL
         large = length * (len(some) + 1) > batch_tokens or n_drawn + len(example.lengths) > most
         if some and (full or large):
-            yield _places(padded(some, start), drawn, first, extra - 1)
+            yield _places(padded(some, start), sample, first, extra - 1)
             some, n_drawn = [], 0
         some.append((number, example.sentence.ids[: example.lengths[-1]]))
         n_drawn += len(example.lengths)
         shorter = length
     if some:
-        yield _places(padded(some, start), drawn, first, extra - 1)
+        yield _places(padded(some, start), sample, first, extra - 1)
 
 
-def _places(batch: Batch, drawn: Drawn, first: Int64[ndarray, " _"], shift: int) -> Places:
+def _places(batch: Batch, sample: PromptSample, first: Int64[ndarray, " _"], shift: int) -> Places:
     at, examples = [], []
     for row, number in enumerate(batch.offsets):
-        for rank, length in enumerate(drawn.examples[number].lengths):
+        for rank, length in enumerate(sample.examples[number].lengths):
             at.append((row, length + shift))
             examples.append(int(first[number]) + rank)
     return Places(batch.tokens, torch.tensor(at), np.array(examples))
 
 
-def groups(drawn: Drawn, start: int | None, memories: Memories) -> Iterator[list[Places]]:
+def groups(sample: PromptSample, start: int | None, memories: Memories) -> Iterator[list[Places]]:
     """Return the batches of a sample as they are read together: which they are decides the bits.
 
     Long prefixes come few to a batch, and a projection of few rows wastes its time on reading the
@@ -149,7 +151,7 @@ def groups(drawn: Drawn, start: int | None, memories: Memories) -> Iterator[list
     """
     enough = min(TOGETHER, HELD // held_by(memories))
     waiting: list[Places] = []
-    for some in places(drawn, start, memories):
+    for some in places(sample, start, memories):
         waiting.append(some)
         if sum(len(one.examples) for one in waiting) >= enough:
             yield waiting
@@ -163,7 +165,7 @@ def held_by(memories: Memories) -> int:
     return int(memories.n_layers * 4 * (6 * memories.hidden + 2 * memories.n_memories))
 
 
-class Pass:
+class SampleEvaluator:
     """Runs prefixes through the model once, and measures what was asked for."""
 
     def __init__(
@@ -180,9 +182,9 @@ class Pass:
         self.projector = None
         if "predictions" in parts:
             self.projector = Projector(memories, details="details" in parts)
-        self.rooms: dict[tuple[int, str], Tensor] = {}
+        self.buffers: dict[tuple[int, str], Tensor] = {}
         """Of a group's traces, used again for the next: fresh memory is slow."""
-        self.tops = [tops(layer) for layer in range(n_layers)] if "votes" in parts else []
+        self.tops = [tops(layer) for layer in range(n_layers)] if "token_hits" in parts else []
         self.lengths: list[Float32[ndarray, " memory"] | None] = [
             memories.readable_values(layer).float().norm(dim=1).cpu().numpy()
             if memories.has_values
@@ -191,10 +193,10 @@ class Pass:
         ]
 
     @torch.inference_mode()
-    def read(self, group: Sequence[Places]) -> Inference:
+    def read(self, group: Sequence[Places]) -> SampleMetrics:
         """Return what some batches show together, prefix by prefix in their order."""
         n = sum(len(some.examples) for some in group)
-        found = Inference.empty(self.memories, n, self.parts, self.frequencies)
+        found = SampleMetrics.empty(self.memories, n, self.parts, self.frequencies)
         traces = self._traces(group, n)
         final = self.projector.final(traces[-1]) if self.projector else None
         for layer, trace in enumerate(traces):
@@ -220,15 +222,15 @@ class Pass:
 
     def _hold(self, layer: int, name: str, n: int, begin: int, part: Tensor) -> Tensor:
         """Copy a batch's part to its place among all of the group, and return all."""
-        room = self.rooms.get((layer, name))
-        if room is None or len(room) < n:
-            room = self.rooms[layer, name] = part.new_empty(n, part.shape[1])
-        room[begin : begin + len(part)] = part
-        return room[:n]
+        buffer = self.buffers.get((layer, name))
+        if buffer is None or len(buffer) < n:
+            buffer = self.buffers[layer, name] = part.new_empty(n, part.shape[1])
+        buffer[begin : begin + len(part)] = part
+        return buffer[:n]
 
     def _layer(
         self,
-        found: Inference,
+        found: SampleMetrics,
         layer: int,
         trace: LayerTrace,
         final: Int64[ndarray, " row"] | None,
@@ -245,9 +247,9 @@ class Pass:
             work = _work(trace, rows, self.lengths[layer])
             if found.activity is not None:
                 found.activity.read(rows, layer, work)
-            if found.votes is not None and predicted is not None:
+            if found.token_hits is not None and predicted is not None:
                 targets = (predicted.ff_top[rows, 0], predicted.output_top[rows, 0])
-                found.votes.read(rows, layer, self.tops[layer], work, targets)
+                found.token_hits.read(rows, layer, self.tops[layer], work, targets)
 
 
 def _work(trace: LayerTrace, rows: slice, lengths: Float32[ndarray, " memory"] | None) -> Work:

@@ -1,4 +1,4 @@
-"""Heads and the tokens at prefixes, against the index's own records and plain loops."""
+"""TopTriggers and the tokens at prefixes, against the index's own records and plain loops."""
 
 import shutil
 
@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ffmem
-from ffmem.experiments.heads import NO_SIGN, NONE, CorpusTokens, corpus_tokens, heads, listed
+from ffmem.experiments.top_triggers import (
+    NO_SIGN,
+    NONE,
+    CorpusTokens,
+    corpus_tokens,
+    listed,
+    top_triggers,
+)
 from ffmem.indexing.sentences import VACANT
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
-from tests.experiments.planting import study_of, with_dead_memory
+from tests.experiments.planting import context_of, with_dead_memory
 from tests.indexing.folders import indexed, write_corpus
 
 
@@ -44,10 +51,10 @@ def test_the_tokens_of_the_corpus_are_those_of_its_sentences(index):
     assert found.ids.tolist() == [id for row in rows for id in row.ids]
 
 
-def test_a_head_is_the_strongest_trigger_of_both_signs_that_has_a_next_token(index):
+def test_a_top_trigger_is_the_strongest_trigger_of_both_signs_that_has_a_next_token(index):
     offsets = [row.offset for row in index.sentences.rows(0, index.sentences.n_sentences)]
     for layer in range(index.n_layers):
-        found = heads(index, layer)
+        found = top_triggers(index, layer)
         for number, memory in enumerate(index.memories(layer)):
             both = [
                 next((t for t in side if t.next_token is not None), None)
@@ -102,7 +109,7 @@ def rewritten(index, folder, **columns):
     return ffmem.open(folder)
 
 
-def test_of_heads_of_equal_strength_the_positive_one_is_taken(tiny_index, tmp_path):
+def test_of_triggers_of_equal_strength_the_positive_one_is_taken(tiny_index, tmp_path):
     for number, (positive, negative) in enumerate([(3.0, -3.0), (3.0, -3.5), (3.5, -3.0)]):
         columns = {
             "coefficient": [positive],
@@ -110,7 +117,7 @@ def test_of_heads_of_equal_strength_the_positive_one_is_taken(tiny_index, tmp_pa
             "negative_coefficient": [negative],
             "negative_prefix": [2],
         }
-        found = heads(rewritten(tiny_index, tmp_path / str(number), **columns), 0)
+        found = top_triggers(rewritten(tiny_index, tmp_path / str(number), **columns), 0)
         assert found.sign[0] == (1 if positive >= -negative else -1)
         assert found.prefix[0] == (1 if positive >= -negative else 2)
 
@@ -124,26 +131,26 @@ def test_a_whole_sentence_is_passed_over_for_a_weaker_trigger(tiny_index, tmp_pa
         "negative_coefficient": [-8.0, -1.5],
         "negative_prefix": [whole, 3],
     }
-    found = heads(rewritten(tiny_index, tmp_path / "index", **columns), 0)
+    found = top_triggers(rewritten(tiny_index, tmp_path / "index", **columns), 0)
     assert found.prefix[0] == whole - 1
     assert found.next_token[0] == first.ids[-1]
     assert found.coefficient[0] == 2.0
 
 
 @pytest.mark.parametrize("name", ["llama", "opt"])
-def test_a_dead_memory_has_neither_triggers_nor_a_head(name, tmp_path):
-    index = study_of(tmp_path / "index", with_dead_memory(name, 1, 7)).index
-    found = heads(index, 1)
+def test_a_dead_memory_has_neither_triggers_nor_a_top_trigger(name, tmp_path):
+    index = context_of(tmp_path / "index", with_dead_memory(name, 1, 7)).index
+    found = top_triggers(index, 1)
     assert found.no_trigger[7]
     assert not found.exists[7]
     assert not found.no_next[7]
     assert found.exists.sum() + found.no_next.sum() + found.no_trigger.sum() == index.n_memories
 
 
-def test_where_all_sentences_are_one_token_long_no_memory_has_a_head(tmp_path):
+def test_where_all_sentences_are_one_token_long_no_memory_has_a_top_trigger(tmp_path):
     corpus = tmp_path / "words.txt"
     corpus.write_text("\n".join(f"w{n}" for n in range(3, 20)) + "\n")
-    found = heads(indexed(tmp_path / "index", corpus), 0)
+    found = top_triggers(indexed(tmp_path / "index", corpus), 0)
     assert not found.exists.any()
     assert (found.no_next ^ found.no_trigger).all()
     assert (found.prefix == VACANT).all()
