@@ -178,6 +178,8 @@ def test_a_layer_and_a_limit_choose_among_all_hits(tiny_index, place):
         ("", {}, "Nothing was searched for"),
         (" \t", {"place": "triggers"}, "Nothing was searched for"),
         ("(", {"regex": True}, r"'\(' is not a regular expression"),
+        ("(?:(?:a{1000}){1000}){4}", {"regex": True}, "is too large"),
+        ("(?R)", {"regex": True, "place": "triggers"}, "searches do not support"),
         ("the", {"layer": 2}, "no layer 2: the model has layers 0 to 1"),
         ("the", {"layer": -1}, "no layer -1"),
         ("the", {"place": "patterns"}, "no patterns yet"),

@@ -178,6 +178,8 @@ def test_expressions_and_signs_are_found_too(planted):
     assert [hit.cell for hit in search.find('"')] == ["L1N7"]
     with pytest.raises(FfmemError, match="not a regular expression"):
         search.find("(", regex=True)
+    with pytest.raises(FfmemError, match="is too large"):
+        search.find("(?:(?:a{1000}){1000}){4}", regex=True)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,8 @@ def test_without_a_query_the_page_tells_what_there_is_and_each_example_finds_som
     ("parameters", "message"),
     [
         ({"q": "/(/"}, "'(' is not a regular expression"),
+        ({"q": "/(?:(?:a{1000}){1000}){4}/"}, "is too large"),
+        ({"q": "/(?R)/"}, "searches do not support"),
         ({"q": "x" * 201}, "has 201 characters; the page takes 200"),
         ({"q": "the", "layer": 9}, "There is no layer 9"),
         ({"q": "\ud800".encode("utf-8", "surrogatepass")}, None),

@@ -131,7 +131,7 @@ def groups(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]
     if len(search.text) > MOST_QUERY:
         raise TooMuch(
             f"The search has {len(search.text):,} characters; the page takes {MOST_QUERY}."
-            " Search for a part of it, or use `ffmem search`, which has no limit."
+            " Search for a part of it, or use `ffmem search`."
         )
     index = shelf.index
     found = _named(index, search)
