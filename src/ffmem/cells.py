@@ -6,7 +6,7 @@ Written `L5N1234`, both counted from 0. This is the only place that reads or wri
 import re
 from typing import NamedTuple
 
-from ffmem.errors import UnknownCell
+from ffmem.errors import FfmemError, UnknownCell
 
 _FORMS = re.compile(r"(?:L(\d+)[ND](\d+)|(\d+)[.:/](\d+))", re.IGNORECASE | re.ASCII)
 
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
 
     def within(self, n_layers: int, n_memories: int) -> "Cell":
         """Return the cell itself, if a model of this size has it."""
-        if self.layer >= n_layers or self.memory >= n_memories:
+        if not (0 <= self.layer < n_layers and 0 <= self.memory < n_memories):
             raise UnknownCell(
                 f"There is no memory {self}: the model has layers 0 to {n_layers - 1}"
                 f" with memories 0 to {n_memories - 1} each."
@@ -52,3 +52,9 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         return f"L{self.layer}N{self.memory}"
+
+
+def check_layer(layer: int, n_layers: int) -> None:
+    """Raise unless a model of so many layers has this one."""
+    if not 0 <= layer < n_layers:
+        raise FfmemError(f"There is no layer {layer}: the model has layers 0 to {n_layers - 1}.")

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ffmem
-from ffmem.errors import StoreError, UnknownCell
+from ffmem.errors import FfmemError, StoreError, UnknownCell
 from ffmem.indexing.tables import layer_file, read_columns
 
 TRIGGER = {
@@ -179,3 +179,39 @@ def test_a_damaged_file_of_an_index_is_named(tiny_index, tmp_path):
     assert index["L0N0"].triggers
     with pytest.raises(StoreError, match=r"values/layer-001\.parquet"):
         index["L1N0"]
+
+
+@pytest.mark.parametrize("layer", [2, 99, -1])
+def test_a_layer_that_the_model_does_not_have_is_refused(tiny_index, layer):
+    with pytest.raises(FfmemError, match=rf"no layer {layer}: the model has layers 0 to 1\."):
+        tiny_index.memories(layer)
+
+
+@pytest.mark.parametrize("cell", [ffmem.Cell(2, 0), ffmem.Cell(-1, 0), ffmem.Cell(0, -1)])
+def test_a_memory_that_the_model_does_not_have_is_refused(tiny_index, cell):
+    for look in (tiny_index.memory, tiny_index.sample):
+        with pytest.raises(UnknownCell, match="the model has layers 0 to 1 with memories 0 to"):
+            look(cell)
+
+
+def test_a_sentence_that_the_corpus_does_not_have_is_refused(tiny_index):
+    sentences = tiny_index.sentences
+    for number in (-1, sentences.n_sentences, 10**9):
+        with pytest.raises(FfmemError, match=f"There is no sentence {number}: the corpus has"):
+            sentences.row(number)
+    assert sentences.row(sentences.n_sentences - 1).sentence == sentences.n_sentences - 1
+
+
+def test_tokens_are_a_sequence_of_text(tiny_index):
+    tokens = tiny_index.tokens
+    every = list(tokens)
+    assert {type(token) for token in every} == {str}
+    assert len(every) == len(tokens) == tiny_index.manifest.model.vocabulary
+    assert [tokens[id] for id in range(len(tokens))] == every
+    for part in (slice(3, 9), slice(None, None, 50), slice(-2, None)):
+        assert tokens[part] == every[part]
+    assert tokens[-1] == every[-1]
+    assert every[7] in tokens
+    assert repr(every[0]) in repr(tokens)
+    with pytest.raises(IndexError):
+        tokens[len(tokens)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import ffmem
 from ffmem.cells import Cell
-from ffmem.errors import StoreError
+from ffmem.errors import FfmemError, StoreError
 from ffmem.patterns.kept import Patterns, Writing, damaged, is_stale, kept
 from ffmem.patterns.pattern import LABELS, Examined, Pattern, labels
 from tests.conftest import text_model
@@ -151,3 +151,11 @@ def test_every_trigger_has_the_label_of_the_kinds_that_it_shows(data):
         name = {0: "uncovered", 2: "both"}.get(len(kinds)) or kinds.pop()
         assert found == name
         assert found in LABELS
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused(index):
+    write(index)
+    patterns = Patterns(index, "automatic")
+    for look in (patterns.layer, patterns.lists):
+        with pytest.raises(FfmemError, match="no layer 2: the model has layers 0 to 1"):
+            look(2)

@@ -92,7 +92,7 @@ class _Exporting:
         self.corpus = ", ".join(source.source for source in manifest.corpus.sources)
         self.sides = (POSITIVE, NEGATIVE) if manifest.model.gated else (POSITIVE,)
         self._folder = folder / "v1" / self.model
-        self._tokens: list[str] = index.tokens.to_pylist()
+        self._tokens = list(index.tokens)
         start = manifest.start.token
         self._start = [] if start is None else [start]
 

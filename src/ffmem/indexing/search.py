@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from ffmem.cells import Cell
+from ffmem.cells import Cell, check_layer
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.excerpt import Excerpt, of_sentence, of_token
 from ffmem.indexing.expression import Expression
@@ -111,10 +111,8 @@ class Query(NamedTuple):
                 f"{self.text!r} holds half of a character (a lone surrogate), which no text does."
                 " Search for whole ones."
             )
-        if layer is not None and not 0 <= layer < index.n_layers:
-            raise FfmemError(
-                f"There is no layer {layer}: the model has layers 0 to {index.n_layers - 1}."
-            )
+        if layer is not None:
+            check_layer(layer, index.n_layers)
 
     def _seconds(self) -> float:
         return SECONDS if self.seconds is None else self.seconds

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy import ndarray
 
-from ffmem.errors import StoreError
+from ffmem.errors import FfmemError, StoreError
 from ffmem.files import committing
 
 GROUP = 128
@@ -138,6 +138,11 @@ class Sentences:
 
     def row(self, sentence: int) -> StoredSentence:
         """Return the sentence of a number."""
+        if not 0 <= sentence < self.n_sentences:
+            raise FfmemError(
+                f"There is no sentence {sentence}: the corpus has sentences 0 to"
+                f" {self.n_sentences - 1}."
+            )
         return next(self.rows(sentence, 1))
 
     def at(self, prefixes: Iterable[int]) -> dict[int, StoredSentence]:

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy import ndarray
 
-from ffmem.cells import Cell
+from ffmem.cells import Cell, check_layer
 from ffmem.counted import counted
 from ffmem.indexing.kind import NO_VALUE, ZERO_VALUE
 from ffmem.indexing.manifest import Manifest
@@ -37,6 +37,33 @@ class Place(NamedTuple):
     rest: str
     last_token: str | None
     next_token: str | None
+
+
+class Tokens(Sequence[str]):
+    """The vocabulary as a sequence of text, decoded where it is looked at."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self.column = column
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def __getitem__(self, id: int) -> str: ...
+    @overload
+    def __getitem__(self, id: slice) -> list[str]: ...
+    def __getitem__(self, id: int | slice) -> str | list[str]:
+        if isinstance(id, slice):
+            return [self[one] for one in range(*id.indices(len(self)))]
+        shown: str = self.column[id].as_py()
+        return shown
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self.column.chunks:
+            yield from chunk.to_pylist()
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self)}: {str(self[:5])[1:-1]}, …)"
 
 
 class Index:
@@ -79,14 +106,13 @@ class Index:
         return Sentences(self.folder / "sentences.parquet")
 
     @cached_property
-    def tokens(self) -> pa.ChunkedArray:
+    def tokens(self) -> Tokens:
         """Every token as it is shown, by id."""
-        return read_strings(self.folder / "vocabulary.parquet", "token")
+        return Tokens(read_strings(self.folder / "vocabulary.parquet", "token"))
 
     def token(self, id: int) -> str:
         """Return a token as it is shown."""
-        shown: str = self.tokens[id].as_py()
-        return shown
+        return self.tokens[id]
 
     def memory(self, cell: Cell) -> Memory:
         """Return a memory with its triggers, value and behaviour."""
@@ -102,9 +128,14 @@ class Index:
 
     def memories(self, layer: int) -> Iterator[Memory]:
         """Return all memories of a layer in order, many at a time."""
-        for group in range(-(-self.n_memories // GROUP)):
-            n = min(GROUP, self.n_memories - group * GROUP)
-            yield from self._memories(layer, group, range(n))
+        check_layer(layer, self.n_layers)
+        return (
+            memory
+            for group in range(-(-self.n_memories // GROUP))
+            for memory in self._memories(
+                layer, group, range(min(GROUP, self.n_memories - group * GROUP))
+            )
+        )
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
         return read_group(self.folder / layer_file(kind, layer), group)

@@ -92,7 +92,7 @@ def chunks(index: Index) -> Iterator[Chunk]:
 
 def has_spaces(index: Index) -> bool:
     """Return whether tokens bring their spaces along, as subwords do and whole words do not."""
-    return any(" " in token for token in index.tokens.to_pylist() if token.strip())
+    return any(" " in token for token in index.tokens if token.strip())
 
 
 def shown(index: Index, row: StoredSentence, spaced: bool) -> tuple[str, list[int]]:

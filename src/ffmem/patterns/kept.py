@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ffmem.cells import Cell
+from ffmem.cells import Cell, check_layer
 from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
 from ffmem.indexing.store import Index
@@ -80,6 +80,7 @@ class Patterns:
 
     def layer(self, layer: int) -> dict[int, list[Pattern]]:
         """Return the patterns of a layer by memory."""
+        check_layer(layer, self.n_layers)
         found: dict[int, list[Pattern]] = {}
         for one in _patterns(layer, self._found(layer)):
             found.setdefault(one.cell.memory, []).append(one)
@@ -87,6 +88,7 @@ class Patterns:
 
     def lists(self, layer: int) -> list[Examined]:
         """Return which lists of a layer were examined."""
+        check_layer(layer, self.n_layers)
         rows = self._read("lists", layer).to_pylist()
         return [Examined(Cell(layer, row["memory"]), row["sign"], row["n"]) for row in rows]
 

@@ -359,7 +359,7 @@ def _places(index: Index, layer: int, has: str) -> Bool[ndarray, "memory token"]
 
     if not index.manifest.model.has_values:
         return np.zeros((index.n_memories, 0), bool)
-    found = pc.match_substring(index.tokens, pattern=unshown(has), ignore_case=True)
+    found = pc.match_substring(index.tokens.column, pattern=unshown(has), ignore_case=True)
     holds = np.asarray(found.to_numpy(zero_copy_only=False), bool)
     ids = _ends(index, layer)
     return np.concatenate([holds[ids["top_ids"]], holds[ids["bottom_ids"]]], axis=1)
