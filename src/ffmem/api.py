@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress, Step
 
@@ -233,10 +233,28 @@ def train(
     return run(asked, opened(corpus), Path(out), other, device=device, progress=progress)
 
 
-def verify(folder: str | Path) -> list[str]:
-    """Return what is wrong with an index: nothing, if every hash and invariant holds."""
+def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
+    """Return what is wrong with an index: nothing, if every hash and invariant holds.
+
+    Search files follow from the rest: one that does not fit a sound index is made again, and
+    `progress` says so.
+    """
+    from ffmem.indexing import searchable
     from ffmem.indexing.verify import verify as verify_index
+    from ffmem.patterns import searching
     from ffmem.patterns.kept import damaged
 
     index = Index(folder)
-    return [*verify_index(index), *damaged(index)]
+    wrong = [*verify_index(index), *damaged(index)]
+    if wrong:
+        return wrong
+    for name, restore_search in (
+        ("search.sqlite", searchable.restore_search),
+        ("patterns/search.sqlite", searching.restore_search),
+    ):
+        try:
+            if restore_search(index) and progress is not None:
+                progress.say(f"{name} did not fit the index: made again.")
+        except StoreError as error:
+            wrong.append(f"{name} does not fit the index, and cannot be made again. {error}")
+    return wrong

@@ -3,7 +3,9 @@
 import errno
 import re
 import shutil
+import sqlite3
 import unicodedata
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -216,6 +218,28 @@ def test_the_search_file_is_made_again_when_it_is_damaged(folder, tiny_index, da
         expected = ffmem.search(tiny_index, "the", place=place)
         assert ffmem.search(folder, "the", place=place) == expected
     assert path.stat().st_size == len(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE {table} SET postings = randomblob(10 * length(postings))",
+        "UPDATE {table} SET postings = randomblob(1 + length(postings))",
+        "UPDATE {table} SET postings = NULL",
+        "UPDATE {table} SET postings = 'text'",
+    ],
+)
+@pytest.mark.parametrize("place", ["values", "triggers"])
+@pytest.mark.parametrize("options", [{}, {"regex": True}])
+def test_a_search_file_with_nonsense_inside_is_made_again(
+    folder, tiny_index, change, place, options
+):
+    table = {"values": "tokens", "triggers": "sentences"}[place]
+    with closing(sqlite3.connect(folder / "search.sqlite")) as base:
+        base.execute(change.format(table=table))
+        base.commit()
+    expected = ffmem.search(tiny_index, "the", place=place, **options)
+    assert ffmem.search(folder, "the", place=place, **options) == expected
 
 
 def test_the_search_file_of_another_index_is_made_again(folder, ungated_index, tiny_index):

@@ -1,7 +1,10 @@
 """Every kind of damage is told, and a sound index is called sound."""
 
 import json
+import random
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 import ffmem
 from ffmem.indexing.hashes import hashes
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
+from ffmem.progress import Progress
 
 KINDS = [
     *("sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"),
@@ -243,3 +247,44 @@ def test_a_manifest_with_another_count_is_told(folder, count):
 def test_a_manifest_with_another_t_is_told(folder):
     edit_manifest(folder, lambda manifest: manifest.update(t=7))
     assert any("there are not 7 triggers" in sentence for sentence in ffmem.verify(folder))
+
+
+SEARCH_DAMAGE = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "random": lambda path: path.write_bytes(random.Random(0).randbytes(9000)),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-4096]),
+    "one byte": lambda path: path.write_bytes(
+        path.read_bytes()[:-500] + b"#" + path.read_bytes()[-499:]
+    ),
+    "without rows": lambda path: execute(path, "DELETE FROM sentences"),
+    "without an index": lambda path: execute(path, "DROP TABLE words"),
+}
+
+
+def execute(path, statement):
+    with closing(sqlite3.connect(path)) as base:
+        base.execute(statement)
+        base.commit()
+
+
+@pytest.mark.parametrize("damage", SEARCH_DAMAGE)
+def test_a_search_file_that_does_not_fit_is_made_again_and_it_is_said(folder, damage, capsys):
+    path = folder / "search.sqlite"
+    ffmem.search(folder, "the")
+    whole = path.read_bytes()
+    assert ffmem.verify(folder, Progress()) == []
+    assert capsys.readouterr().err == ""
+    SEARCH_DAMAGE[damage](path)
+    assert path.read_bytes() != whole
+    assert ffmem.verify(folder, Progress()) == []
+    assert capsys.readouterr().err == "search.sqlite did not fit the index: made again.\n"
+    assert path.read_bytes() == whole
+    path.unlink()
+    assert ffmem.verify(folder) == []  # the first search makes it
+
+
+def test_a_search_file_that_cannot_be_made_again_is_told(folder):
+    (folder / "search.sqlite").unlink(missing_ok=True)
+    (folder / "search.sqlite").mkdir()
+    (wrong,) = ffmem.verify(folder)
+    assert wrong.startswith("search.sqlite does not fit the index, and cannot be made again. ")

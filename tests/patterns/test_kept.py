@@ -1,5 +1,6 @@
 """Patterns are kept beside an index as they were given, or refused: never half, never stale."""
 
+import json
 import shutil
 
 import pytest
@@ -127,6 +128,23 @@ def test_a_damaged_file_is_found_and_told(index):
         Patterns(index, "automatic").of("L1N2")
     path.unlink()
     assert "found/layer-001.parquet is missing" in damaged(index)[0]
+
+
+def test_a_manifest_that_is_missing_or_says_too_little_is_told(index):
+    write(index)
+    path = index.folder / "patterns/automatic/manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    del manifest["files"]["found/layer-001.parquet"]
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    (wrong,) = ffmem.verify(index.folder)
+    assert "patterns/automatic/found/layer-001.parquet is not in its manifest." in wrong
+    path.write_text("{}")
+    (wrong,) = ffmem.verify(index.folder)
+    assert "manifest.json is not a readable list of patterns" in wrong
+    path.unlink()
+    (wrong,) = ffmem.verify(index.folder)
+    assert "patterns/automatic/manifest.json is missing." in wrong
+    assert "ffmem patterns detect" in wrong
 
 
 def test_patterns_that_are_not_there_or_of_nobody_are_errors(index):

@@ -7,6 +7,7 @@ import sqlite3
 import unicodedata
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from ffmem.indexing.search import Query
 from ffmem.indexing.searchable import NotSearchable
 from ffmem.patterns.kept import SOURCES, kept
 from ffmem.patterns.searching import PatternSearch, text_of
+from ffmem.progress import Progress
 from tests.patterns.planting import pattern, plant
 
 AUTOMATIC = [
@@ -234,6 +236,34 @@ def test_a_damaged_file_is_made_again(index, damage):
         opened._base.close()
         opened._base = sqlite3.connect(path)
     assert found(opened or PatternSearch(index), "river") == expected
+
+
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM patterns", "UPDATE patterns SET text = NULL", "DROP TABLE words"]
+)
+def test_a_file_that_does_not_fit_is_made_again_by_verify(index, change, capsys):
+    PatternSearch(index).close()
+    path = index.folder / "patterns" / "search.sqlite"
+    whole = path.read_bytes()
+    assert ffmem.verify(index.folder, Progress()) == []
+    assert capsys.readouterr().err == ""
+    with closing(sqlite3.connect(path)) as base:
+        base.execute(change)
+        base.commit()
+    assert ffmem.verify(index.folder, Progress()) == []
+    assert capsys.readouterr().err == "patterns/search.sqlite did not fit the index: made again.\n"
+    assert path.read_bytes() == whole
+
+
+def test_a_file_with_nonsense_inside_is_made_again_by_a_search(index):
+    PatternSearch(index).close()
+    path = index.folder / "patterns" / "search.sqlite"
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("UPDATE patterns SET text = NULL")
+        base.commit()
+    with closing(PatternSearch(index)) as search:
+        expected = {hit.cell for hit in search.find("river")}
+        assert {hit.cell for hit in search.find("[Rr]iver", regex=True)} == expected
 
 
 def test_many_may_make_the_file_at_once(index):

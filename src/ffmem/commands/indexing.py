@@ -152,8 +152,11 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 @click.command()
 @folder_argument
 def verify(folder: Path) -> None:
-    """Check every hash and invariant of an index."""
-    wrong = api.verify(folder)
+    """Check every hash and invariant of an index.
+
+    Search files (search.sqlite) that do not fit the index are made again.
+    """
+    wrong = api.verify(folder, Progress())
     for sentence in wrong[1:]:
         click.echo(sentence, err=True)
     if wrong:

@@ -11,7 +11,6 @@ beginning of it finds too.
 
 import re
 import secrets
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.excerpt import Excerpt, of_sentence, of_token
 from ffmem.indexing.expression import Expression
 from ffmem.indexing.searchable import (
+    DAMAGED,
     TRIGGER_POSTING,
     VALUE_POSTING,
     connect,
@@ -169,16 +169,15 @@ class Search:
         """Return how many memories are found, and those from the `offset`-th on, best first."""
         query.refuse_odd(layer, self.index)
         _refuse_other(place, self.index)
-        expression = query.expression()
         look = self._in_values if place == "values" else self._in_triggers
         part = slice(offset, offset + limit)
         try:
-            return look(query, expression, layer, part)
-        except sqlite3.DatabaseError:  # damaged somewhere: derived, so made again
+            return look(query, query.expression(), layer, part)
+        except DAMAGED:
             self.close()
             make_searchable(self._path, self.index)
             self._base = connect(self._path)
-            return look(query, expression, layer, part)
+            return look(query, query.expression(), layer, part)
 
     def _in_values(
         self, query: Query, expression: Expression | None, layer: int | None, part: slice

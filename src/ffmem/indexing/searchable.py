@@ -1,10 +1,12 @@
 """Making `search.sqlite`: the inverted lists of an index."""
 
 import errno
+import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy import ndarray
@@ -32,6 +34,10 @@ VALUE_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1")])
 
 TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1"), ("end", "<i4")])
 """A trigger of rank `rank` in a positive (1) or negative (−1) list; where its prefix ends."""
+
+
+DAMAGED = (sqlite3.DatabaseError, LookupError, TypeError, ValueError, AttributeError)
+"""What a search raises on a file that is damaged somewhere. It is derived, so made again, once."""
 
 
 class NotSearchable(StoreError):
@@ -82,6 +88,28 @@ def make_searchable(path: Path, index: Index) -> None:
             raise
         finally:
             base.close()
+
+
+def restore_search(index: Index) -> bool:
+    """Make the search file again if it is not what the index gives; return whether it was not."""
+    return restore(index.folder / "search.sqlite", lambda path: make_searchable(path, index))
+
+
+def restore(path: Path, make: Callable[[Path], None]) -> bool:
+    """Replace a derived file that is not, byte for byte, what `make` writes; say if it was not.
+
+    A file that is missing stays missing: the first search makes it.
+    """
+    if not path.exists():
+        return False
+    with TemporaryDirectory() as folder:
+        fresh = Path(folder) / path.name
+        make(fresh)
+        if path.is_file() and sha256(path) == sha256(fresh):
+            return False
+        with committing(path) as temporary:
+            shutil.copyfile(fresh, temporary)
+    return True
 
 
 def refuse_unwritable(temporary: Path, lacking: str) -> None:

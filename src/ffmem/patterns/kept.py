@@ -173,9 +173,24 @@ def damaged(index: Index) -> list[str]:
     wrong = []
     for source in SOURCES:
         where = folder(index, source)
-        if not (where / "manifest.json").exists():
+        if not where.exists():
             continue
-        for name, expected in _manifest(where)["files"].items():
+        if not (where / "manifest.json").exists():
+            wrong.append(f"patterns/{source}/manifest.json is missing. {_again(source)}")
+            continue
+        try:
+            files = _manifest(where)["files"]
+        except StoreError as error:
+            wrong.append(str(error))
+            continue
+        needed = {
+            layer_file(kind, layer)
+            for kind in ("found", "lists")
+            for layer in range(index.n_layers)
+        }
+        for name in sorted(needed - files.keys()):
+            wrong.append(f"patterns/{source}/{name} is not in its manifest. {_again(source)}")
+        for name, expected in files.items():
             path = where / name
             if not path.is_file():
                 wrong.append(f"patterns/{source}/{name} is missing. {_again(source)}")

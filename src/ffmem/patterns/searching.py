@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from ffmem.files import committing, sha256
 from ffmem.indexing.excerpt import Excerpt
 from ffmem.indexing.expression import Expression
 from ffmem.indexing.search import Finding, Found, Query
-from ffmem.indexing.searchable import connect, refuse_unwritable
+from ffmem.indexing.searchable import DAMAGED, connect, refuse_unwritable, restore
 from ffmem.indexing.store import Index
 from ffmem.indexing.words import count_words, end_of_word, ends_in_word, has_word
 from ffmem.patterns.kept import SOURCES, Patterns, is_stale, kept
@@ -111,7 +112,7 @@ class PatternSearch:
         query.refuse_odd(layer, self.index)
         try:
             return self._look(query, layer, slice(offset, offset + limit))
-        except sqlite3.DatabaseError:  # damaged somewhere: derived, so made again
+        except DAMAGED:
             self.close()
             self._make(only_if_old=False)
             self._base = connect(self._path)
@@ -189,25 +190,11 @@ class PatternSearch:
 
     def _make(self, only_if_old: bool) -> None:
         """Write the file, unless it is of these very patterns."""
-        state = " ".join(sha256(one.folder / "manifest.json") for one in self._patterns)
         with _making:  # of two threads, one makes it and the other finds it made
-            if only_if_old and self._is_current(state):
-                return
-            with committing(self._path) as temporary:
-                refuse_unwritable(
-                    temporary,
-                    f"The patterns in {self._path.parent} have no search file (search.sqlite) of"
-                    " their present state",
-                )
-                with closing(sqlite3.connect(temporary)) as base:
-                    base.executescript("PRAGMA journal_mode = OFF;" + _SCHEMA)
-                    base.executemany("INSERT INTO patterns VALUES (?, ?, ?)", self._texts())
-                    base.execute("INSERT INTO words (words) VALUES ('rebuild')")
-                    base.execute("INSERT INTO words (words) VALUES ('optimize')")
-                    base.execute("INSERT INTO origin VALUES (?, ?)", (VERSION, state))
-                    base.commit()
+            if not (only_if_old and self._is_current()):
+                _write(self._path, self.index, self._patterns)
 
-    def _is_current(self, state: str) -> bool:
+    def _is_current(self) -> bool:
         if not self._path.exists():
             return False
         try:
@@ -215,17 +202,48 @@ class PatternSearch:
                 found = base.execute("SELECT version, state FROM origin").fetchone()
         except sqlite3.DatabaseError:
             return False  # cut short, damaged or foreign
-        return bool(found == (VERSION, state))
+        return bool(found == (VERSION, _state(self._patterns)))
 
-    def _texts(self) -> Iterator[tuple[int, str, str]]:
-        for patterns in self._patterns:
-            source = SOURCES.index(patterns.source)
-            for layer in range(self.index.n_layers):
-                for memory, several in patterns.layer(layer).items():
-                    cell = layer * self.index.n_memories + memory
-                    for one in several:
-                        place = (one.number << 2 | source) << 1 | (one.sign < 0)
-                        yield cell << _CELL | place, one.kind, text_of(one)
+
+def restore_search(index: Index) -> bool:
+    """Make the search file again if it is not what the patterns give; return whether it was not."""
+    patterns = kept(index)
+    if not patterns:
+        return False
+    path = index.folder / "patterns" / "search.sqlite"
+    return restore(path, lambda fresh: _write(fresh, index, patterns))
+
+
+def _write(path: Path, index: Index, patterns: list[Patterns]) -> None:
+    with committing(path) as temporary:
+        refuse_unwritable(
+            temporary,
+            f"The patterns in {path.parent} have no search file (search.sqlite) of their present"
+            " state",
+        )
+        with closing(sqlite3.connect(temporary)) as base:
+            base.executescript("PRAGMA journal_mode = OFF;" + _SCHEMA)
+            base.executemany("INSERT INTO patterns VALUES (?, ?, ?)", _texts(index, patterns))
+            base.execute("INSERT INTO words (words) VALUES ('rebuild')")
+            base.execute("INSERT INTO words (words) VALUES ('optimize')")
+            base.execute("INSERT INTO origin VALUES (?, ?)", (VERSION, _state(patterns)))
+            base.commit()
+
+
+def _state(patterns: list[Patterns]) -> str:
+    """Return what tells these patterns from others."""
+    return " ".join(sha256(one.folder / "manifest.json") for one in patterns)
+
+
+def _texts(index: Index, every: list[Patterns]) -> Iterator[tuple[int, str, str]]:
+    for patterns in every:
+        source = SOURCES.index(patterns.source)
+        for layer in range(index.n_layers):
+            for memory, several in patterns.layer(layer).items():
+                cell = layer * index.n_memories + memory
+                for one in several:
+                    place = (one.number << 2 | source) << 1 | (one.sign < 0)
+                    yield cell << _CELL | place, one.kind, text_of(one)
 
 
 def text_of(pattern: Pattern) -> str:
