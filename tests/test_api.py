@@ -95,3 +95,16 @@ def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_fol
     model = ffmem.load(model_folder)
     with pytest.raises(ffmem.FfmemError, match="bfloat16 was asked for beside a model in memory"):
         ffmem.experiment("agreement", tiny_index, tmp_path / "out", model=model, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"t": 0}, "t = 0 was asked for; give a number of at least 1"),
+        ({"t": 99_999_999_999}, "t = 99999999999 was asked for; give at most 10,000"),
+        ({"threads": 100_000}, "threads = 100000 was asked for; give at most 1,024"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_any_work(options, message, tmp_path):
+    with pytest.raises(ffmem.FfmemError, match=message):
+        ffmem.index("no-such-model", "no-such-corpus", tmp_path / "index", **options)

@@ -81,6 +81,11 @@ def test_without_a_command_the_help_is_shown():
         ["no-such-command"],
         ["index", "model", "corpus"],
         ["index", "model", "corpus", "--out", "x", "-t", "many"],
+        ["index", "model", "corpus", "--out", "x", "-t", "99999999999"],
+        ["index", "model", "corpus", "--out", "x", "--threads", "100000"],
+        ["report", "somewhere", "--out", "x", "--corpus", "c", "--threads", "100000"],
+        ["report", "somewhere", "--out", "x", "--corpus", "c", "--sample", "9" * 5000],
+        ["train", "--memory", "relu", "--layers", "1", "--bands", "9" * 5000],
         ["index", "model", "corpus", "--out", "x", "--prefixes", "some"],
         ["index", "model", "corpus", "--out", "x", "--compat", "theirs"],
         ["index", "model", "corpus", "--out", "x", "--dtype", "int8"],
@@ -163,6 +168,9 @@ def errors():
     yield ["show", "nowhere", "L0N0"], "no index at nowhere: no such folder"
     yield ["show", "INDEX", "river"], "'river' is not the name of a memory"
     yield ["show", "INDEX", "L0N24"], "no memory L0N24"
+    yield ["show", "INDEX", f"L{'9' * 5000}N1"], "is not the name of a memory"
+    yield ["search", "INDEX", "a(?R)?b", "--regex"], "searches do not support"
+    yield ["search", "INDEX", "(?:(?:a{1000}){1000}){4}", "--regex"], "is too large"
     yield ["search", "INDEX", " "], "Nothing was searched for"
     yield ["search", "INDEX", "(", "--regex"], "not a regular expression"
     yield ["search", "INDEX", "x", "--in", "patterns"], "no patterns yet"

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from ffmem.errors import FfmemError, UnknownCell
 
-_FORMS = re.compile(r"(?:L(\d+)[ND](\d+)|(\d+)[.:/](\d+))", re.IGNORECASE | re.ASCII)
+_FORMS = re.compile(
+    r"(?:L(\d{1,18})[ND](\d{1,18})|(\d{1,18})[.:/](\d{1,18}))", re.IGNORECASE | re.ASCII
+)
 
 
 class Cell(NamedTuple):
@@ -22,8 +24,9 @@ class Cell(NamedTuple):
         """Return the cell that `L5N1234`, `L5D1234`, `5.1234`, `5:1234` or `5/1234` names."""
         match = _FORMS.fullmatch(text.strip())
         if match is None:
+            given = text if len(text) <= 50 else f"{text[:50]}…"
             raise UnknownCell(
-                f"{text!r} is not the name of a memory."
+                f"{given!r} is not the name of a memory."
                 " Write layer and memory, counted from 0, like L5N1234 or 5.1234."
             )
         layer, memory = (int(number) for number in match.groups() if number is not None)

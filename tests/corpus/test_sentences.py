@@ -87,7 +87,10 @@ def test_a_line_is_taken_as_it_is_and_a_blank_one_not_at_all():
         assert of_line(Line(0, None, [4, 5]), unit) == [Sentence(None, [4, 5])]
 
 
-@pytest.mark.parametrize("unit", ["word", "window", "window:", "window:0", "window:-1", "window:x"])
+@pytest.mark.parametrize(
+    "unit",
+    ["word", "window", "window:", "window:0", "window:-1", "window:x", "window:" + "9" * 5000],
+)
 def test_an_unknown_unit_is_refused(unit):
     with pytest.raises(CorpusError, match=rf"'{unit}' is no unit .*\. Give sentence, line, or"):
         window_size(unit)

@@ -61,6 +61,8 @@ def test_a_start_that_is_not_there_is_refused():
         choose(model, SENTENCES, "<nowhere>")
     with pytest.raises(FfmemError, match="ids end at 63"):
         choose(model, SENTENCES, "id:64")
+    with pytest.raises(FfmemError, match="ids end at 63"):
+        choose(model, SENTENCES, "id:" + "9" * 5000)
     model.tokenizer.bos = None
     with pytest.raises(FfmemError, match="has no such token"):
         choose(model, SENTENCES, "bos")

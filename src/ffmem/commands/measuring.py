@@ -14,6 +14,7 @@ from ffmem.commands.options import (
     out_option,
 )
 from ffmem.experiments.names import NAMES
+from ffmem.indexing.options import MOST
 from ffmem.progress import Progress
 
 
@@ -70,7 +71,7 @@ def study_options(command: Callable[..., None]) -> Callable[..., None]:
             device_option,
             click.option(
                 "--threads",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, MOST["threads"]),
                 help="Threads; the same number gives the same bytes.",
             ),
         )

@@ -1,6 +1,7 @@
 """Arguments and options that several subcommands share, and how they print."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class NumberOrAll(click.ParamType[int | str]):
         """Return the number; `all` stays as it is."""
         if value == "all":
             return "all"
-        if not str(value).isdecimal() or int(value) < 1:
+        if not re.fullmatch(r"0*[1-9][0-9]{0,17}", str(value)):
             self.fail(f"{value!r} is neither a number of {self.what} nor 'all'.", param, ctx)
         return int(value)
 

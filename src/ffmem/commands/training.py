@@ -1,5 +1,6 @@
 """The command that trains a model with memories of one kind: train."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +34,7 @@ class Numbers(click.ParamType[list[int]]):
         if isinstance(value, list):
             return value
         parts = str(value).split(",")
-        if not all(part.strip().isdecimal() for part in parts):
+        if not all(re.fullmatch(r"\s*[0-9]{1,18}\s*", part) for part in parts):
             self.fail(f"{value!r} is not numbers with commas between them.", param, ctx)
         return [int(part) for part in parts]
 

@@ -18,7 +18,7 @@ from ffmem.models.tokenizer import Encoding, Tokenizer
 
 Item = TypeVar("Item")
 
-_WINDOW = re.compile(r"window:([1-9]\d*)", re.ASCII)
+_WINDOW = re.compile(r"window:([1-9]\d{0,8})", re.ASCII)
 
 
 class Sentence(NamedTuple):

@@ -8,6 +8,9 @@ COMPAT = "ff-layers"
 
 LEASE_TOKENS = 65_536
 
+MOST = {"t": 10_000, "threads": 1_024}
+"""Triggers of a memory that fit in memory, and threads that a machine can have: far above use."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -24,9 +27,11 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("t", "batch_tokens", "lease_tokens", "threads"):
-            value = getattr(self, name)
+            value, most = getattr(self, name), MOST.get(name)
             if value is not None and value < 1:
                 raise FfmemError(f"{name} = {value} was asked for; give a number of at least 1.")
+            if value is not None and most is not None and value > most:
+                raise FfmemError(f"{name} = {value} was asked for; give at most {most:,}.")
         if self.prefixes not in {"best", "all"}:
             raise FfmemError(f"--prefixes takes best or all; {self.prefixes!r} was given.")
         if self.compat not in {None, COMPAT}:

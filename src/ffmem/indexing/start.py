@@ -72,7 +72,7 @@ def _asked(memories: Memories, asked: str) -> int | None:
     if asked == "none":
         return None
     if asked.startswith("id:") and asked[3:].isdecimal():
-        if int(asked[3:]) < memories.vocabulary:
+        if len(asked) < 20 and int(asked[3:]) < memories.vocabulary:
             return int(asked[3:])
         raise FfmemError(
             f"--start {asked} was asked for, but ids end at {memories.vocabulary - 1}."
