@@ -91,6 +91,13 @@ def test_a_table_has_a_row_per_item_and_annotator(study, tmp_path):
     assert json.loads(row["patterns"]) == DONE.to_dict()["patterns"]
 
 
+def test_no_cell_of_a_table_is_a_formula(study, tmp_path):
+    study.save(study.people()[0], "k1", 0, Sheet(note="=1+1"), "once")
+    export(study, tmp_path / "sheets.csv")
+    with (tmp_path / "sheets.csv").open(encoding="utf-8", newline="") as file:
+        assert "'=1+1" in {row["note"] for row in csv.DictReader(file)}
+
+
 def test_what_was_exported_changes_nothing_where_it_comes_from(study, file):
     worked(study)
     study.save(study.people()[0], "k1", 2, sheet(1, 2, 3, 4, done=True), "later")
@@ -183,6 +190,11 @@ def test_files_that_cannot_be_are_refused(study, tmp_path):
         export(study, tmp_path / "x.txt")
     with pytest.raises(FfmemError, match="There is no folder"):
         export(study, tmp_path / "no" / "x.csv")
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "link.csv").symlink_to("target")
+    with pytest.raises(FfmemError, match="is a symbolic link to target"):
+        export(study, tmp_path / "link.csv")
+    assert (tmp_path / "target").read_text() == "mine"
     with pytest.raises(StoreError, match="no export"):
         import_file(study, tmp_path / "none.jsonl")
     (tmp_path / "bad.jsonl").write_text("{")

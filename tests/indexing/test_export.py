@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -39,6 +40,27 @@ def test_a_line_of_jsonl_is_what_show_prints(any_index, tmp_path):
     assert [json.loads(line) for line in lines] == [any_index[c].to_dict() for c in any_index]
 
 
+def as_it_was(cell):
+    """Return a text without the apostrophe that keeps a spreadsheet from computing it."""
+    assert not cell.startswith(tuple("=+-@\t\r"))
+    return cell[1:] if re.match(r"''*[=+\-@\t\r]", cell) else cell
+
+
+def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(index_of, tmp_path):
+    lines = ["=1+1 is two", "+a", "-b and @c", "@SUM(A1)", "'=x", "\t=y", "plain"]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    corpus = ffmem.Corpus(str(tmp_path / "text.txt"), unit="line")
+    made = index_of("llama", corpus, tmp_path / "index", start="none")
+    ffmem.export(made, "csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts = ["cell", "list", "prefix", "last_token", "next_token", "value_top", "value_bottom"]
+    assert {as_it_was(row["prefix"])[:1] for row in rows} >= {"=", "+", "-", "@"}
+    assert all(as_it_was(row[name]) is not None for row in rows for name in texts)
+    assert any(row["coefficient"].startswith("-") for row in rows)
+    assert all(float(row["coefficient"]) for row in rows if row["coefficient"])
+
+
 def test_csv_reads_back_one_row_per_trigger(any_index, tmp_path):
     ffmem.export(any_index.folder, "csv", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
@@ -58,9 +80,9 @@ def test_csv_reads_back_one_row_per_trigger(any_index, tmp_path):
         found = dict(zip(header, row, strict=True))
         assert (found["cell"], found["list"]) == (cell, name)
         if trigger is not None:
-            assert found["prefix"] == trigger.prefix
+            assert as_it_was(found["prefix"]) == trigger.prefix
             assert float(found["coefficient"]) == trigger.coefficient
-            assert found["next_token"] == (trigger.next_token or "")
+            assert as_it_was(found["next_token"]) == (trigger.next_token or "")
             assert found["gate"] == ("" if trigger.gate is None else str(trigger.gate))
         assert found["value_top"].startswith(json.dumps(first, ensure_ascii=False))
 
@@ -104,12 +126,20 @@ def test_an_export_that_fails_leaves_nothing_behind(tiny_index, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-def test_a_link_is_followed_and_what_is_no_file_is_left_alone(tiny_index, tmp_path):
-    (tmp_path / "target.csv").write_text("")
-    (tmp_path / "link.csv").symlink_to("target.csv")
-    ffmem.export(tiny_index, "csv", tmp_path / "link.csv")
-    assert (tmp_path / "link.csv").is_symlink()
-    assert (tmp_path / "target.csv").read_text().startswith("cell,")
+@pytest.mark.parametrize("to", ["jsonl", "csv", "neuronpedia"])
+@pytest.mark.parametrize("target", ["target", "folder", "nowhere"])
+def test_a_link_is_refused_and_what_it_points_to_stays_as_it_was(tiny_index, tmp_path, to, target):
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(FfmemError, match=r"is a symbolic link to|is there already"):
+        ffmem.export(tiny_index, to, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "link", "target"]
+
+
+def test_what_is_no_file_is_left_alone(tiny_index, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FfmemError, match="is no ordinary file"):
         ffmem.export(tiny_index, "csv", tmp_path / "pipe")

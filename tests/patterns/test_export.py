@@ -49,6 +49,26 @@ def test_every_form_holds_the_same_rows(patterns, tmp_path):
     assert list(read[0]) == list(rows[0])
 
 
+def test_no_cell_of_a_csv_is_a_formula(tiny_index, tmp_path):
+    shutil.copytree(tiny_index.folder, tmp_path / "index")
+    index = ffmem.open(tmp_path / "index")
+    plant(index, "automatic", pattern("L0N3", description="=HYPERLINK(1)", sign=-1))
+    export([Patterns(index, "automatic")], tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["description"], row["sign"]) == ("'=HYPERLINK(1)", "-1")
+
+
+@pytest.mark.parametrize("form", [".parquet", ".jsonl", ".csv"])
+def test_a_link_is_refused_and_what_it_points_to_stays_as_it_was(patterns, tmp_path, form):
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / f"link{form}").symlink_to("target")
+    with pytest.raises(FfmemError, match="is a symbolic link to target"):
+        export([patterns], tmp_path / f"link{form}")
+    assert (tmp_path / f"link{form}").is_symlink()
+    assert (tmp_path / "target").read_text() == "mine"
+
+
 def test_another_ending_is_refused(patterns, tmp_path):
     with pytest.raises(FfmemError, match=r"must end in \.parquet, \.jsonl or \.csv"):
         export([patterns], tmp_path / "out.xlsx")

@@ -21,7 +21,7 @@ from ffmem.annotation.rows import ADJUDICATOR, Standing
 from ffmem.annotation.sheet import Sheet
 from ffmem.annotation.study import AnnotationStudy, Annotator
 from ffmem.errors import FfmemError, StoreError
-from ffmem.files import committing
+from ffmem.files import check_output_file, committing, csv_row
 
 FORMAT = 1
 NAME = "ffmem annotations"
@@ -59,16 +59,14 @@ def export(study: AnnotationStudy, out: Path, history: bool = False) -> int:
     """Write every sheet as it stands, or every revision of it, and return how many lines."""
     if out.suffix not in FORMATS:
         raise FfmemError(f"An export is a {' or a '.join(FORMATS)} file; {out} was given.")
-    if not out.resolve().parent.is_dir():
-        raise FfmemError(f"There is no folder {out.resolve().parent}: make it first.")
+    check_output_file(out)
     lines = list(_lines(study, history))
-    target = out.resolve()
     # Only a CSV writes its own line ends; neither may translate those within a text.
-    with committing(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         if out.suffix == ".csv":
             rows = csv.DictWriter(file, COLUMNS)
             rows.writeheader()
-            rows.writerows(_row(line, study.settings["plan"]) for line in lines)
+            rows.writerows(csv_row(_row(line, study.settings["plan"])) for line in lines)
         else:
             for line in (_header(study, history), *lines):
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")

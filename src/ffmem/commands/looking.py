@@ -79,7 +79,11 @@ def search(folder: Path, query: str, as_json: bool, place: str, **options: Any) 
     help="Format; neuronpedia writes a new folder OUT.",
 )
 def export(folder: Path, out: Path, to: str) -> None:
-    """Write every memory of an index to OUT, for other programs."""
+    """Write every memory of an index to OUT, for other programs.
+
+    In a CSV, an apostrophe stands before texts that a spreadsheet would take for a formula: those
+    that begin with = + - @, a tab or a carriage return. OUT must not be a symbolic link.
+    """
     made = api.open(folder)
     with Progress().bar("Writing", len(made), "memories") as step:
         api.export(made, to, out, step)

@@ -101,7 +101,10 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
 @folder_argument
 @click.argument("out", type=click.Path(path_type=Path))
 def export(folder: Path, out: Path) -> None:
-    """Write all patterns to OUT: a table as .parquet, .jsonl or .csv."""
+    """Write all patterns to OUT: a table as .parquet, .jsonl or .csv.
+
+    In a CSV, an apostrophe stands before texts that a spreadsheet would take for a formula.
+    """
     n = patterning.export_patterns(folder, out)
     click.echo(f"Wrote {counted(n, 'patterns')} to {out}.", err=True)
 

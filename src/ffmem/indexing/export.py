@@ -1,7 +1,8 @@
 """An index as plain files for other programs.
 
 jsonl         one line per memory, as `ffmem show --json` prints it
-csv           one row per trigger, with the value's first tokens beside it
+csv           one row per trigger, with the value's first tokens beside it; for spreadsheets, an
+              apostrophe stands before texts that begin with = + - @, a tab or a carriage return
 neuronpedia   a folder in the layout that Neuronpedia exports and imports
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ffmem.errors import FfmemError
-from ffmem.files import committing
+from ffmem.files import check_output_file, committing, csv_row
 from ffmem.indexing.kind import Kind
 from ffmem.indexing.memory import Memory
 from ffmem.indexing.neuronpedia import export_neuronpedia
@@ -43,16 +44,9 @@ def export(index: Index, to: str, out: Path, step: Step) -> None:
     if to == "neuronpedia":
         export_neuronpedia(index, out, step)
         return
-    target = out.resolve()  # a link is followed, not replaced
-    if target.exists() and not target.is_file():
-        what = "a folder" if target.is_dir() else "no ordinary file"
-        raise FfmemError(f"{out} is {what}: name a file to write to.")
-    if not target.parent.is_dir():
-        raise FfmemError(
-            f"There is no folder {target.parent}: make it first, or name another file."
-        )
+    check_output_file(out)
     # Only a CSV writes its own line ends; neither may translate those within a text.
-    with committing(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         if to == "jsonl":
             for memory in _memories(index, step):
                 file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
@@ -60,7 +54,7 @@ def export(index: Index, to: str, out: Path, step: Step) -> None:
         rows = csv.DictWriter(file, columns(index.manifest.model.kind))
         rows.writeheader()
         for memory in _memories(index, step):
-            rows.writerows(_rows(memory))
+            rows.writerows(map(csv_row, _rows(memory)))
 
 
 def _memories(index: Index, step: Step) -> Iterator[Memory]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ffmem.errors import FfmemError
-from ffmem.files import committing
+from ffmem.files import check_output_file, committing, csv_row
 from ffmem.patterns.kept import Patterns
 from ffmem.patterns.pattern import SCORES, Pattern
 from ffmem.patterns.shown import finite
@@ -24,6 +24,7 @@ def export(several: Sequence[Patterns], out: Path) -> int:
     if out.suffix not in FORMS:
         raise FfmemError(f"Cannot write patterns to {out}: its name must end in {_listed()}.")
     write = {".parquet": _parquet, ".jsonl": _lines, ".csv": _csv}[out.suffix]
+    check_output_file(out)
     with committing(out) as temporary:
         return write(by_layer(several), temporary)
 
@@ -79,7 +80,7 @@ def _csv(parts: Iterator[Rows], path: Path) -> int:
             for row in found:
                 for name in ("ranks", "held_ranks"):
                     row[name] = " ".join(map(str, row[name]))
-                writer.writerow(row)
+                writer.writerow(csv_row(row))
                 n += 1
     return n
 
