@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-import ffmem
 from ffmem.cluster.shared import SharedFolder
 from ffmem.indexing.found import Found
-from ffmem.indexing.leases import Lease, batches
-from ffmem.indexing.sample import Sample, draw
-from ffmem.indexing.scan import Scan, reach
 from ffmem.indexing.segments import Segments
 from ffmem.indexing.statistics import Statistics
 from ffmem.indexing.tree import FAN_IN, Node
 from ffmem.indexing.triggers import Triggers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+import ffmem
+from ffmem.indexing.chunks import Lease, batches
+from ffmem.indexing.sample import Sample, draw
+from ffmem.indexing.scan import Scan, reach
 from ffmem.models.memories import Memories
 
 LENGTH, VOCABULARY, HIDDEN = 32, 512, 128

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from ffmem.indexing.found import Found
 from torch import Tensor
 
 import ffmem
 from ffmem.indexing import sample
-from ffmem.indexing.found import Found
-from ffmem.indexing.leases import Batch, Lease, batches, cut
+from ffmem.indexing.chunks import Batch, Lease, batches, cut
 from ffmem.indexing.scan import Scan, _Reader, reach
 from ffmem.models.memories import Memories
 

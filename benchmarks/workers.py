@@ -12,17 +12,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import ffmem
 from ffmem.cluster.crew import Crew, Recruit
 from ffmem.cluster.here import Here
 from ffmem.cluster.hiring import Hiring
 from ffmem.cluster.leader import Leader
 from ffmem.cluster.shared import SharedFolder
 from ffmem.cluster.task import Task
-from ffmem.corpus.corpus import Corpus
-from ffmem.indexing.build import Build
 from ffmem.indexing.options import Options
 from ffmem.indexing.orders import Leases
+
+import ffmem
+from ffmem.corpus.corpus import Corpus
+from ffmem.indexing.build import Build
 from ffmem.indexing.prepare import lay_out
 from ffmem.indexing.worker import IndexWorker
 from ffmem.progress import Progress

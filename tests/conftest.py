@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 import ffmem
 from ffmem.networks.config import KINDS, AdaptiveConfig
 from tests import checking
+from tests.ray_cluster import ray_cluster  # noqa: F401
 from tests.texts import LINES
 from tests.tiny import TINY, changed_since_read
 

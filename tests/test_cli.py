@@ -187,7 +187,7 @@ def errors():
     yield ["index", "MODEL", "full.txt", "--out", "i", "--device", "abacus"], "abacus"
     yield ["index", "fairseq", "full.txt", "--out", "i"], "dict.txt"
     yield ["index", "MODEL", "full.txt", "--out", "INDEX"], "finished index with other settings"
-    yield ["index", "MODEL", "full.txt", "--out", "."], "something that is not an index"
+    yield ["index", "MODEL", "full.txt", "--out", "."], "is not empty and not an index"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [*errors()])

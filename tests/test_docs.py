@@ -15,22 +15,14 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_readmes_tree_names_every_source_file_and_no_other():
-    tree = README.split("## Files")[1].split("```")[1]
-    named, folders = set(), {}
-    for line in filter(str.strip, tree.splitlines()):
-        indent = len(line) - len(line.lstrip())
-        name = line.split()[0]
-        folders = {depth: part for depth, part in folders.items() if depth < indent}
-        folder = "".join(folders[depth] for depth in sorted(folders))
-        if name.endswith("/"):
-            folders[indent] = name
-        else:
-            named.add(folder + name)
-        assert len(line.split(maxsplit=1)) == 2, f"{name} has no description"
-    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")}
-    assert {name for name in named if name.startswith("src/")} == there
-    assert all((ROOT / name).exists() for name in named)
+def test_the_tree_of_folders_names_every_package_and_no_other():
+    tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Folders")[1].split("```")[1]
+    lines = [line.split(maxsplit=1) for line in tree.splitlines() if line.strip()]
+    assert all(len(line) == 2 for line in lines), "each folder has a line about it"
+    packages = {path.parent.relative_to(ROOT) for path in (ROOT / "src").rglob("*.py")}
+    named = {Path(line[0]) for line in lines if line[0].startswith("src/")}
+    assert named == {package for package in packages if len(package.parts) <= 3}
+    assert all((ROOT / line[0]).is_dir() for line in lines)
 
 
 @pytest.mark.parametrize("command", cli.commands.values(), ids=lambda command: command.name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ffmem.acting import compare, edit, effect, neighbours, serve, trace
     from ffmem.api import (
+        estimate,
         export,
         extend,
         index,
@@ -43,6 +44,7 @@ _HOMES = {
     "detect": "ffmem.patterning",
     "edit": "ffmem.acting",
     "effect": "ffmem.acting",
+    "estimate": "ffmem.api",
     "experiment": "ffmem.measuring",
     "explain": "ffmem.patterning",
     "export": "ffmem.api",
@@ -74,6 +76,7 @@ __all__ = [
     "detect",
     "edit",
     "effect",
+    "estimate",
     "experiment",
     "explain",
     "export",

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.errors import FfmemError, StoreError
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, check_weights
 from ffmem.progress import Progress, Step
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
-    from ffmem.indexing.build import Labour
-    from ffmem.indexing.options import Options
+    from ffmem.indexing.build import BuildOptions
+    from ffmem.indexing.config import IndexConfig
+    from ffmem.indexing.estimate import Estimate
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
     from ffmem.patterns.searching import PatternHit
@@ -47,6 +48,13 @@ def index(
     corpus: "Corpus | str | Path",
     out: str | Path,
     *,
+    t: int = 50,
+    prefixes: str = "best",
+    compat: str | None = None,
+    start: str = "auto",
+    batch_tokens: int = 4096,
+    chunk_tokens: int = 16_384,
+    threads: int | None = None,
     dtype: str = "float32",
     device: str = "auto",
     workers: int | None = None,
@@ -55,59 +63,103 @@ def index(
     shared: str | None = None,
     bad_sentences: str = "stop",
     progress: Progress | None = None,
-    **options: Any,
 ) -> Index:
-    """Index every memory of a model over a corpus; go on with an unfinished folder.
+    """Index every memory of a model over a corpus, or resume an unfinished index.
 
-    `options` are those of the command: t, prefixes, compat, start, batch_tokens, threads. With
-    `workers`, processes of this machine do the work, with `ray` ("local", "auto" or an address)
-    actors there; they meet in the folder, or in `shared`, a path or URL that all of them see.
+    `workers` processes of this machine share the work, or actors of `ray` ("local", "auto" or an
+    address). They write to the folder, or to `shared`, a path or URL that all of them see.
     """
     from ffmem.corpus.corpus import Corpus
-    from ffmem.indexing.options import Options
+    from ffmem.indexing.config import IndexConfig
 
     folder = Path(out)
-    asked = Options(**options)
+    config = IndexConfig(
+        t=t,
+        prefixes=prefixes,
+        compat=compat,
+        start=start,
+        batch_tokens=batch_tokens,
+        chunk_tokens=chunk_tokens,
+        threads=threads,
+    )
     source = Corpus(str(corpus)) if isinstance(corpus, str | Path) else corpus
-    say = progress or Progress(quiet=True)
-    named = str(model) if isinstance(model, str | Path) else model.source
+    progress = progress or Progress(quiet=True)
+    name = str(model) if isinstance(model, str | Path) else model.source
     if (folder / "manifest.json").exists():
-        return _finished(folder, model, named, source, asked, dtype, say)
-    from ffmem.indexing.build import Build
+        return _finished(folder, model, name, source, config, dtype, progress)
+    from ffmem.indexing.build import build
     from ffmem.models.split import places
 
-    labour = _labour(workers, ray, gpus_per_worker, shared, device, bad_sentences)
+    options = _build_options(workers, ray, gpus_per_worker, shared, device, bad_sentences)
     source.refuse_missing()
     if isinstance(model, str | Path):
-        say.say(f"Loading {model}.")
+        progress.say(f"Loading {model}.")
         model = load(model, dtype=dtype, device=device)
         if device == "split":
             where = places(model.model, model.row.blocks)
-            say.say("; ".join(f"{place}: {parts}" for place, parts in where.items()) + ".")
-    build = Build(model, source, folder, asked, say, labour)
-    del model  # when others do the work, nobody keeps it here
-    if build.run():
+            progress.say("; ".join(f"{place}: {parts}" for place, parts in where.items()) + ".")
+    if build(model, source, folder, config, options, progress):
         return Index(folder)
-    return _finished(folder, named, named, source, asked, dtype, say)
+    return _finished(folder, name, name, source, config, dtype, progress)
+
+
+def estimate(
+    model: "Memories | str | Path",
+    corpus: "Corpus | str | Path",
+    *,
+    t: int = 50,
+    prefixes: str = "best",
+    compat: str | None = None,
+    start: str = "auto",
+    batch_tokens: int = 4096,
+    chunk_tokens: int = 16_384,
+    threads: int | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    workers: int | None = None,
+    ray: str | None = None,
+    gpus_per_worker: float = 0.0,
+) -> "Estimate":
+    """Return what `index` would take: it reads the corpus, times one batch, and writes nothing."""
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.indexing.config import IndexConfig
+    from ffmem.parallel import ExecutionConfig
+
+    config = IndexConfig(
+        t=t,
+        prefixes=prefixes,
+        compat=compat,
+        start=start,
+        batch_tokens=batch_tokens,
+        chunk_tokens=chunk_tokens,
+        threads=threads,
+    )
+    execution = ExecutionConfig(workers, ray, gpus_per_worker)
+    source = Corpus(str(corpus)) if isinstance(corpus, str | Path) else corpus
+    source.refuse_missing()
+    from ffmem.indexing.estimate import estimate as measure
+
+    memories = load(model, dtype=dtype, device=device) if isinstance(model, str | Path) else model
+    return measure(memories, source, config, execution)
 
 
 def _finished(
     folder: Path,
     model: "Memories | str | Path",
-    named: str,
+    name: str,
     corpus: "Corpus",
-    asked: "Options",
+    config: "IndexConfig",
     dtype: str,
     progress: Progress,
 ) -> Index:
     """Return a finished index, if it is the one that is asked for."""
-    from ffmem.indexing.finished import refuse_other, refuse_other_weights
+    from ffmem.indexing.merge import check_same_request
 
     finished = Index(folder)
     if not isinstance(model, str | Path):
         dtype = str(model.dtype).removeprefix("torch.")
-        refuse_other_weights(finished, model.fingerprint())
-    refuse_other(finished, named, corpus, asked, dtype)
+        check_weights(finished, model.fingerprint())
+    check_same_request(finished, name, corpus, config, dtype)
     unread = " Standard input was not read." if corpus.source == "-" else ""
     progress.say(
         f"The index in {folder} is finished: nothing to do."
@@ -117,8 +169,8 @@ def _finished(
 
 
 def open(folder: str | Path) -> Index:
-    """Open a finished index."""
-    return Index(folder)
+    """Open an index; one that is still being made holds what was committed so far."""
+    return Index(folder, unfinished=True)
 
 
 def extend(
@@ -134,49 +186,51 @@ def extend(
     bad_sentences: str = "stop",
     progress: Progress | None = None,
 ) -> Index:
-    """Add a corpus to an index; `model` only if it has moved since.
+    """Add a corpus to an index; `model` is needed only if it has moved since.
 
-    Who does the work is said as in `index`.
+    `workers` and what follows are as in `index`.
     """
     from ffmem.corpus.corpus import Corpus
-    from ffmem.indexing.extend import extend as extend_index
+    from ffmem.indexing.merge import extend as extend_index
 
     before = Index(folder)
-    labour = _labour(workers, ray, gpus_per_worker, shared, device, bad_sentences)
+    options = _build_options(workers, ray, gpus_per_worker, shared, device, bad_sentences)
     source = Corpus(str(corpus)) if isinstance(corpus, str | Path) else corpus
     memories = before.manifest.model.source if model is None else model
     if isinstance(memories, str | Path):
         memories = load(memories, dtype=before.manifest.dtype, device=device)
-    return extend_index(before, memories, source, progress or Progress(quiet=True), labour)
+    return extend_index(before, memories, source, options, progress or Progress(quiet=True))
 
 
-def _labour(
+def _build_options(
     workers: int | None,
     ray: str | None,
     gpus_per_worker: float,
     shared: str | None,
     device: str,
     bad_sentences: str,
-) -> "Labour":
-    """Return who does the work of an index."""
-    from ffmem.cluster.hiring import Hiring
-    from ffmem.cluster.shared import SharedFolder
-    from ffmem.indexing.build import Labour
+) -> "BuildOptions":
+    """Return how a run is carried out, refusing what cannot be before anything is loaded."""
+    from ffmem.indexing.build import BuildOptions
+    from ffmem.parallel import ExecutionConfig
+    from ffmem.storage import open_storage
 
     if bad_sentences not in ("stop", "skip"):
-        raise FfmemError(f"--bad-sentences takes stop or skip; {bad_sentences!r} was given.")
-    hiring = Hiring(workers, ray, float(gpus_per_worker))
-    hiring.refuse_unreachable()
+        raise FfmemError(f"--bad-sentences {bad_sentences} is not a choice; use stop or skip.")
+    execution = ExecutionConfig(workers, ray, float(gpus_per_worker))
+    execution.check()
     if shared is not None:
-        SharedFolder.at(shared)
-    return Labour(hiring, shared, device, bad_sentences == "skip")
+        open_storage(shared)
+    return BuildOptions(execution, shared, device, bad_sentences)
 
 
-def merge(folders: Sequence[str | Path], out: str | Path) -> Index:
-    """Put indexes of parts of a corpus together in a new folder."""
+def merge(
+    folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
+) -> Index:
+    """Join indexes of parts of a corpus in a new folder."""
     from ffmem.indexing.merge import merge as merge_indexes
 
-    return merge_indexes(folders, out)
+    return merge_indexes(folders, out, progress or Progress(quiet=True))
 
 
 def search(

@@ -19,7 +19,6 @@ from ffmem.commands import (
     looking,
     measuring,
     patterning,
-    planning,
     serving,
     tracing,
     training,
@@ -42,7 +41,7 @@ def cli() -> None:
 
 
 for command in (
-    *(indexing.describe, planning.plan, indexing.index, indexing.status),
+    *(indexing.describe, indexing.index, indexing.status),
     *(indexing.extend, indexing.merge),
     *(looking.show, looking.search, serving.serve),
     *(tracing.trace, effects.effect, tracing.neighbours, editing.edit, comparing.compare),

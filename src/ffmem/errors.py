@@ -53,6 +53,18 @@ class SelfCheckFailed(ModelError):
     """The paper's equations do not hold on this model as ffmem reads it."""
 
 
+class ForwardError(ModelError):
+    """The forward pass fails on some text, or gives numbers that are not finite."""
+
+
+class BadSentenceError(ModelError):
+    """Some sentences of the corpus cannot be read, and were not to be skipped."""
+
+
+class WorkerError(FfmemError):
+    """Workers cannot start, keep dying, or the cluster that they ran on is gone."""
+
+
 class CorpusError(FfmemError):
     """The corpus cannot be read, or holds nothing to read."""
 

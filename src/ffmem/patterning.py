@@ -5,7 +5,7 @@ Each takes the arguments of its command; heavy libraries are imported when one i
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
@@ -18,17 +18,36 @@ if TYPE_CHECKING:
 
 
 def detect(
-    folder: str | Path | Index, *, progress: Progress | None = None, **options: Any
+    folder: str | Path | Index,
+    *,
+    top: int = 25,
+    alpha: float = 0.05,
+    seed: int = 0,
+    space: str = "lsa",
+    shuffled: bool = False,
+    workers: int = 1,
+    ray: str | None = None,
+    progress: Progress | None = None,
 ) -> "Detected":
     """Find the patterns of every memory without a language model, and keep them in the index.
 
-    `options`: alpha (false-discovery rate), space ("lsa" or "minilm"), seed, shuffled (a control:
-    triggers are dealt out at random, nothing is kept); workers (processes of this machine, or
-    actors of `ray`: "local", "auto" or an address), and `shared`, a folder that all of them see.
+    `alpha` is the false-discovery rate, `space` "lsa" or "minilm". `shuffled` is a control:
+    triggers are dealt out at random, and nothing is kept. With `workers`, processes of this
+    machine share the layers, or actors of `ray` ("local", "auto" or an address).
     """
     from ffmem.patterns.detect import detect as detect_patterns
 
-    return detect_patterns(_index(folder), progress=progress or Progress(quiet=True), **options)
+    return detect_patterns(
+        _index(folder),
+        top=top,
+        alpha=alpha,
+        seed=seed,
+        space=space,
+        shuffled=shuffled,
+        workers=workers,
+        ray=ray,
+        progress=progress or Progress(quiet=True),
+    )
 
 
 def patterns_of(folder: str | Path | Index, source: str = "automatic") -> "Patterns":

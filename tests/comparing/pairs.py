@@ -27,7 +27,7 @@ def index_of(folder: Path, memories: Memories, **options) -> Index:
     corpus = folder.parent / "corpus.txt"
     if not corpus.exists():
         write_corpus(corpus)
-    whole = {"lease_tokens": 4096, "batch_tokens": 4096}  # one lease: nothing here is about them
+    whole = {"chunk_tokens": 4096, "batch_tokens": 4096}  # one lease: nothing here is about them
     return indexed(folder, corpus, memories, **(whole | options))
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ffmem.comparing import overlap as module
 from ffmem.comparing.overlap import P, overlap
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 
 ranked = st.lists(st.integers(0, 12), max_size=8, unique=True)
 
@@ -31,7 +31,7 @@ def plain_rbo_of_equal_lengths(one, other, p=P):
 
 
 def matrix(lists, width=8):
-    return np.array([[*one, *[VACANT] * (width - len(one))] for one in lists], np.int64)
+    return np.array([[*one, *[NO_PREFIX] * (width - len(one))] for one in lists], np.int64)
 
 
 def overlap_of(one, other):

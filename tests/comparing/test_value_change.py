@@ -91,7 +91,9 @@ def test_a_model_that_is_not_the_indexs_is_refused(wrong, tmp_path):
         Side(index, other if which == wrong else memories, "") for which in ("first", "second")
     ]
     changes = value_changes(*sides, tmp_path, "cpu", QUIET)
-    with pytest.raises(StoreError, match=f"{memories.fingerprint()}, not {other.fingerprint()}"):
+    with pytest.raises(
+        StoreError, match=f"{memories.fingerprint()}; the loaded one has {other.fingerprint()}"
+    ):
         changes.__enter__()
 
 

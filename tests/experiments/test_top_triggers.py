@@ -17,7 +17,7 @@ from ffmem.experiments.top_triggers import (
     listed,
     top_triggers,
 )
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from tests.experiments.planting import context_of, with_dead_memory
 from tests.indexing.folders import indexed, write_corpus
@@ -66,7 +66,7 @@ def test_a_top_trigger_is_the_strongest_trigger_of_both_signs_that_has_a_next_to
             assert found.no_next[number] == (has_triggers and not some)
             if not some:
                 assert found.sign[number] == NO_SIGN
-                assert found.prefix[number] == VACANT
+                assert found.prefix[number] == NO_PREFIX
                 assert found.next_token[number] == found.last_token[number] == NONE
                 continue
             head = max(some, key=lambda trigger: abs(trigger.coefficient))
@@ -86,7 +86,7 @@ def test_listed_triggers_are_those_of_the_index_and_their_tokens(index):
         for number, memory in enumerate(index.memories(1)):
             triggers = memory.triggers if sign > 0 else memory.negative_triggers
             n = len(triggers)
-            assert (found.prefixes[number, n:] == VACANT).all()
+            assert (found.prefixes[number, n:] == NO_PREFIX).all()
             assert (found.next[number, n:] == NONE).all()
             assert (found.last[number, n:] == NONE).all()
             assert found.lengths[number, :n].tolist() == [t.length for t in triggers]
@@ -153,7 +153,7 @@ def test_where_all_sentences_are_one_token_long_no_memory_has_a_top_trigger(tmp_
     found = top_triggers(indexed(tmp_path / "index", corpus), 0)
     assert not found.exists.any()
     assert (found.no_next ^ found.no_trigger).all()
-    assert (found.prefix == VACANT).all()
+    assert (found.prefix == NO_PREFIX).all()
 
 
 def test_two_indexes_are_not_taken_for_each_other(tmp_path):

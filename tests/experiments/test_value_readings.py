@@ -16,7 +16,7 @@ import ffmem
 from ffmem.experiments import value_readings
 from ffmem.experiments.top_triggers import NO_SIGN, NONE, corpus_tokens, listed, top_triggers
 from ffmem.experiments.value_readings import read_values, readings
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.models.memories import Memories
 from tests.experiments.planting import (
     FAMILIES,
@@ -158,7 +158,7 @@ def test_the_authors_code_gives_the_same_ranks_of_last_tokens(oracle):
     rows, n_equal, n_compared = published(), 0, 0
     for layer in range(index.n_layers):
         triggers = listed(index, layer, 1)
-        filled = triggers.prefixes != VACANT
+        filled = triggers.prefixes != NO_PREFIX
         sentence = np.full(filled.shape, NONE)
         sentence[filled] = corpus_tokens(index).at(triggers.prefixes[filled]).sentence
         targets = np.full(filled.shape, NONE)

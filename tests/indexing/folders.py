@@ -22,8 +22,8 @@ def memories(name: str = "llama", seed: int = 0):
 
 
 def indexed(folder: Path, corpus: Path, model=None, **options):
-    """Index a corpus in small leases."""
-    settings = {"t": 3, "lease_tokens": 50, "batch_tokens": 40, "start": "bos"} | options
+    """Index a corpus in small chunks."""
+    settings = {"t": 3, "chunk_tokens": 50, "batch_tokens": 40, "start": "bos"} | options
     return ffmem.index(
         model or memories(), ffmem.Corpus(str(corpus), unit="line"), folder, **settings
     )

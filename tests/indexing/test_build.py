@@ -1,3 +1,4 @@
+import contextlib
 import multiprocessing
 import os
 import random
@@ -13,9 +14,10 @@ import pytest
 
 import ffmem
 from ffmem.errors import CorpusError, FfmemError, StorageFull, StoreError
-from ffmem.indexing.build import Build
-from ffmem.indexing.options import Options
-from ffmem.indexing.segments import Segments
+from ffmem.indexing import worker
+from ffmem.indexing.build import BuildOptions, build, run_folder
+from ffmem.indexing.config import IndexConfig
+from ffmem.indexing.partials import Partials
 from ffmem.progress import Progress
 from tests.indexing.folders import content, indexed, memories, write_corpus
 
@@ -24,25 +26,31 @@ class Killed(BaseException):
     """Stands for the end of the process: nothing of ours catches it."""
 
 
+@pytest.fixture(autouse=True)
+def _commit_after_every_chunk(monkeypatch):
+    monkeypatch.setattr(worker, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "COMMIT_SHARE", 0.0)
+
+
 def stop_after(monkeypatch, n, before=False):
-    """Let the n-th commit of a segment be the last thing that happens, or just not happen."""
-    commit = Segments.commit
-    counted = []
+    """Let the n-th commit of a partial be the last thing that happens, or just not happen."""
+    commit = Partials.commit
+    committed = []
 
-    def counting(self, lease, found):
-        counted.append(lease)
-        if len(counted) == n and before:
+    def counting(self, name, chunks, *found):
+        committed.append(sorted(chunks))
+        if len(committed) > n or (len(committed) == n and before):
             raise Killed
-        commit(self, lease, found)
-        if len(counted) == n:
+        commit(self, name, chunks, *found)
+        if len(committed) == n:
             raise Killed
 
-    monkeypatch.setattr(Segments, "commit", counting)
-    return counted
+    monkeypatch.setattr(Partials, "commit", counting)
+    return committed
 
 
 def killed(monkeypatch, n, folder, corpus, before=False, **options):
-    """Index, and be killed at the n-th commit of a segment."""
+    """Index, and be killed at the n-th commit of a partial."""
     with monkeypatch.context() as patch:
         stop_after(patch, n, before)
         with pytest.raises(Killed):
@@ -51,17 +59,19 @@ def killed(monkeypatch, n, folder, corpus, before=False, **options):
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_bytes(tmp_path, monkeypatch, n, before):
+def test_a_killed_run_resumes_and_ends_in_the_same_bytes(tmp_path, monkeypatch, n, before):
     corpus = write_corpus(tmp_path / "corpus.txt")
     indexed(tmp_path / "whole", corpus)
     killed(monkeypatch, n, tmp_path / "killed", corpus, before)
     assert not (tmp_path / "killed" / "manifest.json").exists()
     with pytest.raises(StoreError, match="is not finished"):
-        ffmem.open(tmp_path / "killed")
+        ffmem.Index(tmp_path / "killed")
     with monkeypatch.context() as patch:
         committed = stop_after(patch, 10**6)
         indexed(tmp_path / "killed", corpus)
-    assert committed[0] == (0, n - before)  # nothing that was committed is done again
+    done = n - before
+    # Nothing that was committed is read again.
+    assert committed[-1] == [chunk for chunk in range(committed[-1][-1] + 1) if chunk >= done]
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
@@ -82,15 +92,14 @@ def test_killed_ten_times_at_random_moments_the_bytes_are_the_same(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt", n=1500)
     model, folder = memories("qwen2"), tmp_path / "killed"
     begin = time.monotonic()
-    indexed(tmp_path / "whole", corpus, model, lease_tokens=300)
+    indexed(tmp_path / "whole", corpus, model, chunk_tokens=300)
     whole_time = time.monotonic() - begin
     moments = random.Random(0)
     fork = multiprocessing.get_context("fork")
     kills = 0
-    committed: dict[str, int] = {}
     while kills < 10:
         process = fork.Process(
-            target=indexed, args=(folder, corpus, model), kwargs={"lease_tokens": 300}
+            target=indexed, args=(folder, corpus, model), kwargs={"chunk_tokens": 300}
         )
         process.start()
         time.sleep(moments.uniform(0, whole_time / 4))
@@ -98,24 +107,17 @@ def test_killed_ten_times_at_random_moments_the_bytes_are_the_same(tmp_path):
         process.join()
         kills += process.exitcode == -signal.SIGKILL
         if (folder / "manifest.json").exists():  # done before the tenth kill: once more
-            indexed(folder, corpus, model, lease_tokens=300)
+            indexed(folder, corpus, model, chunk_tokens=300)
             assert content(folder) == content(tmp_path / "whole")
             shutil.rmtree(folder)
-            committed = {}
-        segments = folder.glob("segments/segment-*.arrow")
-        now = {path.name: path.stat().st_mtime_ns for path in segments}
-        for name, moment in committed.items():  # a committed lease is merged, or as it was
-            assert now.get(name, moment) == moment
-            assert name in now or max(now) > name
-        committed = now
-    indexed(folder, corpus, model, lease_tokens=300)
+    indexed(folder, corpus, model, chunk_tokens=300)
     assert content(folder) == content(tmp_path / "whole")
 
 
-def test_leases_batches_and_thresholds_do_not_change_what_is_found(tmp_path):
+def test_chunks_batches_and_thresholds_do_not_change_what_is_found(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt")
-    one = indexed(tmp_path / "one", corpus, lease_tokens=10**6)
-    many = indexed(tmp_path / "many", corpus, lease_tokens=20)
+    one = indexed(tmp_path / "one", corpus, chunk_tokens=10**6)
+    many = indexed(tmp_path / "many", corpus, chunk_tokens=20)
     for cell in one:
         for mine, theirs in zip(one[cell].triggers, many[cell].triggers, strict=True):
             assert mine.coefficient == pytest.approx(theirs.coefficient, rel=1e-4)
@@ -134,7 +136,9 @@ def test_a_finished_index_is_left_alone(tmp_path):
 def test_a_finished_index_of_other_content_is_not_taken_for_this_one(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.txt")
     indexed(tmp_path / "index", corpus)
-    with pytest.raises(StoreError, match=r"made with the model of hash [0-9a-f]{64}, not"):
+    with pytest.raises(
+        StoreError, match=r"weights have the hash\n? [0-9a-f]{64}; the loaded one has"
+    ):
         indexed(tmp_path / "index", corpus, memories(seed=1))
     ffmem.extend(
         tmp_path / "index",
@@ -145,7 +149,7 @@ def test_a_finished_index_of_other_content_is_not_taken_for_this_one(tmp_path):
         indexed(tmp_path / "index", corpus)
     indexed(tmp_path / "other", corpus)
     write_corpus(corpus, seed=1)
-    with pytest.raises(StoreError, match="the corpus' files have changed"):
+    with pytest.raises(StoreError, match="the corpus's files have changed"):
         indexed(tmp_path / "other", corpus)
 
 
@@ -197,7 +201,7 @@ def test_a_finished_index_is_known_by_a_relative_path_and_in_another_dtype(
 def test_an_unfinished_index_with_other_settings_is_refused(tmp_path, monkeypatch, change, named):
     corpus = write_corpus(tmp_path / "corpus.txt")
     killed(monkeypatch, 1, tmp_path / "index", corpus)
-    with pytest.raises(StoreError, match=f"with other settings: {named}. Give the same"):
+    with pytest.raises(StoreError, match=f"with other settings: {named}. Use the same"):
         indexed(tmp_path / "index", corpus, **change)
 
 
@@ -208,32 +212,51 @@ def test_another_model_or_a_changed_corpus_is_refused_with_both_hashes(tmp_path,
     with pytest.raises(StoreError, match=rf"model\.hash: {one} → {two}"):
         indexed(tmp_path / "index", corpus, memories(seed=1))
     write_corpus(corpus, seed=1)
-    with pytest.raises(StoreError, match=r"changed, digest: [0-9a-f]{64} → [0-9a-f]{64}\. Give"):
+    with pytest.raises(StoreError, match=r"changed, digest: [0-9a-f]{64} → [0-9a-f]{64}\. Use"):
         indexed(tmp_path / "index", corpus)
 
 
-def test_a_truncated_segment_is_named_and_only_its_lease_is_repeated(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["partial", "sample"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "gone"])
+def test_what_a_damaged_file_covered_is_read_again(tmp_path, monkeypatch, kind, damage):
     corpus = write_corpus(tmp_path / "corpus.txt")
     indexed(tmp_path / "whole", corpus)
     killed(monkeypatch, 3, tmp_path / "index", corpus)
-    segment = tmp_path / "index" / "segments" / "segment-0-000001.arrow"
-    for damage in (segment.read_bytes()[:-9], segment.read_bytes()[:-1] + b"\7"):
-        segment.write_bytes(damage)
-        with pytest.raises(StoreError, match=r"0-000001.* is damaged .* only its lease is"):
-            indexed(tmp_path / "index", corpus)
-    segment.unlink()
+    path = next((tmp_path / "index" / "partials").glob(f"{kind}-*.arrow"))
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    damaged = {
+        "cut": whole[:-9],
+        "changed": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+        "emptied": b"",
+    }
+    path.unlink() if damage == "gone" else path.write_bytes(damaged[damage])
     indexed(tmp_path / "index", corpus)
     assert content(tmp_path / "index") == content(tmp_path / "whole")
 
 
-def test_a_segment_of_another_run_is_refused(tmp_path, monkeypatch):
+def test_a_partial_of_another_run_is_refused(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.txt")
     for name, t in (("one", 3), ("two", 4)):
         killed(monkeypatch, 1, tmp_path / name, corpus, t=t)
-    segment = "segments/segment-0-000000.arrow"
-    (tmp_path / "one" / segment).write_bytes((tmp_path / "two" / segment).read_bytes())
+    (foreign,) = (tmp_path / "two" / "partials").glob("partial-*.arrow")
+    shutil.copy(foreign, tmp_path / "one" / "partials")
     with pytest.raises(StoreError, match="belongs to another run"):
         indexed(tmp_path / "one", corpus)
+
+
+def test_of_two_partials_that_overlap_the_larger_one_counts(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    indexed(tmp_path / "whole", corpus)
+    killed(monkeypatch, 1, tmp_path / "first", corpus)
+    killed(monkeypatch, 3, tmp_path / "index", corpus)
+    (stale,) = (tmp_path / "first" / "partials").glob("partial-*.arrow")
+    shutil.copy(stale, tmp_path / "index" / "partials")
+    with monkeypatch.context() as patch:
+        committed = stop_after(patch, 10**6)
+        indexed(tmp_path / "index", corpus)
+    assert committed[-1][0] == 3
+    assert content(tmp_path / "index") == content(tmp_path / "whole")
 
 
 def test_the_same_files_by_another_path_are_the_same_corpus(tmp_path, monkeypatch):
@@ -249,16 +272,24 @@ def test_the_same_files_by_another_path_are_the_same_corpus(tmp_path, monkeypatc
         indexed(tmp_path / "index", Path("other.txt"))
 
 
-def test_who_finds_the_index_finished_meanwhile_leaves_it_alone(tmp_path):
+def test_a_run_that_finds_the_index_finished_leaves_it_alone(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.txt", n=20)
     indexed(tmp_path / "index", corpus)
     before = content(tmp_path / "index")
-    options = Options(t=3, lease_tokens=50, batch_tokens=40, start="bos")
-    source = ffmem.Corpus(str(corpus), unit="line")
-    build = Build(memories(), source, tmp_path / "index", options, Progress(quiet=True))
-    assert build.run() is False
-    finished, build._is_finished = iter([False, True]), lambda: next(finished)
-    assert build.run() is False
+    config = IndexConfig(t=3, chunk_tokens=50, batch_tokens=40, start="bos")
+    source, quiet = ffmem.Corpus(str(corpus), unit="line"), Progress(quiet=True)
+    arguments = (memories(), source, tmp_path / "index", config, BuildOptions(), quiet)
+    assert build(*arguments) is False
+    (tmp_path / "index" / "manifest.json").rename(tmp_path / "manifest.json")
+    (tmp_path / "index" / "partials").mkdir()
+
+    def finish_first(path, busy):
+        (tmp_path / "manifest.json").rename(tmp_path / "index" / "manifest.json")
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("ffmem.indexing.build.locked", finish_first)
+    with run_folder(tmp_path / "index") as is_finished:
+        assert is_finished
     assert content(tmp_path / "index") == before
 
 
@@ -267,22 +298,25 @@ def test_a_folder_of_other_things_is_refused(tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     (folder / "cat.jpg").write_text("meow")
-    with pytest.raises(StoreError, match="something that is not an index"):
+    with pytest.raises(StoreError, match="is not empty and not an index"):
         indexed(folder, corpus)
     assert (folder / "cat.jpg").exists()
 
 
 def test_two_processes_do_not_work_on_one_folder(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.txt")
-    commit = Segments.commit
+    commit = Partials.commit
+    refused = []
 
-    def intrude(self, lease, found):
+    def intrude(self, *found):
         with pytest.raises(StoreError, match="Another process is working on"):
             indexed(tmp_path / "index", corpus)
-        commit(self, lease, found)
+        refused.append(True)
+        commit(self, *found)
 
-    monkeypatch.setattr(Segments, "commit", intrude)
+    monkeypatch.setattr(Partials, "commit", intrude)
     indexed(tmp_path / "index", corpus)
+    assert refused
 
 
 @pytest.fixture
@@ -303,13 +337,12 @@ def test_a_full_disk_is_an_error_and_what_was_committed_is_kept(tmp_path, small_
     corpus = write_corpus(tmp_path / "corpus.txt", n=400)
     ballast = small_disk / "ballast"
     model = memories()
-    settings = {"t": 20, "lease_tokens": 200}
+    settings = {"t": 20, "chunk_tokens": 200}
     indexed(tmp_path / "whole", corpus, model, **settings)
     ballast.write_bytes(bytes(150_000))
     with pytest.raises(StorageFull, match=r"No room left .* run the same command again"):
         indexed(small_disk / "index", corpus, model, **settings)
-    kept = sorted((small_disk / "index" / "segments").glob("segment-*"))
-    assert kept
+    assert list((small_disk / "index" / "partials").glob("partial-*"))
     assert not list(small_disk.rglob("*.tmp"))
     ballast.unlink()
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)

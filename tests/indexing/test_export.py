@@ -11,7 +11,7 @@ import pytest
 import ffmem
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.export import COLUMNS
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 
 TRIGGERS = layer_file("triggers", 1)
@@ -91,7 +91,7 @@ def test_a_memory_without_triggers_has_a_row_of_its_own(tiny_index, tmp_path):
     folder = shutil.copytree(tiny_index.folder, tmp_path / "index")
     columns = {name: np.array(c) for name, c in read_columns(folder / TRIGGERS).items()}
     for sign in ("", "negative_"):
-        columns[f"{sign}prefix"][3] = VACANT
+        columns[f"{sign}prefix"][3] = NO_PREFIX
     arrays = {name: fixed(c) if c.ndim == 2 else pa.array(c) for name, c in columns.items()}
     write_table(folder / TRIGGERS, pa.table(arrays))
     ffmem.export(folder, "csv", tmp_path / "out.csv")

@@ -219,7 +219,7 @@ def test_workers_write_the_same_bytes_of_persistent_memories(tmp_path, tokenizer
     text_model(OURS["persistent"]).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     corpus = ffmem.Corpus(str(corpus_file), unit="line")
-    options = {"t": 3, "lease_tokens": 60, "threads": 1}
+    options = {"t": 3, "chunk_tokens": 60, "threads": 1}
     for name, workers in (("here", None), ("there", 1)):
         ffmem.index(str(tmp_path / "model"), corpus, tmp_path / name, workers=workers, **options)
     assert content(tmp_path / "here") == content(tmp_path / "there")

@@ -1,11 +1,12 @@
 import contextlib
+import multiprocessing
 import shutil
 
 import pytest
 
 import ffmem
 from ffmem.errors import StoreError
-from ffmem.indexing import extend, merge
+from ffmem.indexing import merge
 from tests.indexing.folders import content, indexed, memories, write_corpus
 
 
@@ -73,17 +74,20 @@ def test_what_was_not_made_alike_is_refused_and_the_difference_named(tmp_path, p
         ("other model", "model hash is "),
         ("other dtype", "dtype is float32 in the first and bfloat16"),
     ):
-        with pytest.raises(StoreError, match=f"not made alike: {difference}"):
+        with pytest.raises(StoreError, match=f"Cannot merge .*: {difference}"):
             ffmem.merge([tmp_path / "a", tmp_path / name], tmp_path / "merged")
-    with pytest.raises(StoreError, match="was made with the model of hash"):
+    with pytest.raises(StoreError, match="made with a model whose weights have the hash"):
         ffmem.extend(tmp_path / "a", str(b), model=memories(seed=1))
 
 
 def test_the_same_corpus_is_not_counted_twice(tmp_path, parts):
     model, (a, _) = parts
     before = content(tmp_path / "a")
-    with pytest.raises(StoreError, match=r"is in .* already: nothing was added"):
-        ffmem.extend(tmp_path / "a", ffmem.Corpus(str(a), unit="line"), model=model)
+    ffmem.extend(tmp_path / "a", ffmem.Corpus(str(a), unit="line"), model=model)
+    assert content(tmp_path / "a") == before
+    other = tmp_path / "the same lines.txt"
+    other.write_text(a.read_text() + "\n\n")  # another file, the same sentences
+    ffmem.extend(tmp_path / "a", ffmem.Corpus(str(other), unit="line"), model=model)
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     with pytest.raises(StoreError, match="would be counted twice"):
         ffmem.merge([tmp_path / "a", tmp_path / "copy"], tmp_path / "merged")
@@ -101,7 +105,7 @@ def test_killed_while_folders_are_swapped_the_index_is_whole_again_on_opening(
     class Killed(BaseException):
         pass
 
-    for nth, expected in ((1, before), (2, before), (3, after), (4, after)):
+    for nth, expected in ((1, before), (2, after), (3, after)):
         folder = tmp_path / f"run {nth}"
         shutil.copytree(tmp_path / "a", folder)
         counted = []
@@ -131,7 +135,7 @@ def test_what_an_interrupted_extension_has_read_is_not_taken_for_another_corpus(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(extend, "swap", killed)
+        patch.setattr(merge, "_swap", killed)
         with pytest.raises(KeyboardInterrupt):
             ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
     with pytest.raises(StoreError, match=r"has read but not added yet\. Extend with .*b\.txt"):
@@ -142,7 +146,63 @@ def test_what_an_interrupted_extension_has_read_is_not_taken_for_another_corpus(
 
 
 def test_a_target_that_is_not_empty_is_refused(tmp_path, parts):
-    with pytest.raises(StoreError, match="is not an empty folder"):
+    with pytest.raises(StoreError, match="holds another index"):
         ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "b")
     with pytest.raises(StoreError, match="at least two"):
         ffmem.merge([tmp_path / "a"], tmp_path / "merged")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    with pytest.raises(StoreError, match="not empty and not an index"):
+        ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "photos")
+
+
+def test_a_merge_that_is_done_is_done_when_it_is_given_again(tmp_path, parts):
+    both = [tmp_path / "a", tmp_path / "b"]
+    ffmem.merge(both, tmp_path / "merged")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "merged").rglob("*")}
+    ffmem.merge(both, tmp_path / "merged")
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "merged").rglob("*")}
+    with pytest.raises(StoreError, match="holds another index"):
+        ffmem.merge(both[::-1], tmp_path / "merged")
+
+
+def test_a_killed_merge_is_done_again(tmp_path, parts, monkeypatch):
+    both = [tmp_path / "a", tmp_path / "b"]
+    ffmem.merge(both, tmp_path / "whole")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    for name in ("join_sentences", "write_sample", "hash_files"):
+        with monkeypatch.context() as patch:
+            patch.setattr(merge, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                ffmem.merge(both, tmp_path / "merged")
+        with pytest.raises(StoreError, match="not finished"):
+            ffmem.Index(tmp_path / "merged")
+    ffmem.merge(both, tmp_path / "merged")
+    assert content(tmp_path / "merged") == content(tmp_path / "whole")
+
+
+def _merge_or_refuse(folders, out):
+    with contextlib.suppress(StoreError):
+        ffmem.merge(folders, out)
+
+
+def test_merges_into_one_folder_at_once_leave_one_whole_index(tmp_path, parts):
+    model, _ = parts
+    indexed(tmp_path / "c", write_corpus(tmp_path / "c.txt", n=30, seed=9), model)
+    pairs = [[tmp_path / "a", tmp_path / "b"], [tmp_path / "a", tmp_path / "c"]]
+    whole = []
+    for number, pair in enumerate(pairs):
+        ffmem.merge(pair, tmp_path / f"whole {number}")
+        whole.append(content(tmp_path / f"whole {number}"))
+    fork = multiprocessing.get_context("fork")
+    for turn in range(8):
+        out = tmp_path / f"merged {turn}"
+        processes = [fork.Process(target=_merge_or_refuse, args=(pair, out)) for pair in pairs]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert content(out) in whole

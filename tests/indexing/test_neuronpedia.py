@@ -11,7 +11,7 @@ import ffmem
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing import neuronpedia
 from ffmem.indexing.neuronpedia import CREATOR, EMPTY, model_id, owner
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import layer_file, read_columns
 from tests.conftest import VOCABULARY
 from tests.indexing.folders import content
@@ -229,7 +229,7 @@ def test_many_memories_are_written_in_batches(tokenizer, corpus_file, tmp_path, 
         kind = "negative_triggers" if name.endswith("-negative") else "triggers"
         column = f"{kind.removesuffix('triggers')}prefix"
         prefixes = read_columns(index.folder / layer_file("triggers", int(layer)), [column])
-        assert sum(map(len, batches)) == (prefixes[column] != VACANT).sum()
+        assert sum(map(len, batches)) == (prefixes[column] != NO_PREFIX).sum()
         # Without a start token the prefix of length p ends at p − 1.
         first = batches[0][0]
         trigger = getattr(index[f"L{layer}N{first['index']}"], kind)[0]

@@ -1,4 +1,4 @@
-"""Sentences that the model cannot read: isolated, told, and left out only if that was asked."""
+"""Sentences that the model cannot read: found, named, and skipped only if that was asked."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def with_poison(path, *places):
 
 def test_a_run_stops_at_bad_sentences_and_names_them(tmp_path):
     corpus = with_poison(tmp_path / "corpus.txt", 17, 18)
-    with pytest.raises(ModelError, match=r"Sentences 17, 18 of the corpus .*--bad-sentences skip"):
+    with pytest.raises(ModelError, match=r"Cannot read sentences 17, 18 of .*--bad-sentences skip"):
         indexed(tmp_path / "index", corpus, poisoned())
     assert not (tmp_path / "index" / "manifest.json").exists()
 
@@ -65,7 +65,7 @@ def test_what_is_found_in_the_others_is_as_if_bad_sentences_were_not_there(tmp_p
 def test_a_run_that_stopped_goes_on_with_the_bad_sentences_left_out(tmp_path):
     corpus = with_poison(tmp_path / "corpus.txt", 17)
     indexed(tmp_path / "whole", corpus, poisoned(), bad_sentences="skip")
-    with pytest.raises(ModelError, match="Sentence 17 of the corpus"):
+    with pytest.raises(ModelError, match="Cannot read sentence 17 of the corpus"):
         indexed(tmp_path / "index", corpus, poisoned())
     indexed(tmp_path / "index", corpus, poisoned(), bad_sentences="skip")
     assert content(tmp_path / "index") == content(tmp_path / "whole")
@@ -73,15 +73,15 @@ def test_a_run_that_stopped_goes_on_with_the_bad_sentences_left_out(tmp_path):
 
 def test_where_everything_fails_it_is_the_model_and_nothing_is_left_out(tmp_path):
     corpus = with_poison(tmp_path / "corpus.txt", *range(20, 60))
-    with pytest.raises(ModelError, match=r"More than 8 sentences of lease \d+ cannot be read"):
-        indexed(tmp_path / "index", corpus, poisoned(), bad_sentences="skip", lease_tokens=100)
+    with pytest.raises(ModelError, match=r"More than 8 sentences of chunk \d+ .* cannot be read"):
+        indexed(tmp_path / "index", corpus, poisoned(), bad_sentences="skip", chunk_tokens=100)
     with pytest.raises(ModelError, match="overflows on ordinary text"):
         indexed(tmp_path / "all", with_poison(tmp_path / "all.txt", *range(60)), poisoned())
 
 
-def test_a_lease_of_bad_sentences_alone_holds_nothing(tmp_path):
+def test_a_chunk_of_bad_sentences_alone_holds_nothing(tmp_path):
     corpus = with_poison(tmp_path / "corpus.txt", *range(21, 28))
-    index = indexed(tmp_path / "index", corpus, poisoned(), bad_sentences="skip", lease_tokens=1)
+    index = indexed(tmp_path / "index", corpus, poisoned(), bad_sentences="skip", chunk_tokens=1)
     assert index.manifest.corpus.sources[0].skipped == list(range(21, 28))
     assert ffmem.verify(tmp_path / "index") == []
 

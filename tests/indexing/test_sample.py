@@ -3,16 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffmem.indexing import sample
-from ffmem.indexing.sample import SIZE, Sample
+from ffmem.indexing.sample import SIZE, Sample, merge_samples
 
 HASHES = ("0123456789abcdef" * 4, "fedcba9876543210" * 4)
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
-def taken(source_hash, n_tokens, base, empty_prefix=False):
-    hashes, places = sample.draw(source_hash, [np.array(n_tokens)], empty_prefix)
-    coefficients = np.broadcast_to((places + base).astype(np.float32), (2, 3, len(places)))
-    return Sample(hashes, places + base, coefficients)
+def taken(source_hash, n_tokens, base):
+    """A part's sample, and its coefficients in each of two layers: the prefix's own number."""
+    hashes, places = sample.draw(source_hash, [np.array(n_tokens)], False)
+    coefficients = np.broadcast_to((places + base).astype(np.float32), (3, len(places)))
+    return Sample(hashes, places + base), coefficients
 
 
 def every_prefix(source_hash, n_tokens, empty_prefix):
@@ -21,7 +22,7 @@ def every_prefix(source_hash, n_tokens, empty_prefix):
     for n in n_tokens:
         for p in range(n + 1):
             if (p < n) if empty_prefix else (p > 0):
-                found.append((int(sample.hashed(source_hash, np.array([place]))[0]), place))
+                found.append((int(sample.hash_places(source_hash, np.array([place]))[0]), place))
             place += 1
     return found
 
@@ -37,14 +38,13 @@ def test_the_sample_is_the_prefixes_of_smallest_hash(n_tokens, empty_prefix):
 @given(lengths, lengths)
 def test_samples_of_parts_merge_to_the_sample_of_the_whole(first, second):
     base = sum(first) + len(first)
-    a, b = taken(HASHES[0], first, 0), taken(HASHES[1], second, base)
-    merged = a.merge(b)
+    (a, of_a), (b, of_b) = taken(HASHES[0], first, 0), taken(HASHES[1], second, base)
+    merged, layers = merge_samples([a, b], [[of_a, of_b], [of_a, of_b]])
     expected = every_prefix(HASHES[0], first, False)
     expected += [(h, p + base) for h, p in every_prefix(HASHES[1], second, False)]
     kept = sorted(prefix for _, prefix in sorted(expected)[:SIZE])
     assert merged.prefixes.tolist() == kept
-    assert merged.coefficients[1, 2].tolist() == kept
-    assert b.shifted(-base).prefixes.tolist() == taken(HASHES[1], second, 0).prefixes.tolist()
+    assert [layer[2].tolist() for layer in layers] == [kept, kept]
 
 
 def test_the_source_decides_the_sample():

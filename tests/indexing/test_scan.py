@@ -4,17 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from ffmem.errors import ModelError
+from ffmem.errors import ForwardError
 from ffmem.indexing import sample
-from ffmem.indexing.found import Found
-from ffmem.indexing.leases import batches, cut
-from ffmem.indexing.scan import Scan, reach
-from ffmem.indexing.statistics import UNIT
-from ffmem.indexing.triggers import VACANT
+from ffmem.indexing.chunks import batches, cut, prefix_range
+from ffmem.indexing.results import UNIT
+from ffmem.indexing.scan import Scan
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.models.memories import Memories
 from tests.tiny import TINY, tiny, tiny_tokenizer
 
-T, LEASE_TOKENS, BATCH_TOKENS, START = 4, 60, 48, 0
+T, CHUNK_TOKENS, BATCH_TOKENS, START = 4, 60, 48, 0
 MODES = {"best": ("best", False), "all": ("all", False), "ff-layers": ("best", True)}
 SOURCE_HASH = "5" * 64
 
@@ -30,33 +29,36 @@ def offsets_of(sentences):
     return np.cumsum([0] + [len(ids) + 1 for ids in sentences])[:-1].tolist()
 
 
-def leases_of(sentences):
+def chunks_of(sentences):
     lengths = np.array([len(ids) for ids in sentences])
     offsets = offsets_of(sentences)
-    for lease in cut([lengths], LEASE_TOKENS):
-        numbers = range(lease.first_sentence, lease.first_sentence + lease.n_sentences)
+    for chunk in cut([lengths], CHUNK_TOKENS):
+        numbers = range(chunk.first_sentence, chunk.first_sentence + chunk.n_sentences)
         rows = [(offsets[number], sentences[number]) for number in numbers]
-        yield lease, list(batches(rows, START, BATCH_TOKENS))
+        yield chunk, list(batches(rows, START, BATCH_TOKENS))
+
+
+def drawn(sentences, empty_prefix):
+    return sample.draw(SOURCE_HASH, [np.array([len(ids) for ids in sentences])], empty_prefix)
 
 
 def scanned(memories, sentences, prefixes, empty_prefix):
-    found = Found.nothing(memories.n_layers, memories.n_memories, T, memories.gated)
-    scan = Scan(memories, T, prefixes, reach(has_start=True, empty_prefix=empty_prefix))
-    lengths = np.array([len(ids) for ids in sentences])
-    sampled = sample.draw(SOURCE_HASH, [lengths], empty_prefix)
-    for lease, batched in leases_of(sentences):
-        floors = [triggers.weakest() for triggers in found.lists()]
-        *tokens, part = scan.lease(lease, batched, floors, sampled)
-        assert sum(tokens) == lease.n_tokens
-        found = found.merge(part)
-    return found
+    """Return the scan of a corpus, and every layer's coefficients on the sample."""
+    scan = Scan(memories, T, prefixes == "all", prefix_range(True, empty_prefix))
+    sampled = drawn(sentences, empty_prefix).prefixes
+    parts = []
+    for chunk, batched in chunks_of(sentences):
+        past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
+        inside = sampled[(sampled >= chunk.first_prefix) & (sampled < past)]
+        parts.append(scan.read(chunk, batched, inside))
+    return scan, [np.concatenate(layer, axis=1) for layer in zip(*parts, strict=True)]
 
 
 def every_coefficient(memories, sentences, empty_prefix):
     """{prefix: (sentence, m (layer, memory), gate or None)}, from whole traces of the batches."""
     found = {}
     offsets = offsets_of(sentences)
-    for _, batched in leases_of(sentences):
+    for _, batched in chunks_of(sentences):
         for batch in batched:
             trace = memories.trace(batch.tokens)
             m = torch.stack([layer.coefficients for layer in trace]).numpy()
@@ -89,9 +91,9 @@ def expected_list(every, layer, memory, sign, prefixes):
     return [row[:3] for row in rows[:T]]
 
 
-def actual_list(triggers, layer, memory):
-    columns = (column[memory].tolist() for column in triggers.layer(layer))
-    return [row for row in zip(*columns, strict=True) if row[1] != VACANT]
+def actual_list(triggers, memory):
+    columns = (column[memory].tolist() for column in triggers)
+    return [row for row in zip(*columns, strict=True) if row[1] != NO_PREFIX]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -100,33 +102,30 @@ def test_the_pass_equals_brute_force_over_all_prefixes(name, mode):
     prefixes, empty_prefix = MODES[mode]
     memories = Memories(tiny(name), tiny_tokenizer())
     sentences = corpus()
-    found = scanned(memories, sentences, prefixes, empty_prefix)
+    scan, sampled = scanned(memories, sentences, prefixes, empty_prefix)
     every = every_coefficient(memories, sentences, empty_prefix)
+    assert scan.n_prefixes == len(every)
     for layer in range(memories.n_layers):
+        found = scan.result(layer)
+        lists = [found.positive, found.negative] if memories.gated else [found.positive]
         for memory in range(memories.n_memories):
-            for sign, triggers in zip((1, -1), found.lists(), strict=False):
+            for sign, triggers in zip((1, -1), lists, strict=False):
                 expected = expected_list(every, layer, memory, sign, prefixes)
-                assert actual_list(triggers, layer, memory) == expected
-    check_statistics(found.statistics, every, memories.gated)
-    check_sample(found.sample, every)
+                assert actual_list(triggers, memory) == expected
+        check_stats(found.stats, every, layer, memories.gated)
+        for column, prefix in enumerate(drawn(sentences, empty_prefix).prefixes.tolist()):
+            np.testing.assert_array_equal(sampled[layer][:, column], every[prefix][1][layer])
 
 
-def check_statistics(statistics, every, gated):
-    m = np.stack([entry[1] for entry in every.values()])  # (prefix, layer, memory)
-    is_active = np.stack([entry[2] for entry in every.values()]) if gated else m > 0
-    assert statistics.n_prefixes == len(every)
-    np.testing.assert_array_equal(statistics.active, is_active.sum(0))
-    np.testing.assert_array_equal(statistics.maximum, m.max(0))
-    np.testing.assert_array_equal(statistics.minimum, m.min(0))
+def check_stats(stats, every, layer, gated):
+    m = np.stack([entry[1][layer] for entry in every.values()])  # (prefix, memory)
+    is_active = np.stack([entry[2][layer] for entry in every.values()]) if gated else m > 0
+    np.testing.assert_array_equal(stats.active, is_active.sum(0))
+    np.testing.assert_array_equal(stats.maximum, m.max(0))
+    np.testing.assert_array_equal(stats.minimum, m.min(0))
     np.testing.assert_allclose(
-        statistics.sums * UNIT, m.sum(0, dtype=np.float64), atol=1e-5 * len(every)
+        stats.sums * UNIT, m.sum(0, dtype=np.float64), atol=1e-5 * len(every)
     )
-
-
-def check_sample(taken, every):
-    assert len(taken.prefixes) == min(sample.SIZE, len(every))
-    for column, prefix in enumerate(taken.prefixes.tolist()):
-        np.testing.assert_array_equal(taken.coefficients[..., column], every[prefix][1])
 
 
 def test_ties_abound_in_the_corpus_of_these_tests():
@@ -137,23 +136,47 @@ def test_ties_abound_in_the_corpus_of_these_tests():
 
 
 def test_without_a_start_token_the_first_position_is_the_first_prefix():
-    assert reach(has_start=False, empty_prefix=False) == (0, 1)
-    assert reach(has_start=True, empty_prefix=False) == (1, 1)
-    assert reach(has_start=True, empty_prefix=True) == (0, 0)
+    assert prefix_range(has_start=False, empty_prefix=False) == (0, 1)
+    assert prefix_range(has_start=True, empty_prefix=False) == (1, 1)
+    assert prefix_range(has_start=True, empty_prefix=True) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_bfloat16_coefficients_are_ranked_as_they_are(name):
     memories = Memories(tiny(name).to(torch.bfloat16), tiny_tokenizer())
-    found = scanned(memories, corpus(), "best", False)
-    rounded = torch.from_numpy(found.positive.coefficients)
+    scan, _ = scanned(memories, corpus(), "best", False)
+    rounded = torch.from_numpy(scan.result(0).positive.coefficients)
     assert (rounded == rounded.to(torch.bfloat16)).all()
     assert rounded.any()
 
 
-def test_a_coefficient_that_is_not_finite_is_refused_with_its_place():
+def overflowing():
+    """A model that overflows on one token."""
     memories = Memories(tiny("gpt2"), tiny_tokenizer())
-    with torch.no_grad():  # too large for float32 on the way, on one token only
+    with torch.no_grad():
         memories.model.get_input_embeddings().weight[5] = 3e38
-    with pytest.raises(ModelError, match=r"not finite somewhere in sentences 0 to \d+\. The model"):
-        scanned(memories, [[3, 4], [5, 5], [3, 3]], "best", False)
+    return memories
+
+
+def test_a_coefficient_that_is_not_finite_is_refused_with_its_place():
+    with pytest.raises(ForwardError, match=r"not finite somewhere in chunk 0 \(sentences 0 to 2\)"):
+        scanned(overflowing(), [[3, 4], [5, 5], [3, 3]], "best", False)
+
+
+def test_a_chunk_that_fails_leaves_the_scan_as_it_was():
+    memories = overflowing()
+    good = [[3, 4, 6], [7, 3], [3, 3, 9, 4]]
+    alone, _ = scanned(memories, good, "best", False)
+    scan, _ = scanned(memories, good, "best", False)
+    (chunk, batched), *_ = chunks_of([[3, 8], [5, 5], [7, 7, 7]])
+    with pytest.raises(ForwardError):
+        scan.read(chunk, batched, np.zeros(0, np.int64))
+    assert scan.n_prefixes == alone.n_prefixes
+    for layer in range(memories.n_layers):
+        for mine, theirs in zip(
+            (*scan.result(layer).positive, *scan.result(layer).stats),
+            (*alone.result(layer).positive, *alone.result(layer).stats),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(mine, theirs)
+    scan.read(chunk, [batch for batch in batched if 5 not in batch.tokens], np.zeros(0, np.int64))

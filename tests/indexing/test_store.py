@@ -162,7 +162,7 @@ def test_what_is_no_index_is_refused_with_what_to_do(tmp_path, tiny_index):
         ffmem.open(tmp_path / "nowhere")
     with pytest.raises(StoreError, match=r"no manifest\.json"):
         ffmem.open(tmp_path)
-    (tmp_path / "segments").mkdir()
+    (tmp_path / "partials").mkdir()
     with pytest.raises(StoreError, match="not finished"):
         ffmem.open(tmp_path)
     for content in ("{", "[]", '{"format": 99}', '{"format": 1}', "\0"):

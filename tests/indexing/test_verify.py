@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ffmem
-from ffmem.indexing.hashes import hashes
+from ffmem.indexing.manifest import hash_files as hashes
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from ffmem.progress import Progress
 

@@ -19,7 +19,7 @@ def made(tmp_path_factory):
     """An index whose lists reach beyond rank 50, with patterns."""
     root = tmp_path_factory.mktemp("commands")
     corpus = write_corpus(root / "lines.txt", 150)
-    index = indexed(root / "index", corpus, t=60, prefixes="best", lease_tokens=500)
+    index = indexed(root / "index", corpus, t=60, prefixes="best", chunk_tokens=500)
     ffmem.detect(index, workers=1)
     return index
 

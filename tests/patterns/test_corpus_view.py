@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import ffmem
-from ffmem.cluster.shared import SharedFolder
 from ffmem.patterns import chunk as chunk_module
 from ffmem.patterns.chunk import COLUMNS, chunks
 from ffmem.patterns.code_table import BINS
@@ -116,8 +115,8 @@ def test_a_corpus_read_in_small_chunks_is_the_same(any_index, monkeypatch):
 
 def test_what_is_saved_is_what_is_loaded(wordless, tmp_path):
     view, _ = look(wordless, 0, QUIET)
-    view.save(SharedFolder(tmp_path))
-    loaded = CorpusView.load(SharedFolder(tmp_path))
+    view.save(tmp_path)
+    loaded = CorpusView.load(tmp_path)
     for name in view.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(loaded, name), getattr(view, name))
 

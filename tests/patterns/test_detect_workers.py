@@ -1,34 +1,22 @@
-"""Layers examined by others: the same patterns, through faults, and nothing left behind."""
+"""Layers examined by several processes: the same patterns, through faults, and nothing is left."""
 
+import os
+import signal
 import tempfile
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import ffmem
-from ffmem.cli import cli
-from ffmem.cluster.hiring import Hiring
-from ffmem.cluster.pieces import OUTCOME, read_arrays, write_arrays
-from ffmem.cluster.shared import SharedFolder
-from ffmem.cluster.task import Task
-from ffmem.errors import FfmemError, StoreError
-from ffmem.patterns import detect as detection
+from ffmem.errors import FfmemError, StoreError, WorkerError
+from ffmem.parallel import ExecutionConfig
+from ffmem.patterns import layer_worker
 from ffmem.patterns.corpus_view import look
 from ffmem.patterns.detect import detect
-from ffmem.patterns.layer_worker import (
-    LayerOrders,
-    LayerSight,
-    LayerWorker,
-    arrays_of,
-    hired,
-    read_tests,
-)
+from ffmem.patterns.layer_worker import Examination, LayerExaminer, LayerWorker, make_worker
 from ffmem.patterns.lsa import LatentSpace
 from ffmem.progress import Progress
-from tests.cluster.workers import gone
 from tests.indexing.folders import content, indexed, write_corpus
-from tests.patterns.faulty import pids, planting
 
 QUIET = Progress(quiet=True)
 
@@ -37,7 +25,7 @@ QUIET = Progress(quiet=True)
 def index(tmp_path_factory):
     root = tmp_path_factory.mktemp("workers")
     corpus = write_corpus(root / "lines.txt", 150)
-    return indexed(root / "index", corpus, t=60, lease_tokens=500)
+    return indexed(root / "index", corpus, t=60, chunk_tokens=500)
 
 
 @pytest.fixture(scope="module")
@@ -56,96 +44,102 @@ def scratch(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_killed_worker_changes_nothing(index, plain, tmp_path, scratch, monkeypatch):
-    marks = tmp_path / "marks"
-    monkeypatch.setattr(detection, "Recruit", planting("patterns of layer 1", "kill", marks))
+class DyingWorker(LayerWorker):
+    """Kills its process when it first meets layer 1, or always."""
+
+    always = False
+
+    def examine(self, layer, shuffled):
+        marker = self.folder / "died"
+        if layer == 1 and (self.always or not marker.exists()):
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().examine(layer, shuffled)
+
+
+def dying(**arguments):
+    made = make_worker(**arguments)
+    return DyingWorker(made.examiner, made.folder)
+
+
+def deadly(**arguments):
+    made = dying(**arguments)
+    made.always = True
+    return made
+
+
+def use(monkeypatch, factory):
+    """Let workers be made by a function of this module."""
+    make = layer_worker.WorkerSpec
+    name = f"tests.patterns.test_detect_workers:{factory}"
+    monkeypatch.setattr(layer_worker, "WorkerSpec", lambda _, arguments: make(name, arguments))
+
+
+def test_a_killed_worker_changes_nothing(index, plain, scratch, monkeypatch):
+    use(monkeypatch, "dying")
     detect(index, workers=2, progress=QUIET)
     assert content(index.folder / "patterns") == plain
-    assert len(list(marks.glob("try.*"))) == 2
-    assert gone(pids(marks))
     assert list(scratch.iterdir()) == []
 
 
-def test_an_error_in_a_layer_ends_the_command_with_one_line(
-    index, plain, tmp_path, scratch, monkeypatch
-):
-    marks = tmp_path / "marks"
-    monkeypatch.setattr(detection, "Recruit", planting("control of layer 0", "fail", marks))
-    told = CliRunner().invoke(cli, ["patterns", "detect", str(index.folder), "--workers", "2"])
-    assert isinstance(told.exception, FfmemError)  # which ends the process with exit code 1
-    told_of = "Control of layer 0 could not be done: the weights are bewitched"
-    assert str(told.exception) == told_of
-    assert gone(pids(marks))
+def test_a_layer_that_kills_every_worker_ends_the_command(index, plain, scratch, monkeypatch):
+    use(monkeypatch, "deadly")
+    with pytest.raises(WorkerError, match="3 workers died while working on the patterns of layer"):
+        ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain
     assert list(scratch.iterdir()) == []
 
 
-def test_workers_meet_where_they_are_told_and_leave_nothing_there(index, plain, tmp_path, scratch):
-    ffmem.detect(index, workers=2, shared=str(tmp_path / "far"))
+def failing(**arguments):
+    raise FfmemError("There is no room here.")
+
+
+def test_workers_that_cannot_start_end_the_command(index, plain, scratch, monkeypatch):
+    use(monkeypatch, "failing")
+    with pytest.raises(WorkerError, match="There is no room here"):
+        ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain
-    assert list((tmp_path / "far").iterdir()) == []
     assert list(scratch.iterdir()) == []
 
 
 def test_workers_of_a_cluster_meet_beside_the_index(index, scratch):
-    with detection._meeting(index, Hiring(2, "auto"), None) as (folder, logs):
-        assert folder.path.parent == index.folder.parent
-        assert logs.parent == folder.path
-    assert not folder.path.exists()
-    with detection._meeting(index, Hiring(2, "local"), None) as (folder, _):
-        assert folder.path.parent == scratch
+    with layer_worker._scratch(index, ExecutionConfig(2, "auto")) as folder:
+        assert folder.parent == index.folder.parent
+    assert not folder.exists()
+    with layer_worker._scratch(index, ExecutionConfig(2, "local")) as folder:
+        assert folder.parent == scratch
 
 
-def test_a_place_that_cannot_be_written_to_is_told_with_what_to_do(index, tmp_path, monkeypatch):
+def test_a_missing_temporary_folder_is_an_error(index, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(StoreError, match=r"Cannot make a folder in .*nowhere.* with --shared"):
-        detect(index, progress=QUIET)
+    with pytest.raises(StoreError, match=r"Cannot create a folder in .*nowhere"):
+        detect(index, workers=2, progress=QUIET)
 
 
 @pytest.fixture(scope="module")
-def sight(index):
+def examiner(index):
     view, words = look(index, 0, QUIET)
-    return LayerSight(index, view, LatentSpace.fit(words))
+    return LayerExaminer(index, view, LatentSpace.fit(words), top=25, seed=0)
 
 
-def orders_of(index):
-    return LayerOrders(index=str(index.folder), space="lsa", top=25, seed=0)
-
-
-def test_a_worker_that_was_told_finds_what_one_that_saw_does(index, sight, tmp_path):
-    orders, shared = orders_of(index), SharedFolder(tmp_path)
-    orders.lay_out(shared, sight)
-    workers = {"seen": LayerWorker(sight, orders, shared), "told": hired(str(tmp_path))}
-    for shuffled in (None, 3):
-        for name, worker in workers.items():
-            arguments = {"layer": 1, "shuffled": shuffled, OUTCOME: name}
-            worker.do(Task(name, "examine", 1, arguments), lambda n: None)
-        assert (tmp_path / "seen").read_bytes() == (tmp_path / "told").read_bytes()
-
-
-def test_a_worker_that_does_not_see_the_index_or_the_orders_is_refused(index, sight, tmp_path):
-    with pytest.raises(StoreError, match=r"There are no orders in .* --shared"):
-        hired(str(tmp_path))
-    orders = LayerOrders(index=str(tmp_path / "elsewhere"), space="lsa", top=25, seed=0)
-    orders.lay_out(SharedFolder(tmp_path), sight)
-    with pytest.raises(StoreError, match=r"no index at .*elsewhere here.* that all of them share"):
-        hired(str(tmp_path))
-
-
-def test_tests_of_a_layer_are_read_as_they_were_written(index, sight, tmp_path):
-    shared = SharedFolder(tmp_path)
-    LayerWorker(sight, orders_of(index), shared).do(
-        Task("x", "examine", 1, {"layer": 0, "shuffled": None, OUTCOME: "x"}), lambda n: None
-    )
-    found = read_tests(read_arrays(shared, "x"))
-    words = [(3, 4), (), (5,)]
-    found = type(found)(**(vars(found) | {"words": words}))
-    write_arrays(shared, "y", arrays_of(found))
-    again = read_tests(read_arrays(shared, "y"))
-    assert (again.layer, again.words, again.n_enough) == (0, words, found.n_enough)
-    assert again.lists.top == found.lists.top == 25
+@pytest.mark.parametrize("shuffled", [None, 3])
+def test_a_worker_finds_what_this_process_finds(examiner, tmp_path, shuffled):
+    examiner.view.save(tmp_path)
+    np.savez(tmp_path / layer_worker.SPACE, **examiner.space.arrays())
+    worker = make_worker(str(tmp_path), str(examiner.index.folder), "lsa", 25, 0)
+    asked = Examination(1, shuffled)
+    worker.examine(*asked)
+    found = layer_worker._tests(layer_worker._read_arrays(tmp_path / asked.file))
+    expected = examiner.examine(asked)
+    assert (found.layer, found.words) == (expected.layer, [tuple(w) for w in expected.words])
+    assert found.n_enough == expected.n_enough
+    assert found.lists.top == expected.lists.top == 25
     for part in ("lists", "shallow", "semantic"):
-        for one, other in zip(getattr(again, part), getattr(found, part), strict=True):
+        for one, other in zip(getattr(found, part), getattr(expected, part), strict=True):
             np.testing.assert_array_equal(one, other)
             assert np.asarray(one).dtype == np.asarray(other).dtype
-    assert len(found.shallow.owner) > 0
+
+
+def test_a_worker_that_does_not_see_the_index_is_refused(tmp_path):
+    with pytest.raises(StoreError, match=r"no index at .*elsewhere here.* that all of them share"):
+        make_worker(str(tmp_path), str(tmp_path / "elsewhere"), "lsa", 25, 0)

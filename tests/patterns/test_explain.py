@@ -37,7 +37,7 @@ def made(tmp_path_factory):
     """An index with lists that reach beyond rank 50."""
     root = tmp_path_factory.mktemp("explained")
     corpus = write_corpus(root / "lines.txt", 150)
-    return indexed(root / "index", corpus, t=60, prefixes="best", lease_tokens=500)
+    return indexed(root / "index", corpus, t=60, prefixes="best", chunk_tokens=500)
 
 
 @pytest.fixture

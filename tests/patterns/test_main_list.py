@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import ffmem
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from ffmem.patterns.main_list import main_prefixes, main_sign
 from tests.indexing.folders import indexed, memories, write_corpus
@@ -34,7 +34,9 @@ def compare(index, top):
                 index.sentences.row(one.sentence).offset + one.length for one in triggers[:top]
             ]
             assert signs[memory.cell.memory] == sign
-            assert prefixes[memory.cell.memory].tolist() == places + [VACANT] * (top - len(places))
+            assert prefixes[memory.cell.memory].tolist() == places + [NO_PREFIX] * (
+                top - len(places)
+            )
 
 
 @pytest.mark.parametrize("top", [1, 4, 60])
@@ -55,19 +57,19 @@ def test_equals_go_to_the_positive_list_and_nothing_has_no_sign(tiny_index, tmp_
     columns = {name: column.copy() for name, column in read_columns(path).items()}
     firsts = {
         "coefficient": [2.0, 1.0, 0.0, 0.0],
-        "prefix": [7, 7, VACANT, VACANT],
+        "prefix": [7, 7, NO_PREFIX, NO_PREFIX],
         "negative_coefficient": [-2.0, -3.0, -0.5, 0.0],
-        "negative_prefix": [9, 9, 9, VACANT],
+        "negative_prefix": [9, 9, 9, NO_PREFIX],
     }
     for name, values in firsts.items():
         columns[name][:4, 0] = values
         if name.endswith("prefix"):
-            columns[name][:4, 1:] = VACANT
+            columns[name][:4, 1:] = NO_PREFIX
     table = {name: fixed(c) if c.ndim == 2 else c for name, c in columns.items()}
     write_table(path, pa.table(table))
     index = ffmem.open(tmp_path / "index")
     assert main_sign(index, 0)[:4].tolist() == [1, -1, -1, 0]
-    expected = [[7, VACANT], [9, VACANT], [9, VACANT], [VACANT, VACANT]]
+    expected = [[7, NO_PREFIX], [9, NO_PREFIX], [9, NO_PREFIX], [NO_PREFIX, NO_PREFIX]]
     assert main_prefixes(index, 0, 2)[:4].tolist() == expected
 
 

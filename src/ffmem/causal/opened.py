@@ -5,9 +5,8 @@ from functools import cached_property
 from pathlib import Path
 
 from ffmem.errors import ModelError
-from ffmem.indexing.finished import refuse_other_weights
 from ffmem.indexing.start import choose
-from ffmem.indexing.store import Index, recover
+from ffmem.indexing.store import Index, check_weights, recover
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -83,5 +82,5 @@ def opened(
             ) from None
     memories = wanted
     if index is not None:
-        refuse_other_weights(index, memories.fingerprint())
+        check_weights(index, memories.fingerprint())
     return Opened(memories, index, start)

@@ -21,7 +21,7 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import refuse_foreign
 from ffmem.counted import counted
 from ffmem.errors import CorpusError
-from ffmem.indexing.leases import batches
+from ffmem.indexing.chunks import batches
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
 

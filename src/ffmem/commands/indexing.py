@@ -21,7 +21,7 @@ from ffmem.commands.options import (
 )
 from ffmem.counted import counted
 from ffmem.errors import FfmemError
-from ffmem.indexing.options import MOST
+from ffmem.indexing.config import MOST
 from ffmem.progress import Progress
 
 WATCH = 5.0
@@ -83,11 +83,11 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
     help="Tokens of a batch.",
 )
 @click.option(
-    "--lease-tokens",
+    "--chunk-tokens",
     type=click.IntRange(min=1),
-    default=65_536,
+    default=16_384,
     show_default=True,
-    help="Tokens of a lease: what a killed run repeats at most.",
+    help="Tokens per chunk, the unit of work.",
 )
 @click.option(
     "--threads",
@@ -96,12 +96,21 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
 )
 @labour_options
 @model_options
-def index(model: str, corpus: str, out: Path, dtype: str, device: str, **options: Any) -> None:
+@click.option("--dry-run", is_flag=True, help="Show what it would take, measured on one batch.")
+def index(
+    model: str, corpus: str, out: Path, dtype: str, device: str, dry_run: bool, **options: Any
+) -> None:
     """Find what triggers every memory of MODEL in CORPUS, and what its value promotes.
 
-    An unfinished folder with the same settings is gone on with.
+    Resumes an unfinished run with the same settings.
     """
     source = corpus_of(corpus, options)
+    if dry_run:
+        names = ("t", "prefixes", "compat", "start", "batch_tokens", "chunk_tokens", "threads")
+        execution = {name: options[name] for name in ("workers", "ray", "gpus_per_worker")}
+        config = {name: options[name] for name in names}
+        click.echo(api.estimate(model, source, dtype=dtype, device=device, **config, **execution))
+        return
     made = api.index(model, source, out, dtype=dtype, device=device, progress=Progress(), **options)
     click.echo(repr(made))
 
@@ -111,16 +120,16 @@ def index(model: str, corpus: str, out: Path, dtype: str, device: str, **options
 @click.option("--watch", is_flag=True, help="Tell again every few seconds, until it is done.")
 @json_option
 def status(folder: Path, watch: bool, as_json: bool) -> None:
-    """Say how an index that is being made stands: leases, workers, time left."""
-    from ffmem.indexing.standing import standing
+    """Show indexing progress."""
+    from ffmem.indexing.status import status as index_status
 
     while True:
-        stands = standing(folder)
+        found = index_status(folder)
         if as_json:
-            print_json(stands.to_dict())
+            print_json(found.to_dict())
         else:
-            click.echo(stands.told)
-        if not watch or stands.is_done:
+            click.echo(found)
+        if not watch or found.state == "finished":
             return
         time.sleep(WATCH)
         click.echo()
@@ -147,7 +156,7 @@ def extend(folder: Path, corpus: str, model: str | None, device: str, **options:
 @out_option
 def merge(folders: tuple[Path, ...], out: Path) -> None:
     """Put indexes of parts of a corpus together."""
-    click.echo(repr(api.merge(folders, out)))
+    click.echo(repr(api.merge(folders, out, progress=Progress())))
 
 
 @click.command()

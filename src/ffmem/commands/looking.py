@@ -22,6 +22,8 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
     from ffmem.patterns.shown import lines, seen, to_dict
 
     index = api.open(folder)
+    if index.live is not None:
+        click.echo(f"The index is unfinished: {index.live.progress}.", err=True)
     memory = index[cell]
     try:
         patterns = seen(memory, kept(index))

@@ -14,7 +14,7 @@ from ffmem.commands.options import (
     out_option,
 )
 from ffmem.experiments.names import NAMES
-from ffmem.indexing.options import MOST
+from ffmem.indexing.config import MOST
 from ffmem.progress import Progress
 
 

@@ -49,11 +49,6 @@ def patterns() -> None:
     help="Work on Ray: one started here, one that is running, or at an address.",
 )
 @click.option(
-    "--shared",
-    metavar="FOLDER|URL",
-    help="Where workers meet, if not beside the index, which all of them must see.",
-)
-@click.option(
     "--shuffled",
     is_flag=True,
     help="A control: deal the triggers out at random, keep nothing, tell what chance finds.",

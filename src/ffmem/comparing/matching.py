@@ -69,7 +69,7 @@ def _free(manifest: Manifest) -> dict[str, Any]:
     sources = manifest.corpus.sources
     run = {
         name: [getattr(source, name) for source in sources]
-        for name in ("lease_tokens", "batch_tokens", "threads", "device")
+        for name in ("chunk_tokens", "batch_tokens", "threads", "device")
     }
     versions = {f"version of {name}": version for name, version in manifest.versions.items()}
     return {"dtype": manifest.dtype, "tokenizer": manifest.tokenizer, **run, **versions}

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64
 from numpy import ndarray
 
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 
 P = 0.9
 """How much each rank weighs, of the one before: 86 % of the weight is on the first ten."""
@@ -37,7 +37,7 @@ class Overlap(NamedTuple):
 def overlap(first: Int[ndarray, "row rank"], second: Int[ndarray, "row rank"]) -> Overlap:
     """Return the overlap of the lists in each row: no entry twice, vacant slots last."""
     shared = _shared(first, second)
-    lengths = np.stack([(lists != VACANT).sum(axis=1) for lists in (first, second)])
+    lengths = np.stack([(lists != NO_PREFIX).sum(axis=1) for lists in (first, second)])
     shorter, longer = lengths.min(axis=0), lengths.max(axis=0)
     common = shared[:, -1]
     union = shorter + longer - common
@@ -59,7 +59,7 @@ def _shared(
     for begin in range(0, n, step):
         part = slice(begin, begin + step)
         equal = first[part, :, None] == second[part, None, :]
-        row, one, other = np.nonzero(equal & (first[part, :, None] != VACANT))
+        row, one, other = np.nonzero(equal & (first[part, :, None] != NO_PREFIX))
         # An entry is shared from the depth on at which the later list has it.
         places = row * width + np.maximum(one, other)
         counted = np.bincount(places, minlength=len(equal) * width)

@@ -21,8 +21,7 @@ from numpy import ndarray
 
 from ffmem.errors import ModelError
 from ffmem.files import storage_errors
-from ffmem.indexing.finished import refuse_other_weights
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, check_weights
 from ffmem.models.argument import canonical
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
@@ -123,7 +122,7 @@ def _memories(side: Side, device: str, progress: Progress) -> Memories:
         with _explaining(side):
             # Whatever the index was made in: float32 holds the weights as they are stored.
             place = load(place, dtype="float32", device=device)
-    refuse_other_weights(side.index, place.fingerprint())
+    check_weights(side.index, place.fingerprint())
     return place
 
 

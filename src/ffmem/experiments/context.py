@@ -26,8 +26,7 @@ from ffmem.experiments.top_triggers import TopTriggers, corpus_tokens, top_trigg
 from ffmem.experiments.value_readings import ValueReadings, read_values
 from ffmem.experiments.value_tops import AdaptiveTops, PlainTops, ValueTops
 from ffmem.files import sha256
-from ffmem.indexing.finished import refuse_other_weights
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, check_weights
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
 
@@ -60,7 +59,7 @@ class ExperimentContext:
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
 
     def __post_init__(self) -> None:
-        refuse_other_weights(self.index, self.memories.fingerprint())
+        check_weights(self.index, self.memories.fingerprint())
         if self.draw not in DRAWS:
             raise FfmemError(f"Cannot draw {self.draw!r}. Draw {' or '.join(DRAWS)}.")
         for name in ("sample", "per_layer", "triggers"):

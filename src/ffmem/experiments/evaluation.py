@@ -22,7 +22,7 @@ from ffmem.experiments.prompt_sample import PromptSample
 from ffmem.experiments.softmax_memory import SoftmaxMemory
 from ffmem.experiments.token_hits import TokenHits
 from ffmem.experiments.value_tops import ValueTops
-from ffmem.indexing.leases import Batch, padded
+from ffmem.indexing.chunks import Batch, padded
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from ffmem.corpus.sentences import TokenSentence
 from ffmem.errors import CorpusError
-from ffmem.indexing.sample import hashed
+from ffmem.indexing.sample import hash_places
 
 
 class Example(NamedTuple):
@@ -155,7 +155,7 @@ def _candidates(number: int, n: int, how: str, seed: int, shortest: int) -> Cand
 
 
 def _mixed(seed: int, what: str, places: Int64[ndarray, " place"]) -> UInt64[ndarray, " place"]:
-    return hashed(hashlib.sha256(f"{what} {seed}".encode()).hexdigest(), places)
+    return hash_places(hashlib.sha256(f"{what} {seed}".encode()).hexdigest(), places)
 
 
 def _pruned(

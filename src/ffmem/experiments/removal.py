@@ -23,7 +23,7 @@ from ffmem.experiments.result import Result, Row
 from ffmem.experiments.sequences import Measured, Sequences, measure
 from ffmem.experiments.spread import spread
 from ffmem.experiments.top_triggers import NONE, CorpusTokens, corpus_tokens, listed
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 
 TOKENS, HOWS = ("first", "last", "random"), ("removed", "replaced")
@@ -143,7 +143,7 @@ def trials_of(
     else:
         replacements = np.where(tokens == unk, NONE, unk)
     memory = np.broadcast_to(chosen[:, None], kept.shape)[kept]
-    excluded = int(((prefixes != VACANT) & ~kept).sum())
+    excluded = int(((prefixes != NO_PREFIX) & ~kept).sum())
     return Trials(layer, memory, prefix, position, replacements, excluded)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.indexing.leases import batches
+from ffmem.indexing.chunks import batches
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 from ffmem.progress import Step

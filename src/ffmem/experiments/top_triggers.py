@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, Int8, Int32, Int64
 from numpy import ndarray
 
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
@@ -71,7 +71,7 @@ class Listed(NamedTuple):
 
     coefficients: Float32[ndarray, "memory top"]
     prefixes: Int64[ndarray, "memory top"]
-    """VACANT where nothing triggers; length 0 and no tokens stand there."""
+    """NO_PREFIX where nothing triggers; length 0 and no tokens stand there."""
     lengths: Int64[ndarray, "memory top"]
     last: Int64[ndarray, "memory top"]
     next: Int64[ndarray, "memory top"]
@@ -82,12 +82,12 @@ def listed(index: Index, layer: int, sign: int) -> Listed:
     name = "" if sign > 0 else "negative_"
     if sign < 0 and not index.manifest.model.gated:
         shape = (index.n_memories, index.manifest.t)
-        vacant = np.full(shape, VACANT, np.int64)
+        vacant = np.full(shape, NO_PREFIX, np.int64)
         return Listed(np.zeros(shape, np.float32), vacant, np.zeros_like(vacant), vacant, vacant)
     wanted = [f"{name}coefficient", f"{name}prefix"]
     columns = read_columns(index.folder / layer_file("triggers", layer), wanted)
     prefixes = columns[wanted[1]]
-    filled = prefixes != VACANT
+    filled = prefixes != NO_PREFIX
     places = corpus_tokens(index).at(prefixes[filled])
     return Listed(
         columns[wanted[0]],
@@ -146,10 +146,10 @@ def top_triggers(index: Index, layer: int) -> TopTriggers:
         chosen = np.where(sign >= 0, *both_signs)
         return np.where(sign == NO_SIGN, np.asarray(otherwise, chosen.dtype), chosen)
 
-    no_trigger = (both[0].prefixes[:, 0] == VACANT) & (both[1].prefixes[:, 0] == VACANT)
+    no_trigger = (both[0].prefixes[:, 0] == NO_PREFIX) & (both[1].prefixes[:, 0] == NO_PREFIX)
     return TopTriggers(
         sign.astype(np.int8),
-        take("prefixes", VACANT),
+        take("prefixes", NO_PREFIX),
         take("lengths", 0),
         take("last", NONE),
         take("next", NONE),

@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ffmem.errors import StoreError
-from ffmem.files import write_text
+from ffmem.files import sha256, write_text
 from ffmem.indexing.kind import Kind
 from ffmem.records import NotARecord, Record
 
-FORMAT = 1
+FORMAT = 2
 """Version of the index folder's layout."""
+
+PROJECTION = "folded"
+
+NO_PROJECTION = "none"
+"""Of an index whose memories have no static values: a lambda layer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class SourceRecord(Record):
     without_tokens: int
     """Sentences that gave no token, left out."""
     perplexity: PerplexityRecord | None
-    lease_tokens: int
+    chunk_tokens: int
     batch_tokens: int
     threads: int
     device: str
@@ -181,9 +186,17 @@ class Manifest(Record):
 def _missing(folder: Path) -> str:
     if not folder.is_dir():
         return f"There is no index at {folder}: no such folder. Make one with `ffmem index`."
-    if (folder / "segments").is_dir():
+    if (folder / "partials").is_dir():
         return (
             f"The index at {folder} is not finished."
-            " Run the same `ffmem index` command again: it goes on where it stopped."
+            " Rerun the same `ffmem index` command to resume it."
         )
     return f"{folder} is not an index: it has no manifest.json. Make one with `ffmem index`."
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file that belongs to an index, except the manifest."""
+    files = [folder / "sentences.parquet", folder / "vocabulary.parquet"]
+    for kind in ("triggers", "stats", "samples", "values"):
+        files += sorted((folder / kind).glob("*.parquet"))
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}

@@ -25,7 +25,7 @@ from numpy import ndarray
 
 from ffmem.errors import FfmemError
 from ffmem.files import sha256, storage_errors, sync
-from ffmem.indexing.sentences import VACANT, StoredSentence
+from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
 from ffmem.progress import Step
@@ -258,7 +258,7 @@ class _Exporting:
                 "index": str(memory),
             }
             for rank, (prefix, coefficient) in enumerate(zip(*ranked, strict=True), start=1):
-                if prefix == VACANT:
+                if prefix == NO_PREFIX:
                     break
                 own = {"id": f"{self.set}{side.suffix}-{layer}-{memory}-{rank}", **named}
                 yield _activation(own, places[prefix], coefficient)
@@ -271,7 +271,7 @@ class _Exporting:
             for side in self.sides
             for prefix in columns[f"{side.prefix}prefix"].reshape(-1).tolist()
         }
-        owners = self.index.sentences.at(prefixes - {VACANT})
+        owners = self.index.sentences.at(prefixes - {NO_PREFIX})
         sentences = {sentence.sentence: sentence for sentence in owners.values()}
         told = {number: self._told(sentence) for number, sentence in sentences.items()}
         # The start token, if there is one, stands at 0: the prefix of length p ends at p.

@@ -14,7 +14,7 @@ from numpy import ndarray
 from ffmem.errors import StorageFull, StoreError
 from ffmem.files import committing, sha256
 from ffmem.indexing.memory import is_flat
-from ffmem.indexing.sentences import VACANT, StoredSentence
+from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
@@ -160,7 +160,7 @@ def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
             part = np.empty(rows.size, TRIGGER_POSTING)
             part["cell"], part["rank"] = _numbered(layer, rows)
             part["side"], part["end"] = side, 0
-            filled = rows.reshape(-1) != VACANT
+            filled = rows.reshape(-1) != NO_PREFIX
             prefixes.append(rows.reshape(-1)[filled])
             postings.append(part[filled])
     every, entries = np.concatenate(prefixes), np.concatenate(postings)

@@ -27,7 +27,7 @@ GROUP = 128
 KEPT = 256
 """Row groups kept in memory: some kilobytes for each of their sentences that was looked at."""
 
-VACANT = -1
+NO_PREFIX = -1
 """The prefix that is none: what stands in a slot of a list that nothing has filled."""
 
 SCHEMA = pa.schema(

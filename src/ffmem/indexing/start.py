@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ffmem.errors import FfmemError, ModelError
-from ffmem.indexing.leases import batches
+from ffmem.indexing.chunks import batches
 from ffmem.indexing.manifest import PerplexityRecord, StartRecord
 from ffmem.models.memories import Memories
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +15,25 @@ from numpy import ndarray
 
 from ffmem.cells import Cell, check_layer
 from ffmem.counted import counted
+from ffmem.errors import StoreError
 from ffmem.indexing.kind import NO_VALUE, ZERO_VALUE
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value, is_flat
-from ffmem.indexing.sentences import VACANT, Sentences, StoredSentence, divided
+from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, divided
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
+from ffmem.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    from ffmem.indexing.live import LiveRun
 
 KEPT = 128
 """Row groups of all kinds kept in memory: a quarter of a megabyte each, or so."""
 
 KINDS = ("triggers", "stats", "samples", "values")
 """Files of each layer; no values where memories have no static ones."""
+
+SHARED = "partials/shared.txt"
+"""Where the workers of an unfinished run meet, if not in the index's own folder."""
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
 
@@ -67,12 +75,26 @@ class Tokens(Sequence[str]):
 
 
 class Index:
-    """A finished index: `index["L5N1234"]` is a `Memory`."""
+    """An index: `index["L5N1234"]` is a `Memory`.
 
-    def __init__(self, folder: str | Path) -> None:
+    With `unfinished`, one that is still being made may be opened, too: it holds what its workers
+    had committed by then.
+    """
+
+    def __init__(self, folder: str | Path, *, unfinished: bool = False) -> None:
         self.folder = Path(folder)
         recover(self.folder)
-        self.manifest = Manifest.read(self.folder)
+        self.live: LiveRun | None = None
+        """What an unfinished index has so far; None if it is finished."""
+        if unfinished and not (self.folder / "manifest.json").exists():
+            from ffmem.indexing.live import open_live
+
+            self.live = open_live(self.folder)
+        self.manifest = Manifest.read(self.folder) if self.live is None else self.live.manifest
+        self.n_prefixes = self.manifest.corpus.prefixes
+        """How many prefixes were read."""
+        if self.live is not None:
+            self.n_prefixes = self.live.n_prefixes
         self.n_layers = self.manifest.model.layers
         self.n_memories = self.manifest.model.memories
         self.kinds = KINDS if self.manifest.model.has_values else KINDS[:-1]
@@ -94,10 +116,11 @@ class Index:
 
     def __repr__(self) -> str:
         model, corpus = self.manifest.model, self.manifest.corpus
+        so_far = "" if self.live is None else f"; unfinished, {self.live.progress}"
         return (
             f"Index({str(self.folder)!r}: {self.n_layers} × {counted(self.n_memories, 'memories')}"
             f" of {model.source} over {counted(corpus.sentences, 'sentences')},"
-            f" {counted(corpus.tokens, 'tokens')})"
+            f" {counted(corpus.tokens, 'tokens')}{so_far})"
         )
 
     @cached_property
@@ -138,6 +161,8 @@ class Index:
         )
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
+        if self.live is not None and kind != "values":
+            return self.live.group(kind, layer, group)
         return read_group(self.folder / layer_file(kind, layer), group)
 
     def _memories(self, layer: int, group: int, places: Sequence[int]) -> Iterator[Memory]:
@@ -146,7 +171,7 @@ class Index:
         signs = ["", "negative_"] if self.manifest.model.gated else [""]
         wanted = [kinds["triggers"][f"{sign}prefix"][places].reshape(-1) for sign in signs]
         prefixes = np.concatenate(wanted)
-        owners = self.sentences.at(prefixes[prefixes != VACANT].tolist())
+        owners = self.sentences.at(prefixes[prefixes != NO_PREFIX].tolist())
         for place in places:
             rows = {
                 kind: {name: column[place] for name, column in columns.items()}
@@ -169,7 +194,7 @@ class Index:
         columns = (row[f"{sign}{name}"].tolist() for name in ("coefficient", "prefix", "gate"))
         found = []
         for rank, (coefficient, prefix, gate) in enumerate(zip(*columns, strict=True), start=1):
-            if prefix == VACANT:
+            if prefix == NO_PREFIX:
                 break
             sentence = owners[prefix]
             length = prefix - sentence.offset
@@ -215,18 +240,34 @@ class Index:
         return Value(self.manifest.projection, end("top"), end("bottom"))
 
     def _behaviour(self, row: dict[str, Any], sample: ndarray) -> Behaviour:
-        sampled = np.sort(sample)
+        sampled = np.sort(sample) if len(sample) else np.zeros(1, np.float32)
         # What `np.quantile` gives; that one would load numpy.ma on its way.
         places = np.multiply(QUANTILES, len(sampled) - 1)
-        quantiles = np.interp(places, np.arange(len(sampled)), sampled)
+        quantiles: Any = np.interp(places, np.arange(len(sampled)), sampled)
         named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
         return Behaviour(
-            active_share=int(row["active"]) / self.manifest.corpus.prefixes,
+            active_share=int(row["active"]) / max(self.n_prefixes, 1),
             max=float(row["max"]),
             min=float(row["min"]),
             mean=float(row["mean"]),
             quantiles=named,
         )
+
+
+def check_weights(index: Index, weights: str) -> None:
+    """Refuse an index of another model than the one that is loaded."""
+    if weights != index.manifest.model.hash:
+        raise StoreError(
+            f"{index.folder} was made with a model whose weights have the hash"
+            f" {index.manifest.model.hash}; the loaded one has {weights}. Use the model that the"
+            " index was made with, or another index."
+        )
+
+
+def open_run(folder: Path) -> Storage:
+    """Return where the files of the unfinished run in a folder are."""
+    path = folder / SHARED
+    return open_storage(path.read_text(encoding="utf-8")) if path.exists() else Storage(folder)
 
 
 def recover(folder: Path) -> None:
@@ -239,7 +280,8 @@ def recover(folder: Path) -> None:
                 break
     if (folder / "manifest.json").exists():
         shutil.rmtree(before, ignore_errors=True)
-        shutil.rmtree(folder / "segments", ignore_errors=True)
+        # A run that was killed after its last step; another process may hold its lock.
+        shutil.rmtree(folder / "partials", ignore_errors=True)
 
 
 def beside(folder: Path, what: str) -> Path:

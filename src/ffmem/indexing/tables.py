@@ -74,6 +74,11 @@ def _explaining(path: Path) -> Iterator[None]:
         ) from None
 
 
+def as_array(column: pa.Array) -> ndarray:
+    """Return an Arrow array as a vector, or as a matrix if it is of fixed-size lists."""
+    return _array(pa.chunked_array([column]))
+
+
 def _array(column: pa.ChunkedArray) -> ndarray:
     """Return a column as a vector, or as a matrix if it is of fixed-size lists."""
     # Arrow's own `flatten` would import all of pyarrow.compute, a tenth of a second, and
@@ -83,5 +88,8 @@ def _array(column: pa.ChunkedArray) -> ndarray:
     if size is not None:
         chunks = [chunk.values.slice(chunk.offset * size, len(chunk) * size) for chunk in chunks]
     parts = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]
+    if not parts:  # a layer without memories
+        value = column.type if size is None else column.type.value_type
+        parts = [np.zeros(0, value.to_pandas_dtype())]
     flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return flat if size is None else flat.reshape(-1, size)
+    return flat if size is None else flat.reshape(len(column), size)

@@ -23,11 +23,6 @@ from ffmem.models.memories import Memories
 ENDS = 50
 """Tokens kept at each end; all of them in a smaller vocabulary."""
 
-PROJECTION = "folded"
-
-NO_PROJECTION = "none"
-"""Of an index whose memories have no static values: a lambda layer's."""
-
 _BYTES = 256 << 20  # of logits at a time
 
 

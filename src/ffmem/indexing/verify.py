@@ -9,10 +9,10 @@ from numpy import ndarray
 
 from ffmem.errors import StoreError
 from ffmem.files import sha256
-from ffmem.indexing.hashes import hashes
+from ffmem.indexing.manifest import hash_files
+from ffmem.indexing.results import UNIT
 from ffmem.indexing.sample import SIZE, draw
-from ffmem.indexing.sentences import VACANT, content
-from ffmem.indexing.statistics import UNIT
+from ffmem.indexing.sentences import NO_PREFIX, content
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
@@ -59,7 +59,7 @@ def _files(index: Index) -> Iterator[str]:
     for name in sorted(needed - named.keys()):
         yield f"{name} is not in the manifest."
     if needed <= named.keys() and all((index.folder / name).is_file() for name in needed):
-        for name in sorted(hashes(index.folder).keys() - named.keys()):
+        for name in sorted(hash_files(index.folder).keys() - named.keys()):
             yield f"{name} is in the folder, but not in the manifest."
 
 
@@ -142,10 +142,10 @@ def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
         if prefixes.shape != (index.n_memories, manifest.t):
             yield f"there are not {manifest.t} {name}triggers of every memory."
         gates = triggers[f"{name}gate"]
-        if not np.array_equal(gates != 0, (prefixes != VACANT) & manifest.model.gated):
+        if not np.array_equal(gates != 0, (prefixes != NO_PREFIX) & manifest.model.gated):
             yield f"a {name}trigger has a gate where there is none, or none where there is one."
         yield from _list(prefixes, strengths, corpus, manifest.prefixes, name)
-        some, furthest = prefixes[:, 0] != VACANT, stats[extreme] * sign
+        some, furthest = prefixes[:, 0] != NO_PREFIX, stats[extreme] * sign
         if (strengths[some, 0] != furthest[some]).any():
             yield f"a first {name}trigger is not the {extreme} of its memory."
         if (~some & (furthest > 0)).any():
@@ -162,7 +162,7 @@ def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
 def _list(
     prefixes: ndarray, strengths: ndarray, corpus: Corpus, which: str, name: str
 ) -> Iterator[str]:
-    filled = prefixes != VACANT
+    filled = prefixes != NO_PREFIX
     if (~filled[:, :-1] & filled[:, 1:]).any():
         yield f"a {name}trigger stands behind a vacant slot."
     if not (strengths[filled] > 0).all() or strengths[~filled].any():

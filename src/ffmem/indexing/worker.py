@@ -1,165 +1,211 @@
-"""The worker of an index: reads leases, merges segments, projects values.
+"""The worker of an index: projects values and reads chunks, with the model loaded.
 
-    read     a lease of the corpus            → segment of level 0
-    probe    a part of a lease that fails     → nothing; it can be read, or an error
-    merge    the children of a node           → its segment; they are deleted
-    values   a layer of the model             → its file of values
-
-It is made once per process, with the model loaded, and does tasks in any order. What it filters
-by rises with every segment that it has seen; what comes out of a merge of all does not depend on
-that.
+It keeps one cumulative result in memory and commits it now and then (`Partials`). A restarted
+worker begins with nothing, under a new name, and skips the chunks that others have committed.
 """
 
-from collections.abc import Iterator
+import os
+import secrets
+import socket
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32
-from numpy import ndarray
 
-from ffmem.cluster.shared import SharedFolder
-from ffmem.cluster.task import Task
-from ffmem.errors import ModelError, StoreError
-from ffmem.indexing.found import Found
-from ffmem.indexing.leases import Batch, Lease, batches
-from ffmem.indexing.orders import IndexOrders
-from ffmem.indexing.scan import Scan, reach
-from ffmem.indexing.segments import Segments
+from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError, StoreError
+from ffmem.indexing.chunks import Chunk, batches, prefix_range, read_chunks
+from ffmem.indexing.config import read_facts, read_run
+from ffmem.indexing.partials import Partials
+from ffmem.indexing.prepare import SENTENCES
+from ffmem.indexing.sample import Sample
+from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import Sentences, StoredSentence
-from ffmem.indexing.tree import Node
+from ffmem.indexing.tables import layer_file
 from ffmem.indexing.values import write_values
 from ffmem.models.memories import Memories
 from ffmem.models.threads import threads
-from ffmem.progress import Step
+from ffmem.storage import Storage, open_storage
+
+COMMIT_SECONDS = 30.0
+"""Work that a killed worker may lose, about."""
+
+COMMIT_SHARE = 10.0
+"""A commit must have taken at most this part of the time since the last one: 1/10."""
+
+MOST_BAD = 8
+"""Bad sentences of a chunk; with more, the model is at fault and not the sentences."""
 
 
 class IndexWorker:
-    """Does the tasks of one run with one model."""
+    """Reads chunks of one run with one model."""
 
-    def __init__(self, memories: Memories, shared: SharedFolder) -> None:
-        orders = IndexOrders.read(shared)
-        if memories.fingerprint() != orders.hash:
+    def __init__(
+        self,
+        memories: Memories,
+        storage: Storage,
+        sentences: Sentences,
+        sample: Sample,
+        skip_bad: bool,
+    ) -> None:
+        run, facts = read_run(storage), read_facts(storage)
+        if run is None or facts is None:
+            raise StoreError(f"There is no run to work for in {storage.shown}.")
+        if memories.fingerprint() != run.model.hash:
             raise ModelError(
-                f"The run was started with weights of hash {orders.hash}; {memories.source} has"
+                f"The run was started with weights of hash {run.model.hash}; {memories.source} has"
                 f" {memories.fingerprint()} here. Use the same model everywhere."
             )
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.memories = memories
-        self.shared = shared
-        self.orders = orders
-        self.segments = Segments(shared, orders.run, orders.t, orders.gated)
-        where = reach(orders.start is not None, orders.empty_prefix)
-        self.scan = Scan(memories, orders.t, orders.prefixes, where)
-        self.sample = (
-            np.array(orders.sample_hashes, np.uint64),
-            np.array(orders.sample_prefixes, np.int64),
-        )
-        shape = (memories.n_layers, memories.n_memories)
-        self._floors = [np.zeros(shape, np.float32) for _ in range(2 if orders.gated else 1)]
-        self._seen: set[Node] = set()
-        self._open = ExitStack()
-        self._sentences: Sentences | None = None
+        self.storage = storage
+        self.sentences = sentences
+        self.sample = sample
+        self.skip_bad = skip_bad
+        self.run, self.start = run, facts.start.id
+        self.partials = Partials(storage, run.fingerprint)
+        self.chunks = read_chunks(storage)
+        where = prefix_range(self.start is not None, run.index.compat is not None)
+        self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", where)
+        kept, _ = self.partials.committed()
+        self._covered_by_others = frozenset[int]().union(*(partial.chunks for partial in kept))
+        self.open_files: ExitStack | None = None
+        self._covered: set[int] = set()
+        self._skipped: dict[int, str] = {}
+        self._is_committed = True
+        self._last_commit, self._commit_took = time.monotonic(), 0.0
 
-    def do(self, task: Task, step: Step) -> dict[str, Any]:
-        """Do a task with the run's number of threads."""
-        doing = {
-            "read": self._read,
-            "probe": self._probe,
-            "merge": self._merge,
-            "values": self._values,
-        }
-        with threads(self.orders.threads):
-            doing[task.kind](task.arguments, step)
-        return {}
+    def project_values(self, layer: int) -> None:
+        """Write the tokens that a layer's values promote and suppress."""
+        with threads(self.run.threads), self.storage.writing(layer_file("values", layer)) as path:
+            write_values(path, self.memories, layer)
 
-    def _read(self, asked: dict[str, Any], step: Step) -> None:
-        node = Node(0, asked["lease"][0])
-        for level, number in asked["floors"]:
-            self._raise(Node(level, number))
-        found = self._found(Lease(*asked["lease"]), set(asked["without"]), step)
-        self.segments.commit(node, found.layers())
-        self._lift([one.weakest() for one in found.lists()])
-
-    def _probe(self, asked: dict[str, Any], step: Step) -> None:
-        first, n = asked["first"], asked["n"]
-        rows = list(self.sentences.rows(first, n))
-        tokens = sum(len(row.ids) for row in rows)
-        self._found(Lease(0, first, n, rows[0].offset, tokens), set(), step)
-
-    def _merge(self, asked: dict[str, Any], step: Step) -> None:
-        node, parts = Node(*asked["node"]), [Node(*part) for part in asked["parts"]]
-        name = self.segments.name(node)
-        try:
-            if not self.shared.has(name):
-                self.segments.commit(node, self.segments.merged(parts))
-        except (StoreError, FileNotFoundError):
-            if not self.shared.has(name):
-                raise
-            # Another one was faster, and has deleted the parts while they were read here.
-        for part in parts:
-            self.segments.delete(part)
-
-    def _values(self, asked: dict[str, Any], step: Step) -> None:
-        with self.shared.writing(asked["name"]) as path:
-            write_values(path, self.memories, asked["layer"])
-
-    def _found(self, lease: Lease, without: set[int], step: Step) -> Found:
-        """Return what a lease holds, sentences that must be left out aside."""
-        hashes, prefixes = self.sample
-        kept: Bool[ndarray, " prefix"] = np.ones(len(prefixes), bool)
-        rows = []
-        for row in self.sentences.rows(lease.first_sentence, lease.n_sentences):
-            if row.sentence in without:
-                kept &= (prefixes < row.offset) | (prefixes > row.offset + len(row.ids))
-            else:
-                rows.append(row)
-        if not rows:
-            shape = (self.memories.n_layers, self.memories.n_memories, self.orders.t)
-            return Found.nothing(*shape, self.orders.gated)
-        sampled = (hashes[kept], prefixes[kept])
-        for part in self.scan.lease(lease, self._batches(rows), self._floors, sampled):
-            if isinstance(part, Found):
-                return part
-            step(part)
-        raise AssertionError("a scan ends with what it found")
-
-    def _batches(self, rows: list[StoredSentence]) -> Iterator[Batch]:
-        offsets = ((row.offset, row.ids) for row in rows)
-        return batches(offsets, self.orders.start, self.orders.batch_tokens)
-
-    def _raise(self, node: Node) -> None:
-        """Filter by what a committed segment holds, from now on."""
-        if node in self._seen:
+    def read_chunk(self, number: int) -> None:
+        """Read a chunk into the cumulative result, unless it is covered; commit now and then."""
+        if number in self._covered or number in self._covered_by_others:
             return
-        self._seen.add(node)
+        chunk = self.chunks[number]
+        rows = list(self.sentences.rows(chunk.first_sentence, chunk.n_sentences))
+        with threads(self.run.threads):
+            try:
+                self._read(chunk, rows)
+            except ForwardError as error:
+                bad = self._bad_sentences(chunk, rows)
+                self._check_bad(chunk, bad, error)
+                self._read(chunk, [row for row in rows if row.sentence not in bad])
+                self._skipped |= bad
+        self._covered.add(number)
+        self._is_committed = False
+        since = time.monotonic() - self._last_commit
+        if since >= max(COMMIT_SECONDS, COMMIT_SHARE * self._commit_took):
+            self.flush()
+
+    def flush(self) -> None:
+        """Commit the cumulative result, if anything came since the last commit."""
+        if self._is_committed:
+            return
+        begin = time.monotonic()
+        layers = (self.scan.result(layer) for layer in range(self.memories.n_layers))
+        self.partials.commit(self.name, self._covered, self.scan.n_prefixes, self._skipped, layers)
+        self._is_committed = True
+        self._last_commit = time.monotonic()
+        self._commit_took = self._last_commit - begin
+
+    def _read(self, chunk: Chunk, rows: list[StoredSentence]) -> None:
+        """Read some sentences of a chunk; their sampled coefficients are written at once."""
+        past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
+        sample = self.sample.between(chunk.first_prefix, past)
+        is_sampled = len(sample.prefixes) > 0
+        if len(rows) < chunk.n_sentences:
+            read = np.zeros(len(sample.prefixes), bool)
+            for row in rows:
+                read |= (sample.prefixes >= row.offset) & (
+                    sample.prefixes <= row.offset + len(row.ids)
+                )
+            sample = Sample(sample.hashes[read], sample.prefixes[read])
+        coefficients = self._scan(self.scan, chunk, rows, sample)
+        if is_sampled:
+            self.partials.commit_sample(chunk.number, sample, coefficients)
+
+    def _scan(
+        self, scan: Scan, chunk: Chunk, rows: list[StoredSentence], sample: Sample
+    ) -> list[np.ndarray]:
+        """Run the pass; what the model raises becomes a ForwardError, except for full memory."""
+        pairs = ((row.offset, row.ids) for row in rows)
+        some = batches(pairs, self.start, self.run.index.batch_tokens)
         try:
-            self._lift(self.segments.floors(node))
-        except FileNotFoundError:
-            return  # merged into another since; only speed hangs on it
+            return scan.read(chunk, some, sample.prefixes)
+        except (FfmemError, OSError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if "allocate memory" in str(error):  # what torch raises on a CPU
+                raise MemoryError(str(error)) from None
+            raise ForwardError(
+                f"The model fails on {chunk.name}: {type(error).__name__}:"
+                f" {' '.join(str(error).split())[:300]}."
+            ) from error
 
-    def _lift(self, floors: list[Float32[ndarray, "layer memory"]]) -> None:
-        self._floors = [np.maximum(*pair) for pair in zip(self._floors, floors, strict=True)]
+    def _bad_sentences(self, chunk: Chunk, rows: list[StoredSentence]) -> dict[int, str]:
+        """Return the sentences that fail by themselves, found by halving, and why each does."""
+        scan = Scan(self.memories, 1, False, self.scan.where)
+        bad: dict[int, str] = {}
+        waiting = [rows]
+        while waiting and len(bad) <= MOST_BAD:
+            part = waiting.pop()
+            try:
+                self._scan(scan, chunk, part, self.sample.between(0, 0))
+            except ForwardError as error:
+                if len(part) == 1:
+                    bad[part[0].sentence] = str(error)
+                else:
+                    middle = len(part) // 2
+                    waiting += [part[middle:], part[:middle]]
+        return bad
 
-    @property
-    def sentences(self) -> Sentences:
-        """The corpus, opened at the first look: a path that is seen here, or the shared one."""
-        if self._sentences is None:
-            path = Path(self.orders.sentences)
-            if path.is_absolute():
-                self._sentences = Sentences(path)
-            else:
-                file = self._open.enter_context(self.shared.reading(self.orders.sentences))
-                self._sentences = Sentences(path, file)
-        return self._sentences
+    def _check_bad(self, chunk: Chunk, bad: dict[int, str], error: ForwardError) -> None:
+        """Raise unless the bad sentences of a chunk may be skipped."""
+        if not bad:
+            raise FfmemError(f"Each sentence of {chunk.name} can be read alone, but: {error}")
+        number, why = next(iter(bad.items()))
+        if len(bad) > MOST_BAD:
+            raise BadSentenceError(
+                f"More than {MOST_BAD} sentences of {chunk.name} cannot be read, sentence {number}"
+                f" first: {why}"
+            )
+        if not self.skip_bad:
+            listed = ", ".join(map(str, sorted(bad)))
+            raise BadSentenceError(
+                f"Cannot read sentence{'s' if len(bad) > 1 else ''} {listed} of the corpus: {why}"
+                " What was read is kept. Rerun with --bad-sentences skip to skip such sentences;"
+                " the manifest lists them."
+            )
 
 
-def hired(shared: str) -> IndexWorker:
-    """Return a worker for the run whose shared folder this is, with its model loaded."""
+def make_worker(
+    storage: str,
+    sentences: str | None,
+    device: str,
+    prefixes: list[int],
+    hashes: list[int],
+    skip_bad: bool,
+) -> IndexWorker:
+    """Return a worker for the run in a storage, with its model loaded.
+
+    `sentences` is the path of the corpus; None if it is in the storage.
+    """
     from ffmem.models.load import load
 
-    folder = SharedFolder.at(shared)
-    orders = IndexOrders.read(folder)
-    torch.set_num_threads(orders.threads)
-    return IndexWorker(load(orders.model, dtype=orders.dtype, device=orders.device), folder)
+    place = open_storage(storage)
+    run = read_run(place)
+    if run is None:
+        raise StoreError(f"There is no run to work for in {place.shown}.")
+    torch.set_num_threads(run.threads)
+    memories = load(run.model.source, dtype=run.dtype, device=device)
+    open_files = ExitStack()  # for as long as the worker lives
+    file = None if sentences else open_files.enter_context(place.reading(SENTENCES))
+    corpus = Sentences(Path(sentences or SENTENCES), file)
+    sample = Sample(np.array(hashes, np.uint64), np.array(prefixes, np.int64))
+    worker = IndexWorker(memories, place, corpus, sample, skip_bad)
+    worker.open_files = open_files
+    return worker

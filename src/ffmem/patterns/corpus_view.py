@@ -10,13 +10,13 @@ What is held grows with the trigger lists, not with the corpus.
 """
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int8, Int32, Int64, UInt32, UInt64
 from numpy import ndarray
 
-from ffmem.cluster.shared import SharedFolder
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.patterns.chunk import Chunk, chunks
@@ -75,23 +75,20 @@ class CorpusView:
     def rows(self, numbers: Int64[ndarray, "..."]) -> Int64[ndarray, "..."]:
         """Return the rows of prefixes; −1 for vacant slots."""
         found = np.searchsorted(self.numbers, numbers)
-        return np.where(numbers == VACANT, -1, found)
+        return np.where(numbers == NO_PREFIX, -1, found)
 
-    def save(self, shared: SharedFolder) -> None:
+    def save(self, folder: Path) -> None:
         """Write every array to a folder."""
         for field in fields(self):
-            with shared.writing(f"{field.name}.npy") as path, path.open("wb") as file:
-                np.save(file, getattr(self, field.name), allow_pickle=False)
+            np.save(folder / f"{field.name}.npy", getattr(self, field.name), allow_pickle=False)
 
     @classmethod
-    def load(cls, shared: SharedFolder) -> "CorpusView":
-        """Return what was saved, read from the disk where it is looked at."""
-        found = []
-        for field in fields(cls):
-            with shared.local_copy(f"{field.name}.npy") as path:
-                # A file that is deleted stays while it is mapped.
-                found.append(np.load(path, mmap_mode="r", allow_pickle=False))
-        return cls(*found)
+    def load(cls, folder: Path) -> "CorpusView":
+        """Return what was saved, mapped from the disk: many processes share its memory."""
+        names = [field.name for field in fields(cls)]
+        return cls(
+            *(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names)
+        )
 
 
 def look(index: Index, seed: int, progress: Progress) -> tuple[CorpusView, Vocabulary]:
@@ -132,7 +129,7 @@ def _wanted(
     least = 0 if index.manifest.compat == "ff-layers" else 1
     sample = starts[owner] + tokens - (np.cumsum(lengths) - lengths)[owner] + least
     wanted = np.unique(np.concatenate([*found, sample]))
-    return wanted[wanted != VACANT], sample
+    return wanted[wanted != NO_PREFIX], sample
 
 
 def _part(chunk: Chunk, wanted: Int64[ndarray, " row"]) -> Held:

@@ -7,25 +7,14 @@ part in the choice, show it too often for chance. The same index and settings gi
 whoever examines the layers.
 """
 
-import secrets
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ffmem.cluster.crew import Crew, Recruit
-from ffmem.cluster.here import Here
-from ffmem.cluster.hiring import Hiring
-from ffmem.cluster.leader import Leader
-from ffmem.cluster.pieces import OUTCOME, Pieces, read_arrays
-from ffmem.cluster.shared import SharedFolder
-from ffmem.cluster.task import Task
-from ffmem.errors import FfmemError, StoreError
+from ffmem.errors import FfmemError
 from ffmem.indexing.store import Index
+from ffmem.parallel import ExecutionConfig
 from ffmem.patterns import (
     alternatives,
     around,
@@ -41,7 +30,7 @@ from ffmem.patterns.corpus_view import look
 from ffmem.patterns.detected import Detected
 from ffmem.patterns.examining import TAKEN_OUT
 from ffmem.patterns.kept import Writing
-from ffmem.patterns.layer_worker import LayerOrders, LayerSight, LayerWorker, read_tests
+from ffmem.patterns.layer_worker import Examination, LayerExaminer, examine_layers
 from ffmem.patterns.lsa import LatentSpace
 from ffmem.patterns.pattern import LEAST, TOP
 from ffmem.patterns.significance import false_discovery
@@ -66,32 +55,25 @@ def detect(
     shuffled: bool = False,
     workers: int = 1,
     ray: str | None = None,
-    shared: str | None = None,
     progress: Progress,
 ) -> Detected:
     """Return what was found in all memories; patterns are kept in the index unless shuffled.
 
     Shuffled, every layer's triggers are dealt to its lists at random, and nothing is kept: what is
     found then is what chance finds. With `workers`, processes of this machine share the layers,
-    with `ray` actors there; they meet in `shared`, or in a temporary folder.
+    with `ray` actors there, which must see the folder of the index.
     """
-    hiring = Hiring(workers, ray)
+    execution = ExecutionConfig(workers, ray)
+    execution.check()
     _refuse(index, top, alpha, space)
     view, words = look(index, seed, progress)
     topic_space = _space(space, index, words)
-    orders = LayerOrders(
-        index=str(index.folder.absolute()), space=topic_space.name, top=top, seed=seed
-    )
-    tasks = [_task(layer, seed if shuffled else None) for layer in range(index.n_layers)]
+    asked = [Examination(n, seed if shuffled else None) for n in range(index.n_layers)]
     if not shuffled:
         n = min(CONTROLS, index.n_layers)
-        tasks += [_task(place * index.n_layers // n, seed) for place in range(n)]
-    with (
-        _meeting(index, hiring, shared) as (folder, logs),
-        _crew(hiring, logs, LayerSight(index, view, topic_space), orders, folder) as crew,
-    ):
-        Leader(crew, progress).lead(Pieces(folder, "patterns", "layers", tasks))
-        every = [read_tests(read_arrays(folder, task.arguments[OUTCOME])) for task in tasks]
+        asked += [Examination(place * index.n_layers // n, seed) for place in range(n)]
+    examiner = LayerExaminer(index, view, topic_space, top, seed)
+    every = examine_layers(examiner, asked, execution, progress)
     tests, controls = every[: index.n_layers], every[index.n_layers :]
     p_values = np.concatenate(
         [part.p_value for one in tests for part in (one.shallow, one.semantic)]
@@ -170,49 +152,3 @@ def _settings(index: Index, top: int, alpha: float, seed: int, space: TopicSpace
         },
         "versions": {name: version(name) for name in ("ffmem", "numpy", "scikit-learn", "scipy")},
     }
-
-
-def _task(layer: int, shuffled: int | None) -> Task:
-    """Return the task of a layer; with a seed, its triggers are shuffled."""
-    what, name = ("patterns", "layer") if shuffled is None else ("control", "shuffled")
-    arguments = {"layer": layer, "shuffled": shuffled, OUTCOME: f"{name}-{layer:03d}.npz"}
-    return Task(f"{what} of layer {layer}", "examine", 1, arguments)
-
-
-@contextmanager
-def _meeting(
-    index: Index, hiring: Hiring, shared: str | None
-) -> Iterator[tuple[SharedFolder, Path]]:
-    """Give a folder where workers meet and one for their logs, and remove both in the end."""
-    # Workers of a cluster see the index: so they see what stands beside it.
-    beside = None if shared or hiring.ray in (None, "local") else index.folder.parent
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix=".ffmem-detection-", dir=beside)
-    except OSError as error:
-        raise StoreError(
-            f"Cannot make a folder in {beside or tempfile.gettempdir()}: {error.strerror}."
-            " Name one that all workers see with --shared."
-        ) from None
-    with scratch as name:
-        if shared is None:
-            yield SharedFolder(Path(name)), Path(name) / "logs"
-            return
-        far = SharedFolder.at(shared, f"ffmem-detection-{secrets.token_hex(8)}")
-        try:
-            yield far, Path(name) / "logs"
-        finally:
-            far.clear()
-
-
-@contextmanager
-def _crew(
-    hiring: Hiring, logs: Path, sight: LayerSight, orders: LayerOrders, shared: SharedFolder
-) -> Iterator[Crew]:
-    """Give those who examine layers: this process, or others that are told what it sees."""
-    if hiring.is_here:
-        yield Here(LayerWorker(sight, orders, shared))
-        return
-    orders.lay_out(shared, sight)
-    recruit = Recruit("ffmem.patterns.layer_worker:hired", {"shared": shared.place})
-    with hiring.crew(recruit, 1, logs) as crew:
-        yield crew

@@ -16,11 +16,10 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
-from ffmem.cluster.pieces import Arrays
 from ffmem.indexing.sentences import divided
 from ffmem.indexing.store import Index
 from ffmem.patterns.corpus_view import CorpusView
-from ffmem.patterns.topics import TopicSpace
+from ffmem.patterns.topics import Arrays, TopicSpace
 from ffmem.patterns.vocabulary import Vocabulary
 from ffmem.registry import MINILM, fetch
 

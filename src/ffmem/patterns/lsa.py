@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 from numpy import ndarray
 
-from ffmem.cluster.pieces import Arrays
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.shallow import spread
-from ffmem.patterns.topics import TopicSpace
+from ffmem.patterns.topics import Arrays, TopicSpace
 from ffmem.patterns.vocabulary import Vocabulary
 
 AXES = 100

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Int64
 from numpy import ndarray
 
-from ffmem.indexing.sentences import VACANT
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
@@ -34,13 +34,13 @@ def main_sign(index: Index, layer: int) -> Int8[ndarray, " memory"]:
 
 
 def main_prefixes(index: Index, layer: int, top: int) -> Int64[ndarray, "memory top"]:
-    """Return the first triggers of each memory's main list, VACANT where there are no more."""
+    """Return the first triggers of each memory's main list, NO_PREFIX where there are no more."""
     columns = read_columns(index.folder / layer_file("triggers", layer))
     signs = main_sign(index, layer)
     found = columns["prefix"]
     if index.manifest.model.gated:
         found = np.where(signs[:, None] < 0, columns["negative_prefix"], found)
-    prefixes = np.full((len(signs), top), VACANT, np.int64)
+    prefixes = np.full((len(signs), top), NO_PREFIX, np.int64)
     kept = found[:, :top]
     prefixes[:, : kept.shape[1]] = kept
     return prefixes
@@ -50,4 +50,4 @@ def _first(
     coefficients: Float32[ndarray, "memory top"], prefixes: Int64[ndarray, "memory top"]
 ) -> Float32[ndarray, " memory"]:
     """Return |m| of each list's first trigger, −1 of an empty list."""
-    return np.where(prefixes[:, 0] == VACANT, np.float32(-1), np.abs(coefficients[:, 0]))
+    return np.where(prefixes[:, 0] == NO_PREFIX, np.float32(-1), np.abs(coefficients[:, 0]))

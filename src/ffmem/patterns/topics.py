@@ -7,8 +7,9 @@ words are not looked at; which words those are depends on the list that asks.
 from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
-from ffmem.cluster.pieces import Arrays
 from ffmem.patterns.corpus_view import CorpusView
+
+Arrays = dict[str, ndarray]
 
 
 class TopicSpace:

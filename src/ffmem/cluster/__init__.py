@@ -1,1 +1,0 @@
-"""Work in many hands: tasks, who does them, and what happens when one fails."""

@@ -1,0 +1,124 @@
+"""Chunks: the units of work into which a corpus is cut, and the batches of one.
+
+A chunk is consecutive sentences of one source, closed once it has a number of tokens. Within it,
+sentences are sorted by (length, number) and cut into batches, so that a batch has little padding.
+Both depend on the corpus and the settings alone, never on which worker reads what when.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Int, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from ffmem.storage import Storage
+
+CHUNKS = "partials/chunks.parquet"
+
+
+class Chunk(NamedTuple):
+    """Some consecutive sentences, counted in the index's own numbers."""
+
+    number: int
+    first_sentence: int
+    n_sentences: int
+    first_prefix: int
+    n_tokens: int
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        last = self.first_sentence + self.n_sentences - 1
+        return f"chunk {self.number} (sentences {self.first_sentence} to {last})"
+
+
+class PrefixRange(NamedTuple):
+    """Which positions of a sentence are prefixes: `first` … `first` + length − 1."""
+
+    first: int
+    shortest: int
+    """The length p of the prefix at position `first`."""
+
+
+def prefix_range(has_start: bool, empty_prefix: bool) -> PrefixRange:
+    """Return where prefixes are: 1 ≤ p ≤ n, or 0 ≤ p < n if the empty prefix counts."""
+    if empty_prefix:
+        return PrefixRange(first=0, shortest=0)
+    return PrefixRange(first=1 if has_start else 0, shortest=1)
+
+
+class Batch(NamedTuple):
+    """Sentences of similar length, padded on the right to one length."""
+
+    tokens: Int[Tensor, "batch position"]
+    """Start token, if there is one, then the sentence; padding repeats token 0."""
+    lengths: list[int]
+    """Tokens of each sentence, without the start token, ascending."""
+    offsets: list[int]
+    """The prefix number of each sentence's empty prefix."""
+
+
+def cut(lengths: Iterable[Int64[ndarray, " _"]], chunk_tokens: int) -> Iterator[Chunk]:
+    """Return the chunks of a source, from its sentences' lengths in order."""
+    number = first = sentence = prefix = tokens = 0
+    for part in lengths:
+        for length in part.tolist():
+            sentence += 1
+            tokens += length
+            if tokens >= chunk_tokens:
+                yield Chunk(number, first, sentence - first, prefix, tokens)
+                prefix += tokens + sentence - first
+                number, first, tokens = number + 1, sentence, 0
+    if sentence > first:
+        yield Chunk(number, first, sentence - first, prefix, tokens)
+
+
+def write_chunks(storage: Storage, chunks: Iterable[Chunk]) -> None:
+    """Write the chunks of a run where every worker sees them."""
+    columns = zip(*(chunk[1:] for chunk in chunks), strict=True)
+    names = Chunk._fields[1:]
+    table = pa.table({name: np.array(column) for name, column in zip(names, columns, strict=True)})
+    with storage.writing(CHUNKS) as path:
+        pq.write_table(table, path)
+
+
+def read_chunks(storage: Storage) -> list[Chunk]:
+    """Return the chunks of a run, in order."""
+    with storage.reading(CHUNKS) as file:
+        table = pq.read_table(file)
+    columns = (table[name].to_pylist() for name in Chunk._fields[1:])
+    return [Chunk(number, *row) for number, row in enumerate(zip(*columns, strict=True))]
+
+
+def batches(
+    sentences: Iterable[tuple[int, list[int]]], start: int | None, batch_tokens: int
+) -> Iterator[Batch]:
+    """Return the batches of a chunk's (offset, ids): longest × number ≤ `batch_tokens`.
+
+    A sentence longer than `batch_tokens` is a batch by itself.
+    """
+    ordered = sorted(sentences, key=lambda sentence: (len(sentence[1]), sentence[0]))
+    group: list[tuple[int, list[int]]] = []
+    extra = 0 if start is None else 1
+    for sentence in ordered:
+        if group and (len(sentence[1]) + extra) * (len(group) + 1) > batch_tokens:
+            yield padded(group, start)
+            group = []
+        group.append(sentence)
+    if group:
+        yield padded(group, start)
+
+
+def padded(group: list[tuple[int, list[int]]], start: int | None) -> Batch:
+    """Return (offset, ids) of ascending length as one batch."""
+    front = [] if start is None else [start]
+    longest = len(group[-1][1])
+    rows = [front + ids + [0] * (longest - len(ids)) for _, ids in group]
+    return Batch(
+        torch.tensor(rows), [len(ids) for _, ids in group], [offset for offset, _ in group]
+    )

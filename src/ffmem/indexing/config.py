@@ -1,0 +1,252 @@
+"""How to index, and what a run consists of.
+
+`IndexConfig` is what a user chooses: its fields are the options of `ffmem index`, the parameters
+of `ffmem.index`, part of what a run records, and what a resumed run must agree with. `RunConfig`
+adds model, corpus and versions: everything that decides the bytes of an index. `CorpusFacts` is
+what is known once the corpus has been read.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.manifest import (
+    FORMAT,
+    NO_PROJECTION,
+    PROJECTION,
+    CorpusRecord,
+    Manifest,
+    ModelRecord,
+    PerplexityRecord,
+    SourceRecord,
+    StartRecord,
+)
+from ffmem.records import NotARecord, Record
+from ffmem.storage import Storage
+
+if TYPE_CHECKING:
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.models.memories import Memories
+
+COMPAT = "ff-layers"
+
+MOST = {"t": 10_000, "batch_tokens": 1 << 24, "chunk_tokens": 1 << 30, "threads": 1_024}
+"""The largest values that make sense: far above use."""
+
+RUN = "partials/config.json"
+FACTS = "partials/corpus.json"
+
+
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    """Return a field that is also an option of the command line."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexConfig(Record):
+    """The choices of a run; every one is recorded."""
+
+    t: int = option(50, "Triggers to keep per memory and sign.", flag="-t")
+    prefixes: str = option(
+        "best", "Let the best prefix of each sentence trigger, or all.", choices=("best", "all")
+    )
+    compat: str | None = option(
+        None, "Imitate the authors' code: prefixes of length 0 to n-1.", choices=(COMPAT,)
+    )
+    start: str = option("auto", "Start token: auto, none, bos, eos, or a token.")
+    batch_tokens: int = option(4096, "Tokens per batch.")
+    chunk_tokens: int = option(16_384, "Tokens per chunk, the unit of work.")
+    threads: int | None = option(None, "Threads per worker; all cores by default.")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, flag = getattr(self, one.name), f"--{one.name.replace('_', '-')}"
+            flag = one.metadata.get("flag", flag)
+            choices, most = one.metadata.get("choices"), MOST.get(one.name)
+            if value is None:
+                continue
+            if choices and value not in choices:
+                raise FfmemError(f"{flag} {value} is not a choice; use {' or '.join(choices)}.")
+            if most and (type(value) is not int or not 1 <= value <= most):
+                raise FfmemError(f"{flag} {value} is out of range; use 1 to {most:,}.")
+        if self.compat and self.prefixes != "best":
+            raise FfmemError(
+                f"--compat {COMPAT} keeps the best prefix of a sentence: drop --prefixes all."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Record):
+    """Everything that decides the bytes of an index, before the corpus is read."""
+
+    model: ModelRecord
+    tokenizer: str
+    corpus: dict[str, str | int | None]
+    digest: str | None
+    index: IndexConfig
+    dtype: str
+    device: str
+    versions: dict[str, str]
+
+    @classmethod
+    def create(cls, memories: "Memories", corpus: "Corpus", config: IndexConfig) -> "RunConfig":
+        """Return the configuration of a new run."""
+        import torch
+
+        return cls(
+            model=model_record(memories),
+            tokenizer=memories.tokenizer.fingerprint,
+            corpus=corpus.describe(),
+            digest=corpus.digest(),
+            index=replace(config, threads=config.threads or torch.get_num_threads()),
+            dtype=str(memories.dtype).removeprefix("torch."),
+            device=memories.device.type,
+            versions={name: version(name) for name in ("ffmem", "torch", "transformers")},
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads per worker."""
+        assert self.index.threads is not None, "create() has set it"
+        return self.index.threads
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for runs with this configuration."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def differences(self, other: "RunConfig") -> list[str]:
+        """Return how another run's configuration differs, field by field."""
+        found = []
+        ours, theirs = asdict(self), asdict(other)
+        for name, mine in ours.items():
+            pair = (theirs[name], mine)
+            if isinstance(mine, dict):
+                found += _dict_differences(name, *pair)
+            elif mine != theirs[name]:
+                what = "the corpus's files have changed, digest" if name == "digest" else name
+                found.append(f"{what}: {pair[0]} → {pair[1]}")
+        if self.digest is not None and self.digest == other.digest:  # same files, other path
+            found = [line for line in found if not line.startswith("corpus.source:")]
+        return found
+
+
+def _dict_differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    prefix = "" if name == "index" else f"{name}."
+    names = sorted(key for key in {**old, **new} if old.get(key) != new.get(key))
+    return [f"{prefix}{key}: {old.get(key)} → {new.get(key)}" for key in names]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusFacts(Record):
+    """What is known once the corpus is in the folder."""
+
+    hash: str
+    sentences: int
+    tokens: int
+    cut: int
+    cut_tokens: int
+    headings_dropped: int
+    without_tokens: int
+    start: StartRecord
+    perplexity: PerplexityRecord | None
+    control: int
+    """Sentences whose text writes out a control token."""
+
+
+def model_record(memories: "Memories") -> ModelRecord:
+    """Return which model some memories belong to, for the manifest of an index."""
+    from ffmem.networks.config import AdaptiveConfig
+
+    config = memories.config if isinstance(memories.config, AdaptiveConfig) else None
+    kind = None if config is None else config.memory
+    by_head = config is not None and kind in ("persistent", "lambda")
+    return ModelRecord(
+        source=memories.source,
+        revision=memories.revision,
+        hash=memories.fingerprint(),
+        family=memories.family,
+        layers=memories.n_layers,
+        memories=memories.n_memories,
+        hidden=memories.hidden,
+        vocabulary=memories.vocabulary,
+        activation=memories.activation,
+        gated=memories.gated,
+        context=memories.context,
+        memory=kind,
+        groups=config.num_attention_heads if config is not None and by_head else 1,
+        has_values=memories.has_values,
+    )
+
+
+def make_manifest(
+    run: RunConfig,
+    facts: CorpusFacts,
+    skipped: list[int],
+    skipped_tokens: int,
+    files: dict[str, str],
+) -> Manifest:
+    """Return the manifest of a run over one source."""
+    corpus: dict[str, Any] = run.corpus
+    source = SourceRecord(
+        **corpus,
+        hash=facts.hash,
+        digest=run.digest,
+        sentences=facts.sentences,
+        tokens=facts.tokens,
+        cut=facts.cut,
+        cut_tokens=facts.cut_tokens,
+        headings_dropped=facts.headings_dropped,
+        without_tokens=facts.without_tokens,
+        perplexity=facts.perplexity,
+        chunk_tokens=run.index.chunk_tokens,
+        batch_tokens=run.index.batch_tokens,
+        threads=run.threads,
+        device=run.device,
+        skipped=skipped,
+        skipped_tokens=skipped_tokens,
+        control=facts.control,
+    )
+    return Manifest(
+        format=FORMAT,
+        model=run.model,
+        tokenizer=run.tokenizer,
+        corpus=CorpusRecord.joined([source]),
+        t=run.index.t,
+        prefixes=run.index.prefixes,
+        compat=run.index.compat,
+        coefficient=run.model.kind.definition,
+        projection=PROJECTION if run.model.has_values else NO_PROJECTION,
+        dtype=run.dtype,
+        start=facts.start,
+        versions=run.versions,
+        files=files,
+    )
+
+
+def read_run(storage: Storage) -> RunConfig | None:
+    """Return the configuration of the run in a storage, None if there is none."""
+    found: RunConfig | None = _read(RunConfig, storage, RUN)
+    return found
+
+
+def read_facts(storage: Storage) -> CorpusFacts | None:
+    """Return what a run knows of its corpus, None before it is read."""
+    found: CorpusFacts | None = _read(CorpusFacts, storage, FACTS)
+    return found
+
+
+def _read(kind: Any, storage: Storage, name: str) -> Any:
+    text = storage.read_text(name)
+    if text is None:
+        return None
+    try:
+        return kind.of(json.loads(text))
+    except (ValueError, NotARecord) as error:
+        raise StoreError(
+            f"{name} in {storage.shown} is damaged or was written by another version of ffmem"
+            f" ({error}). Delete the folder and index again."
+        ) from None

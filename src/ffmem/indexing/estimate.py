@@ -1,0 +1,134 @@
+"""What an index would take: tokens, time, memory and disk, measured on one batch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ffmem.corpus.corpus import Corpus
+from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range
+from ffmem.indexing.config import IndexConfig
+from ffmem.indexing.scan import Scan
+from ffmem.models.describe import index_bytes
+from ffmem.models.memories import Memories
+from ffmem.models.threads import threads
+from ffmem.parallel import ExecutionConfig
+
+ROWS = 256
+"""Values projected to measure how long all of them take."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an index would take."""
+
+    sentences: int
+    tokens: int
+    chunks: int
+    workers: int
+    tokens_per_second: float
+    """Of one worker, on a full batch."""
+    pass_seconds: float
+    values_seconds: float
+    memory_bytes: int
+    """Per worker: weights, trigger lists, one batch of coefficients."""
+    partial_bytes: int
+    """Per worker, while the index is being made."""
+    index_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = {
+            "corpus": f"{self.sentences:,} sentences, {self.tokens:,} tokens",
+            "speed": f"{self.tokens_per_second:,.0f} tokens/s per worker, measured on one batch",
+            "values": f"about {_duration(self.values_seconds)}",
+            "triggers": f"about {_duration(self.pass_seconds)}",
+            "workers": f"{self.workers}",
+            "memory": f"about {_size(self.memory_bytes)} per worker",
+            "disk": f"about {_size(self.index_bytes)}, before compression",
+            "while running": f"and about {_size(self.partial_bytes)} per worker",
+        }
+        return "\n".join(f"{name:14} {text}" for name, text in lines.items())
+
+
+@torch.inference_mode()
+def estimate(
+    memories: Memories, corpus: Corpus, config: IndexConfig, execution: ExecutionConfig
+) -> Estimate:
+    """Read the corpus, time one batch and some values, and scale both up."""
+    some: list[list[int]] = []
+    n_sentences = n_tokens = n_characters = 0
+    most = None if memories.context is None else memories.context - 1
+    for text, ids, _, _ in corpus.sentences(memories.tokenizer):
+        length = len(ids) if most is None else min(len(ids), most)
+        if n_tokens < config.chunk_tokens:
+            some.append(ids[:length])
+        n_sentences += 1
+        n_tokens += length
+        n_characters += len(text or "")
+    start = memories.tokenizer.own_start or memories.tokenizer.bos or memories.tokenizer.eos
+    full = max(batches(enumerate(some), start, config.batch_tokens), key=lambda b: b.tokens.numel())
+    scan = Scan(
+        memories, config.t, config.prefixes == "all", prefix_range(start is not None, False)
+    )
+    n_threads = config.threads or execution.threads or torch.get_num_threads()
+    with threads(n_threads):
+        batch_seconds = _best_of_two(lambda: _read(scan, full))
+        values_seconds = _values_seconds(memories)
+    rate = sum(full.lengths) / batch_seconds
+    lists = config.t * 8 * (2 if memories.gated else 1)
+    n_memories = memories.n_layers * memories.n_memories
+    weights = sum(one.numel() * one.element_size() for one in memories.model.parameters())
+    widest = full.tokens.numel() * memories.n_memories * 4 * (3 if memories.gated else 2)
+    return Estimate(
+        sentences=n_sentences,
+        tokens=n_tokens,
+        chunks=-(-n_tokens // config.chunk_tokens),
+        workers=execution.n_workers,
+        tokens_per_second=rate,
+        pass_seconds=n_tokens / rate / execution.n_workers,
+        values_seconds=values_seconds / execution.n_workers,
+        memory_bytes=weights + n_memories * (2 * lists + 60) + widest,
+        partial_bytes=n_memories * (config.t * 13 * (2 if memories.gated else 1) + 40),
+        index_bytes=index_bytes(memories, config.t) + n_characters + n_tokens * 12,
+    )
+
+
+def _read(scan: Scan, batch: Batch) -> None:
+    chunk = Chunk(0, 0, len(batch.lengths), 0, sum(batch.lengths))
+    scan.read(chunk, [batch], np.zeros(0, np.int64))
+
+
+def _values_seconds(memories: Memories) -> float:
+    """Return about how long projecting all values takes."""
+    if not memories.has_values:
+        return 0.0
+    values = memories.readable_values(0)[:ROWS]
+    seconds = _best_of_two(lambda: memories.head.folded(values).topk(min(50, memories.vocabulary)))
+    return seconds * memories.n_layers * memories.n_memories / len(values)
+
+
+def _best_of_two(function: Callable[[], object]) -> float:
+    times = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

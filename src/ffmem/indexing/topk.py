@@ -1,0 +1,120 @@
+"""The running top t prefixes of every memory, while a corpus streams by.
+
+A candidate is packed into one integer, so that a plain integer sort ranks it as `Triggers` does:
+
+    key = bits of |m| · 2³³  +  (2³² − 1 − prefix) · 2  +  [gate > 0]
+
+Positive floats order as their bits, and an earlier prefix gives a larger key.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from ffmem.indexing.results import Triggers
+from ffmem.indexing.sentences import NO_PREFIX
+
+MAX_PREFIXES = 1 << 32
+"""Prefix numbers that fit into a key: corpora beyond are indexed in parts and merged."""
+
+_LAST = MAX_PREFIXES - 1
+
+
+class TopK:
+    """The running list, of one sign, of every memory of a bank.
+
+    Candidates of a chunk become part of the list when the chunk is whole (`commit`), or vanish
+    (`rollback`). `threshold` is what a candidate must reach to enter. Candidates equal to it are
+    kept, because batches do not come in the order of prefixes, and the earlier prefix must win.
+    """
+
+    def __init__(self, n_memories: int, t: int, sign: int) -> None:
+        self.sign = sign
+        self.t = t
+        self._committed = np.zeros((n_memories, t), np.uint64)  # ascending: the weakest first
+        self._keys = self._committed  # a copy as soon as a candidate of the chunk is sorted in
+        self._pending: list[tuple[ndarray, ndarray]] = []
+        self._n_pending = 0
+        self._threshold = torch.zeros(n_memories)
+
+    def threshold(self, device: torch.device) -> Tensor:
+        """Return the |m| that each memory's candidates must reach, on a device."""
+        if self._threshold.device != device:
+            self._threshold = self._threshold.to(device)
+        return self._threshold
+
+    def is_filling(self) -> bool:
+        """Return whether many memories still accept any coefficient at all."""
+        empty = self._keys[:, 0] == 0
+        return int(empty.sum()) * 8 > len(empty)
+
+    def add(
+        self,
+        memories: Int64[ndarray, " candidate"],
+        strengths: Float32[ndarray, " candidate"],
+        prefixes: Int64[ndarray, " candidate"],
+        gates: Int64[ndarray, " candidate"],
+    ) -> None:
+        """Take candidates: strengths are |m| > 0, gates 1 where the gate is open."""
+        keys = strengths.view(np.uint32).astype(np.uint64) << np.uint64(33)
+        keys |= (_LAST - prefixes).astype(np.uint64) << np.uint64(1)
+        keys |= gates.astype(np.uint64)
+        self._pending.append((memories, keys))
+        self._n_pending += len(keys)
+        # Sorting costs as much as the whole list: let about as many candidates gather first.
+        if self._n_pending > self._keys.size // 2 or self.is_filling():
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        """Sort the pending candidates into the list, and raise the thresholds."""
+        if not self._n_pending:
+            return
+        memories = np.concatenate([pair[0] for pair in self._pending])
+        keys = np.concatenate([pair[1] for pair in self._pending])
+        self._pending, self._n_pending = [], 0
+        if self._keys is self._committed:
+            self._keys = self._committed.copy()
+        order = np.argsort(memories, kind="stable")
+        memories, keys = memories[order], keys[order]
+        starts = np.searchsorted(memories, np.arange(len(self._keys)))
+        ranks = np.arange(len(memories)) - starts[memories]  # earlier candidates of the memory
+        for first in range(0, int(ranks.max()) + 1, self.t):
+            # At most t per memory at a time, so that one busy memory widens no other's row.
+            now = (ranks >= first) & (ranks < first + self.t)
+            rows, inverse = np.unique(memories[now], return_inverse=True)
+            wide = np.zeros((len(rows), int(ranks[now].max()) - first + 1), np.uint64)
+            wide[inverse, ranks[now] - first] = keys[now]
+            both = np.concatenate([self._keys[rows], wide], axis=1)
+            both.sort(axis=1)
+            self._keys[rows] = both[:, -self.t :]
+        self._raise_threshold()
+
+    def _raise_threshold(self) -> None:
+        weakest = (self._keys[:, 0] >> np.uint64(33)).astype(np.uint32).view(np.float32)
+        self._threshold = torch.from_numpy(weakest).to(self._threshold.device)
+
+    def commit(self) -> None:
+        """Make the candidates since the last commit part of the list."""
+        self._sort_in()
+        self._committed = self._keys
+
+    def rollback(self) -> None:
+        """Forget the candidates since the last commit."""
+        self._pending, self._n_pending = [], 0
+        self._keys = self._committed
+        self._raise_threshold()
+
+    def triggers(self, gated: bool) -> Triggers:
+        """Return the committed list, strongest first."""
+        keys = self._committed[:, ::-1]
+        filled = keys != 0
+        strengths = (keys >> np.uint64(33)).astype(np.uint32).view(np.float32)
+        prefixes = _LAST - ((keys >> np.uint64(1)) & np.uint64(_LAST)).astype(np.int64)
+        gates = (keys & np.uint64(1)).astype(np.int8) * 2 - 1 if gated else np.int8(0)
+        return Triggers(
+            np.where(filled, strengths * np.float32(self.sign), np.float32(0)),
+            np.where(filled, prefixes, np.int64(NO_PREFIX)),
+            np.where(filled, gates, np.int8(0)),
+        )

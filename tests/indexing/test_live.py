@@ -1,0 +1,123 @@
+"""An index that is still being made: how far it is, and what can be read of it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import ffmem
+from ffmem.errors import StoreError
+from ffmem.indexing.partials import Partials
+from ffmem.indexing.status import status
+from tests.indexing import test_build
+from tests.indexing.folders import indexed, memories, write_corpus
+from tests.indexing.test_build import killed
+
+_commit_after_every_chunk = test_build._commit_after_every_chunk
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A run that was killed after its third chunk."""
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    killed(monkeypatch, 3, tmp_path / "index", corpus)
+    return tmp_path / "index"
+
+
+def test_an_unfinished_index_holds_what_was_committed(stopped, tmp_path):
+    with pytest.raises(StoreError, match="is not finished"):
+        ffmem.Index(stopped)
+    index = ffmem.open(stopped)
+    assert index.live is not None
+    assert "unfinished" in repr(index)
+    (partial,), _ = index.live.partials.committed()
+    assert partial.chunks == {0, 1, 2}
+    n = _sentences(index, partial)
+    lines = "\n".join(row.text for row in index.sentences.rows(0, n))
+    (tmp_path / "part.txt").write_text(lines + "\n")
+    part = indexed(tmp_path / "part", tmp_path / "part.txt")
+    assert part.n_prefixes == index.n_prefixes
+    for cell in part:
+        mine, theirs = index[cell], part[cell]
+        assert mine.value == theirs.value
+        assert mine.stats.active_share == theirs.stats.active_share
+        for one, two in zip(mine.triggers, theirs.triggers, strict=True):
+            assert one.coefficient == pytest.approx(two.coefficient, rel=1e-4)
+            assert one.prefix == two.prefix
+
+
+def _sentences(index, partial):
+    """How many sentences the first chunks hold."""
+    total = n = 0
+    for row in index.sentences.rows(0, 60):
+        if total == partial.n_prefixes:
+            return n
+        total, n = total + len(row.ids), n + 1
+    return n
+
+
+def test_commands_that_need_a_finished_index_refuse_an_unfinished_one(stopped):
+    shown = subprocess.run(
+        [sys.executable, "-m", "ffmem", "show", stopped, "L0N1"], capture_output=True, text=True
+    )
+    assert shown.returncode == 0
+    assert "L0N1" in shown.stdout
+    assert "unfinished" in shown.stderr
+    with pytest.raises(StoreError, match="is not finished"):
+        ffmem.verify(stopped)
+    with pytest.raises(StoreError, match="is not finished"):
+        ffmem.merge([stopped, stopped], stopped.with_name("merged"))
+
+
+def test_an_index_before_its_first_commit_has_no_triggers_yet(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    killed(monkeypatch, 1, tmp_path / "index", corpus, before=True)
+    index = ffmem.open(tmp_path / "index")
+    assert index.n_prefixes == 0
+    assert index["L0N0"].triggers == []
+    assert index["L0N0"].value.top
+
+
+def test_status_says_how_far_a_stopped_run_is(stopped):
+    found = status(stopped)
+    assert (found.state, found.chunks_read, found.workers) == ("stopped", 3, 1)
+    assert 150 <= found.tokens_read < found.tokens
+    assert (found.values, found.layers) == (2, 2)
+    assert "Rerun the command to resume" in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["tokens_read"] == found.tokens_read
+
+
+def test_status_says_that_a_run_is_running(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    commit, seen = Partials.commit, []
+
+    def look(self, *found):
+        commit(self, *found)
+        seen.append(status(tmp_path / "index"))
+
+    monkeypatch.setattr(Partials, "commit", look)
+    indexed(tmp_path / "index", corpus)
+    assert {one.state for one in seen} == {"running"}
+    assert [one.chunks_read for one in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].tokens_read == seen[-1].tokens
+    assert status(tmp_path / "index").state == "finished"
+
+
+def test_status_of_what_is_no_index_is_an_error(tmp_path):
+    with pytest.raises(StoreError, match="No index is being made"):
+        status(tmp_path)
+    (tmp_path / "partials").mkdir()
+    assert status(tmp_path).state == "preparing"
+
+
+def test_an_estimate_writes_nothing_and_counts_the_corpus(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    before = sorted(tmp_path.rglob("*"))
+    found = ffmem.estimate(memories(), ffmem.Corpus(str(corpus), unit="line"), workers=2)
+    assert sorted(tmp_path.rglob("*")) == before
+    index = indexed(tmp_path / "index", corpus)
+    assert (found.sentences, found.tokens) == (60, index.manifest.corpus.tokens)
+    assert found.pass_seconds > 0
+    assert found.values_seconds > 0
+    assert f"{found.tokens:,} tokens" in str(found)

@@ -1,0 +1,275 @@
+"""The loop over workers, for local processes and Ray actors: whatever dies, every task is done."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+
+from ffmem.errors import FfmemError, WorkerError
+from ffmem.parallel import ExecutionConfig, Task, WorkerSpec, executor
+from ffmem.progress import Progress
+from tests.ray_cluster import ENVIRONMENT
+from tests.workers import gone, is_alive
+
+
+class Lines(Progress):
+    """Keeps what would be shown."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def ray_here():
+    """A Ray of this machine with two CPUs, which the user has started, so to speak."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'ffmem[ray]')")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        store = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
+        ray.init(address="local", num_cpus=2, log_to_driver=False, **store)
+        try:
+            yield "local"
+        finally:
+            ray.shutdown()
+
+
+@pytest.fixture(params=["processes", "ray"])
+def config(request):
+    if request.param == "processes":
+        return ExecutionConfig(workers=2)
+    return ExecutionConfig(workers=2, ray=request.getfixturevalue("ray_here"))
+
+
+def spec(folder, factory="make"):
+    return WorkerSpec(f"tests.workers:{factory}", {"folder": str(folder)})
+
+
+def work(n, method="work"):
+    return [Task(f"task {i}", method, (i,)) for i in range(n)]
+
+
+def done(folder):
+    """How often each task was done."""
+    return {path.name: len(path.read_text()) for path in folder.glob("task-*")}
+
+
+def pids(folder):
+    return [int(path.name.partition("-")[2]) for path in folder.glob("made-*")]
+
+
+def test_every_task_is_done_once_and_workers_are_made_once(config, tmp_path):
+    sizes = []
+    with executor(config, spec(tmp_path), Lines()) as workers:
+        workers.run(work(24), sizes.append)
+        workers.run(work(0), sizes.append)
+        workers.flush()
+    assert done(tmp_path) == {f"task-{i}": 1 for i in range(24)}
+    assert sizes == [1] * 24
+    flushed = " ".join(path.read_text() for path in tmp_path.glob("flushed-*")).split()
+    assert sorted(map(int, flushed)) == list(range(24))
+    assert len(pids(tmp_path)) == 2
+    assert gone(pids(tmp_path))
+
+
+def test_the_tasks_of_workers_that_die_are_done_by_others(config, tmp_path):
+    tasks = work(20)
+    tasks[3:6] = [Task(f"task {i}", "die_once", (i,)) for i in range(3, 6)]
+    with executor(config, spec(tmp_path), Lines()) as workers:
+        workers.run(tasks, lambda n: None)
+    assert done(tmp_path) == {f"task-{i}": 1 for i in range(20)}
+    assert gone(pids(tmp_path))
+
+
+def test_workers_that_are_killed_at_random_do_not_stop_the_run(config, tmp_path):
+    stop = threading.Event()
+
+    def kill():
+        for _ in range(4):
+            if stop.wait(0.7):
+                return
+            for pid in pids(tmp_path):
+                if is_alive(pid):
+                    os.kill(pid, signal.SIGKILL)  # all of them at once
+                    if _ % 2:
+                        break
+
+    killer = threading.Thread(target=kill)
+    with executor(config, spec(tmp_path), Lines()) as workers:
+        workers.run(work(2), lambda n: None)  # all are there
+        killer.start()
+        workers.run([Task(f"nap {i}", "sleep", (0.15,)) for i in range(24)], lambda n: None)
+        workers.run(work(20), lambda n: None)
+        stop.set()
+        killer.join()
+        workers.flush()
+    assert set(done(tmp_path)) == {f"task-{i}" for i in range(20)}
+    assert gone(pids(tmp_path))
+
+
+def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(config, tmp_path):
+    tasks = [*work(4), Task("chunk 17", "die", (17,)), *work(20)[4:]]
+    with (
+        pytest.raises(WorkerError, match=r"3 workers died while working on chunk 17"),
+        executor(config, spec(tmp_path), Lines()) as workers,
+    ):
+        workers.run(tasks, lambda n: None)
+    assert gone(pids(tmp_path))
+
+
+def test_workers_that_cannot_be_made_stop_the_run_with_their_reason(config, tmp_path):
+    with (
+        pytest.raises(WorkerError, match=r"crashed during start-up.*There is no model here"),
+        executor(config, spec(tmp_path, "make_failing"), Lines()) as workers,
+    ):
+        workers.run(work(3), lambda n: None)
+
+
+def test_workers_that_die_at_their_start_stop_the_run(config, tmp_path):
+    with (
+        pytest.raises(WorkerError, match=r"crashed during start-up"),
+        executor(config, spec(tmp_path, "make_dying"), Lines()) as workers,
+    ):
+        workers.run(work(3), lambda n: None)
+
+
+def test_a_few_failed_starts_do_no_harm(tmp_path):
+    said = Lines()
+    config = ExecutionConfig(workers=2)
+    with executor(config, spec(tmp_path, "make_after_two_failures"), said) as workers:
+        workers.run(work(5), lambda n: None)
+    assert set(done(tmp_path)) == {f"task-{i}" for i in range(5)}
+    assert any("could not start (Not yet.)" in line for line in said.lines)
+
+
+def test_an_error_of_a_task_keeps_its_kind_and_others_commit_first(config, tmp_path):
+    tasks = [*work(6), Task("task 6", "fail", (6,)), *work(20)[7:]]
+    with (
+        pytest.raises(FfmemError, match=r"Task 6 cannot be done: ✗\.") as raised,
+        executor(config, spec(tmp_path), Lines()) as workers,
+    ):
+        workers.run(tasks, lambda n: None)
+    assert not isinstance(raised.value, WorkerError)
+    flushed = " ".join(path.read_text() for path in tmp_path.glob("flushed-*")).split()
+    assert {f"task-{n}" for n in flushed} == set(done(tmp_path))
+    assert gone(pids(tmp_path))
+
+
+def test_a_worker_that_dies_idle_is_replaced(tmp_path):
+    with executor(ExecutionConfig(workers=2), spec(tmp_path), Lines()) as workers:
+        workers.run(work(4), lambda n: None)
+        os.kill(pids(tmp_path)[0], signal.SIGKILL)
+        time.sleep(0.3)
+        workers.flush()
+        workers.run(work(8), lambda n: None)
+    assert done(tmp_path)["task-7"] == 1
+    assert gone(pids(tmp_path))
+
+
+def test_in_one_process_the_functions_are_called(tmp_path):
+    from tests.workers import Worker
+
+    worker = Worker(tmp_path)
+    with executor(ExecutionConfig(), spec(tmp_path), Lines(), worker) as workers:
+        workers.run(work(3), lambda n: None)
+        workers.flush()
+    assert worker.done == [0, 1, 2]
+    assert (tmp_path / f"flushed-{os.getpid()}").read_text() == "0 1 2"
+
+
+PARENT = """
+    from ffmem.parallel import ExecutionConfig, Task, WorkerSpec, executor
+    from ffmem.progress import Progress
+    spec = WorkerSpec("tests.workers:make", {"folder": "FOLDER"})
+    with executor(ExecutionConfig(workers=2), spec, Progress(quiet=True)) as workers:
+        workers.run([Task(f"nap {i}", "sleep", (60,)) for i in range(2)], lambda n: None)
+"""
+
+
+@pytest.fixture
+def parent(tmp_path):
+    """A script without `if __name__ == "__main__"` whose two workers sleep."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(PARENT).replace("FOLDER", str(tmp_path)))
+    process = subprocess.Popen(
+        [sys.executable, script],
+        env=os.environ | {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"]},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+    end = time.monotonic() + 60
+    while len(list(tmp_path.glob("asleep-*"))) < 2:
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_no_worker_outlives_its_parent(parent, tmp_path, sent):
+    children = {child.pid for child in psutil.Process(parent.pid).children(recursive=True)}
+    assert set(pids(tmp_path)) <= children
+    parent.send_signal(sent)
+    assert gone(children)
+
+
+def test_ctrl_c_ends_parent_and_workers(parent):
+    children = {child.pid for child in psutil.Process(parent.pid).children(recursive=True)}
+    os.killpg(parent.pid, signal.SIGINT)
+    time.sleep(1.0)
+    os.killpg(parent.pid, signal.SIGINT)  # the first one waits for tasks that can be finished
+    assert parent.wait(30) != 0
+    assert gone(children)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"workers": 0}, {"gpus_per_worker": -1.0, "ray": "local"}, {"gpus_per_worker": 1.0}],
+)
+def test_an_execution_that_cannot_be_is_refused(wrong):
+    with pytest.raises(FfmemError):
+        ExecutionConfig(**wrong)
+
+
+def test_a_private_ray_that_dies_ends_the_run(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'ffmem[ray]')")
+    if ray.is_initialized():
+        ray.shutdown()
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def kill():
+        while not list(tmp_path.glob("asleep-*")):
+            time.sleep(0.1)
+        for child in psutil.Process().children(recursive=True):
+            if "raylet" in child.name():
+                child.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    config = ExecutionConfig(workers=1, ray="local")
+    begin = time.monotonic()
+    with (
+        pytest.raises(WorkerError, match=r"--ray local is gone.* rerun the command to resume"),
+        executor(config, spec(tmp_path), Lines()) as workers,
+    ):
+        workers.run([Task("nap", "sleep", (600,))], lambda n: None)
+    killer.join()
+    assert time.monotonic() - begin < 120
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert gone(left)
