@@ -10,7 +10,7 @@ import ffmem
 from ffmem.causal.editing import editing
 from ffmem.causal.edits import Edits
 from ffmem.errors import UnknownCell
-from ffmem.networks.slots import Slots
+from ffmem.networks.memories import FactoredLinear
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[5, 9, 2, 17, 30], [8, 8, 1, 40, 3]])
@@ -32,7 +32,7 @@ def rewritten(memories, changes):
     other = ffmem.load(copy.deepcopy(memories.model), memories.tokenizer)
     for (layer, memory), factor in changes.items():
         linear = (other.value_maps if other.has_values else other.key_maps)[layer]
-        rows = linear.weight if isinstance(linear, Slots) else other.values(layer)
+        rows = linear.weight if isinstance(linear, FactoredLinear) else other.values(layer)
         rows[memory] *= factor
     return other.logits(TOKENS)
 

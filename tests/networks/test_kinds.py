@@ -11,10 +11,10 @@ from torch.func import functional_call
 from torch.testing import assert_close
 from transformers import DynamicCache
 
+from ffmem.networks.attention import AttentionContext
 from ffmem.networks.config import KINDS, AdaptiveConfig
-from ffmem.networks.layer import layer_of
-from ffmem.networks.seen import Seen
-from ffmem.networks.slots import Slots
+from ffmem.networks.memories import FactoredLinear
+from ffmem.networks.model import make_layer
 from tests.networks.plain import PLAIN
 from tests.tiny import TINY, read
 
@@ -38,16 +38,16 @@ def memory_of(kind, size, seed=0):
     """A memory with random weights in float64."""
     torch.manual_seed(seed)
     bands = {"band_sizes": [4], "band_widths": [size["hidden_size"]]}
-    memory = layer_of(AdaptiveConfig(memory=kind, **bands, **size), 0).memory.double()
+    memory = make_layer(AdaptiveConfig(memory=kind, **bands, **size), 0).memory.double()
     for weight in memory.parameters():
         torch.nn.init.normal_(weight, std=0.7)
     return memory
 
 
-def outputs(memory, x, seen):
-    """What the tokens gave (None in feed-forward kinds) and y."""
+def outputs(memory, x, context):
+    """What is read from the tokens (None in feed-forward kinds) and y."""
     if memory.__class__.__name__ in ("PersistentMemory", "LambdaLayer"):
-        return memory(x, seen)
+        return memory(x, context)
     return None, memory(x)
 
 
@@ -60,7 +60,7 @@ def together(memory, x, mask, cuts):
         if start == end:
             continue
         piece = x[:, start:end]
-        run, ask, look = (Seen(end - start, mask[:, :end], cache) for cache in caches)
+        run, ask, look = (AttentionContext(end - start, mask[:, :end], cache) for cache in caches)
         tokens, y = outputs(memory, piece, run)
         m = memory.coefficients(piece, ask)
         assert_close(memory.read(m, piece, look), y)
@@ -135,8 +135,8 @@ def test_gradients_of_smooth_memories_are_those_of_small_steps(kind):
 
     def computed(x, *weights):
         weights = dict(zip(names, weights, strict=True))
-        seen = (Seen(3, mask),) if kind in ("persistent", "lambda") else ()
-        return functional_call(memory, weights, (x, *seen))
+        context = (AttentionContext(3, mask),) if kind in ("persistent", "lambda") else ()
+        return functional_call(memory, weights, (x, *context))
 
     x = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(computed, (x, *memory.parameters()))
@@ -164,7 +164,7 @@ def test_coefficients_of_a_softmax_are_shares(kind, size, length, scale):
     if kind == "softmax":
         assert_close(m.sum(-1), torch.ones_like(m[..., 0]))
         return
-    on_tokens, on_slots, _ = memory._weights(x, Seen(length))
+    on_tokens, on_slots, _ = memory.attention_weights(x, AttentionContext(length))
     assert torch.equal(on_slots, m)
     by_head = m.unflatten(-1, (size["num_attention_heads"], -1)).sum(-1).transpose(1, 2)
     total = on_tokens.sum(-1) + by_head
@@ -198,15 +198,15 @@ def test_coefficients_times_values_at_a_place_are_what_the_static_keys_add(size,
             assert value.any() or number % size["distances"] > place
 
 
-def slots_of(kind, size):
+def factored_sides(kind, size):
     memory = memory_of(kind, size)
     found = {side: getattr(memory, side) for side in ("keys", "values")}
-    return {side: one for side, one in found.items() if isinstance(one, Slots)}
+    return {side: one for side, one in found.items() if isinstance(one, FactoredLinear)}
 
 
-def test_which_sides_are_slots():
+def test_which_sides_are_factored():
     size = {"hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 3}
-    found = {kind: sorted(slots_of(kind, size)) for kind in KINDS}
+    found = {kind: sorted(factored_sides(kind, size)) for kind in KINDS}
     assert found == {kind: [] for kind in ("relu", "gelu", "swiglu")} | {
         "softmax": ["values"],
         "persistent": ["keys", "values"],
@@ -217,15 +217,15 @@ def test_which_sides_are_slots():
 @pytest.mark.parametrize("kind", ["softmax", "persistent", "lambda"])
 @settings(max_examples=25)
 @given(sizes(), st.integers(0, 1000), st.floats(-3, 3))
-def test_a_row_of_slots_is_one_memory_s_and_the_matrix_is_linear_in_it(kind, size, place, factor):
-    for side, slots in slots_of(kind, size).items():
-        number = place % len(slots.weight)
-        before = slots.matrix() if side == "keys" else slots.matrix().T
-        assert tuple(slots.matrix().shape) == slots.size
-        changed = copy.deepcopy(slots)
+def test_a_factored_matrix_is_linear_in_each_memorys_row(kind, size, place, factor):
+    for side, factored in factored_sides(kind, size).items():
+        number = place % len(factored.weight)
+        before = factored.matrix() if side == "keys" else factored.matrix().T
+        assert tuple(factored.matrix().shape) == (factored.out_features, factored.in_features)
+        changed = copy.deepcopy(factored)
         with torch.no_grad():
-            step = torch.randn_like(slots.weight[number])
-            changed.weight[number] = factor * slots.weight[number] + step
+            step = torch.randn_like(factored.weight[number])
+            changed.weight[number] = factor * factored.weight[number] + step
         after = changed.matrix() if side == "keys" else changed.matrix().T
         others = [other for other in range(len(before)) if other != number]
         assert torch.equal(after[others], before[others])
@@ -237,13 +237,13 @@ def test_a_row_of_slots_is_one_memory_s_and_the_matrix_is_linear_in_it(kind, siz
 
 
 @pytest.mark.parametrize("kind", ["softmax", "persistent", "lambda"])
-def test_slots_compute_with_their_matrix(kind):
+def test_factored_maps_compute_with_their_matrix(kind):
     size = {"hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 3, "distances": 3}
-    for side, slots in slots_of(kind, size).items():
-        given = torch.randn(1, 2, slots.size[1], dtype=torch.float64)
-        found = slots(given)
+    for side, factored in factored_sides(kind, size).items():
+        given = torch.randn(1, 2, factored.in_features, dtype=torch.float64)
+        found = factored(given)
         if side == "keys":
             found = found[1]  # behind the queries
             if kind == "persistent":
                 found = found.transpose(1, 2).flatten(2)
-        assert_close(found, given @ slots.matrix().T)
+        assert_close(found, given @ factored.matrix().T)

@@ -55,8 +55,8 @@ def test_the_loss_is_the_mean_of_minus_log_p_of_the_words_that_count(data, sizes
     assert_close(found, expected, rtol=1e-2 if narrow else 1e-5, atol=1e-2 if narrow else 1e-5)
 
 
-def test_a_band_without_words_changes_nothing_but_its_class():
-    """Words of band 0 alone: tails have no gradient, the classes that they were not have one."""
+def test_a_cluster_without_words_changes_nothing_but_its_class():
+    """Words of the head alone: tails have no gradient, the classes that they were not have one."""
     softmax = softmax_of([6, 5, 4])
     softmax.loss(torch.randn(4, HIDDEN), torch.tensor([0, 5, -100, 3])).backward()
     assert softmax.bands[1].embedding.weight.grad is None
@@ -79,7 +79,7 @@ def test_gradients_of_the_loss_are_those_of_its_definition():
         assert_close(one, other)
 
 
-def test_one_band_is_a_plain_softmax():
+def test_one_cluster_is_a_plain_softmax():
     softmax = softmax_of([9])
     hidden = torch.randn(3, HIDDEN)
     logits = hidden @ softmax.bands[0].embedding.weight.T
@@ -105,7 +105,7 @@ def test_labels_are_targets_shifted_by_one(name):
 @pytest.mark.parametrize("bands", [[500], [100, 150, 250]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_knows_nothing_before_it_is_trained(kind, bands):
-    """Its loss is about that of zeros: ln(vocabulary), where there is one band."""
+    """Its loss is about that of zeros: ln(vocabulary), with one cluster."""
     torch.manual_seed(0)
     config = AdaptiveConfig(
         memory=kind,

@@ -1,6 +1,6 @@
 """The rows of a layer that an edit of coefficients is written into, one for each memory.
 
-    y = Σᵢ mᵢ · vᵢ        values, or what they are computed from row by row (`networks.slots`)
+    y = Σᵢ mᵢ · vᵢ        values, or what they are computed from row by row (`FactoredLinear`)
     m = q · E             keys, where memories have no static value: in a lambda layer
 
 Law: a memory's row times a is its part of y times a. A value acts so whatever made the coefficient;
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ffmem.models.families import Family
 from ffmem.models.modules import weight
-from ffmem.networks.slots import Slots
+from ffmem.networks.memories import FactoredLinear
 
 
 def rows_path(row: Family, layer: int) -> str:
@@ -22,4 +22,4 @@ def rows_path(row: Family, layer: int) -> str:
 
 def rows(linear: nn.Module) -> Float[Tensor, "memory width"]:
     """Return the rows of such a map: a view, through which they are written."""
-    return linear.weight if isinstance(linear, Slots) else weight(linear).T
+    return linear.weight if isinstance(linear, FactoredLinear) else weight(linear).T

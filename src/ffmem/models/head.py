@@ -204,11 +204,11 @@ class Head:
     def band_logits(self, vectors: Float[Tensor, "row hidden"]) -> list[Float[Tensor, "row _"]]:
         """Return each band's logits of vectors that were normed or folded; adaptive heads only."""
         weight = next(self.output.parameters())
-        found: list[Tensor] = self.output.band_logits(vectors.to(weight.device, weight.dtype))  # type: ignore[operator]
+        found: list[Tensor] = self.output.cluster_logits(vectors.to(weight.device, weight.dtype))  # type: ignore[operator]
         return [band.float() for band in found]
 
     def _normalised(self, bands: list[Float[Tensor, "row _"]]) -> Float[Tensor, "row vocab"]:
-        log_probabilities: Tensor = self.output.normalised(bands)  # type: ignore[operator]
+        log_probabilities: Tensor = self.output.normalize(bands)  # type: ignore[operator]
         return log_probabilities
 
     @property

@@ -27,7 +27,7 @@ from ffmem.models.split import aligned, device_of, weights
 from ffmem.models.structure import candidates, refuse
 from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, Tracer
-from ffmem.networks.lambda_layer import LambdaLayer
+from ffmem.networks.memories import LambdaLayer
 
 Read = Callable[[int, Tensor, Tensor | None], None]
 """What `Memories.reading` calls: (layer, coefficients, gate), both "batch position memory"."""

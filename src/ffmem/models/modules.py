@@ -9,8 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ffmem.errors import ModelError
 from ffmem.models.split import device_of, held
-from ffmem.networks.lambda_layer import InputValues
-from ffmem.networks.slots import Slots
+from ffmem.networks.memories import FactoredLinear, InputValues
 
 
 def module(parent: nn.Module, path: str) -> nn.Module:
@@ -34,15 +33,15 @@ def optional(model: nn.Module, path: str | None) -> nn.Module | None:
 
 def weight(linear: nn.Module) -> Float[Tensor, "out in"]:
     """Return the weights of a linear map, one output per row, on the device where it computes."""
-    if isinstance(linear, Slots):
+    if isinstance(linear, FactoredLinear):
         return linear.matrix()
     return _upright(linear, held(linear, "weight"))
 
 
 def shape(linear: nn.Module) -> tuple[int, int]:
     """Return how many numbers a linear map gives and takes, without its weights being fetched."""
-    if isinstance(linear, Slots | InputValues):
-        return linear.size
+    if isinstance(linear, FactoredLinear | InputValues):
+        return linear.out_features, linear.in_features
     rows, columns = _upright(linear, linear.get_parameter("weight")).shape
     return rows, columns
 

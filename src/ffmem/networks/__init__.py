@@ -1,1 +1,1 @@
-"""Language models of our own, whose layers hold memories of several kinds."""
+"""Language models whose layers hold memories of six kinds."""

@@ -1,12 +1,12 @@
-"""The sizes of a language model of ours, and the kind of its memories.
+"""Configuration of an `ffmem_adaptive` model: its sizes and its kind of memory.
 
-| kind       | memories of a layer                  | coefficient m                          |
-|------------|--------------------------------------|----------------------------------------|
-| relu, gelu | `intermediate_size`                  | f(x · Kᵀ + b)                          |
-| swiglu     | `intermediate_size`                  | silu(x · Kᵀ) ⊙ (x · Uᵀ)                |
-| softmax    | `intermediate_size`                  | softmax(x · Kᵀ)                        |
-| persistent | `intermediate_size` for each head    | attention on a slot, beside the tokens |
-| lambda     | `distances` for each head            | q · E, values come from the input      |
+| kind       | memories per layer             | coefficient m                                    |
+|------------|--------------------------------|--------------------------------------------------|
+| relu, gelu | `intermediate_size`            | f(x · Kᵀ + b)                                    |
+| swiglu     | `intermediate_size`            | silu(x · Kᵀ) ⊙ (x · Uᵀ)                          |
+| softmax    | `intermediate_size`            | softmax(x · Kᵀ)                                  |
+| persistent | `intermediate_size` per head   | attention weight on a slot, next to the tokens   |
+| lambda     | `distances` per head           | q · E; the values come from the input            |
 """
 
 from collections.abc import Sequence
@@ -28,29 +28,13 @@ ACTIVATIONS = {
 
 KINDS = tuple(ACTIVATIONS)
 
-SETTINGS = {
-    "pad_token_id": 1,
-    "bos_token_id": 2,  # `</s>` opens a text
-    "eos_token_id": 2,
-    "tie_word_embeddings": True,
-}
-"""What fairseq fixes for every model, in the words of transformers."""
-
-
-def _kind(activation: str | None) -> str:
-    """Return the kind of memory of a config that was saved before there was `memory`."""
-    if activation in (None, "relu", "gelu"):
-        return activation or "relu"
-    raise ModelError(
-        f"The config lacks memory, and hidden_act = {activation!r} does not tell which kind it is."
-        f" Give memory as one of {', '.join(KINDS)}."
-    )
-
 
 class AdaptiveConfig(PretrainedConfig):
-    """The sizes of an adaptive model; the defaults are those of the paper's.
+    """Sizes of a model with adaptive input and adaptive softmax.
 
-    Configs that were saved before there was `memory` name their kind as `hidden_act`.
+    The defaults are those of the paper's model. `band_sizes` and `band_widths` are the number of
+    words and the embedding width of each cluster of the vocabulary, most frequent words first.
+    `hidden_act`, `softmax_groups` and `vocab_size` follow from the other fields.
     """
 
     model_type = "ffmem_adaptive"
@@ -64,7 +48,7 @@ class AdaptiveConfig(PretrainedConfig):
         num_hidden_layers: int = 16,
         num_attention_heads: int = 8,
         max_position_embeddings: int = 3072,
-        memory: str | None = None,
+        memory: str = "relu",
         key_width: int = 16,
         distances: int = 64,
         final_norm: bool = False,
@@ -72,7 +56,7 @@ class AdaptiveConfig(PretrainedConfig):
         dropout: float = 0.0,
         layer_norm_eps: float = 1e-5,
         initializer_range: float | None = None,
-        **others: Any,
+        **kwargs: Any,
     ) -> None:
         self.band_sizes = list(band_sizes)
         self.band_widths = list(band_widths)
@@ -82,7 +66,7 @@ class AdaptiveConfig(PretrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.max_position_embeddings = max_position_embeddings
-        self.memory = memory or _kind(others.get("hidden_act"))
+        self.memory = memory
         self.key_width = key_width
         self.distances = distances
         self.final_norm = final_norm
@@ -90,35 +74,36 @@ class AdaptiveConfig(PretrainedConfig):
         self.dropout = dropout
         self.layer_norm_eps = layer_norm_eps
         self.initializer_range = initializer_range
-        self.refuse_misfits(others.get("hidden_act"))
-        self.hidden_act = ACTIVATIONS[self.memory]
+        self._check(kwargs.get("hidden_act"))
+        self.hidden_act = ACTIVATIONS[memory]
         groups = {"softmax": 1, "persistent": num_attention_heads}
-        self.softmax_groups = groups.get(self.memory, 0)
+        self.softmax_groups = groups.get(memory, 0)
         self.use_cache = True
-        for follows in ("vocab_size", "hidden_act", "softmax_groups"):
-            others.pop(follows, None)  # in a saved config; it follows from what is above
-        super().__init__(**(SETTINGS | others))
+        for derived in ("vocab_size", "hidden_act", "softmax_groups"):
+            kwargs.pop(derived, None)
+        # fairseq's special tokens: <pad> is 1, and </s> (2) opens and closes a text.
+        defaults = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
+        super().__init__(**({"tie_word_embeddings": True} | defaults | kwargs))
 
-    def refuse_misfits(self, activation: str | None) -> None:
-        """Raise unless the sizes fit each other, and the activation the kind of memory."""
+    def _check(self, activation: str | None) -> None:
+        """Raise unless the sizes fit each other, and the activation fits the kind of memory."""
         if self.memory not in KINDS:
             raise ModelError(
                 f"Unknown kind of memory {self.memory!r}. Known kinds: {', '.join(KINDS)}."
             )
         if activation not in (None, ACTIVATIONS[self.memory]):
             raise ModelError(
-                f"The config says memory = {self.memory!r} and hidden_act = {activation!r}, where"
-                f" that kind of memory has {ACTIVATIONS[self.memory]!r}. One of the two is wrong:"
-                " correct it. training.json, where there is one, says what was trained."
+                f"The config has memory = {self.memory!r} and hidden_act = {activation!r}, but"
+                f" {self.memory} memories use {ACTIVATIONS[self.memory]!r}. Correct one of them."
             )
         if self.hidden_size % self.num_attention_heads:
             raise ModelError(
-                f"{self.num_attention_heads} attention heads do not divide the model's"
-                f" width of {self.hidden_size}."
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads"
+                f" {self.num_attention_heads}."
             )
         if len(self.band_sizes) != len(self.band_widths) or self.band_widths[0] != self.hidden_size:
             raise ModelError(
-                f"The vocabulary has bands of {self.band_sizes} words and widths of"
-                f" {self.band_widths}, in a model of width {self.hidden_size}."
-                " Every band needs one width, and the first must be the model's."
+                f"band_sizes {self.band_sizes} and band_widths {self.band_widths} do not fit"
+                f" hidden_size {self.hidden_size}. Give every cluster of the vocabulary one width;"
+                " the first must equal hidden_size."
             )

@@ -1,9 +1,20 @@
 """A language model with adaptive input and softmax, and memories of any kind.
 
-    x = s · input(w) + PE(position),    layers,    a final norm if there is one,    adaptive softmax
+    x = s · input(w) + PE(position),    layers,    optional final norm,    adaptive softmax
 
-With ReLU and no final norm it is the paper's own model, and loads fairseq's checkpoints of it.
-Names of modules are fairseq's where fairseq has the module.
+A layer is attention and a memory, in the order its kind needs. Always o = r + y, where y is what
+the memories add:
+
+    feed-forward kinds   r = h + attention(norm(h))                         o = r + memory(norm(r))
+    persistent           r = h + what is read from the tokens (norm(h))     o = r + slots
+    lambda               s = h + FF(norm(h)),  r = s + content(norm(s))     o = r + position
+
+The lambda layer replaces attention. It comes after the feed-forward layer, so that what its static
+keys add comes last.
+
+With ReLU and no final norm this is the paper's own model, and fairseq's checkpoints of it load.
+Modules have fairseq's names where fairseq has the module: `final_layer_norm` is the norm before the
+feed-forward layer.
 """
 
 import math
@@ -26,18 +37,100 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from ffmem.errors import ModelError
-from ffmem.networks.bands import AdaptiveInput, AdaptiveSoftmax
+from ffmem.networks.adaptive import AdaptiveInput, AdaptiveSoftmax
+from ffmem.networks.attention import Attention, AttentionContext, OutProj
 from ffmem.networks.config import AdaptiveConfig
-from ffmem.networks.layer import layer_of
-from ffmem.networks.seen import Seen
-from ffmem.networks.stream import IntoStream
+from ffmem.networks.memories import (
+    FeedForward,
+    GatedMemory,
+    LambdaLayer,
+    PersistentMemory,
+    PointwiseMemory,
+    SoftmaxMemory,
+)
 
 FIRST_POSITION = 2
 """fairseq counts positions from the id of its padding token, plus one."""
 
 
-class AdaptivePreTrained(PreTrainedModel):
-    """What trunk and language model share."""
+class Layer(nn.Module):
+    """r = h + attention(norm(h)), then o = r + memory(norm(r))."""
+
+    def __init__(self, config: AdaptiveConfig, number: int) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.layer_norm_eps
+        self.self_attn_layer_norm = nn.LayerNorm(hidden, eps=eps)
+        self.self_attn = Attention(config, number)
+        self.final_layer_norm = nn.LayerNorm(hidden, eps=eps)
+        self.memory: PointwiseMemory
+        if config.memory == "swiglu":
+            self.memory = GatedMemory(config)
+        elif config.memory == "softmax":
+            self.memory = SoftmaxMemory(config)
+        else:
+            self.memory = FeedForward(config, config.memory)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, hidden: Float[Tensor, "batch position hidden"], context: AttentionContext
+    ) -> Float[Tensor, "batch position hidden"]:
+        """Return the layer's output o."""
+        attention = self.self_attn(self.self_attn_layer_norm(hidden), context)
+        residual = hidden + self.dropout(attention)
+        output: Tensor = residual + self.dropout(self.memory(self.final_layer_norm(residual)))
+        return output
+
+
+class PersistentLayer(nn.Module):
+    """One softmax over tokens and slots; no feed-forward layer."""
+
+    def __init__(self, config: AdaptiveConfig, number: int) -> None:
+        super().__init__()
+        self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.memory = PersistentMemory(config, number)
+        self.residual = nn.Identity()  # a hook reads r here
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, hidden: Float[Tensor, "batch position hidden"], context: AttentionContext
+    ) -> Float[Tensor, "batch position hidden"]:
+        """Return the layer's output o."""
+        tokens, slots = self.memory(self.self_attn_layer_norm(hidden), context)
+        output: Tensor = self.residual(hidden + self.dropout(tokens)) + self.dropout(slots)
+        return output
+
+
+class LambdaBlock(nn.Module):
+    """A feed-forward layer, then a lambda layer instead of attention."""
+
+    def __init__(self, config: AdaptiveConfig, number: int) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.layer_norm_eps
+        self.final_layer_norm = nn.LayerNorm(hidden, eps=eps)
+        self.feed_forward = FeedForward(config, "relu")
+        self.self_attn_layer_norm = nn.LayerNorm(hidden, eps=eps)
+        self.memory = LambdaLayer(config, number)
+        self.residual = nn.Identity()  # a hook reads r here
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, hidden: Float[Tensor, "batch position hidden"], context: AttentionContext
+    ) -> Float[Tensor, "batch position hidden"]:
+        """Return the layer's output o."""
+        hidden = hidden + self.dropout(self.feed_forward(self.final_layer_norm(hidden)))
+        content, static = self.memory(self.self_attn_layer_norm(hidden), context)
+        output: Tensor = self.residual(hidden + self.dropout(content)) + self.dropout(static)
+        return output
+
+
+def make_layer(config: AdaptiveConfig, number: int) -> nn.Module:
+    """Return a layer with the config's kind of memory."""
+    kinds = {"persistent": PersistentLayer, "lambda": LambdaBlock}
+    return kinds.get(config.memory, Layer)(config, number)
+
+
+class AdaptivePreTrainedModel(PreTrainedModel):
+    """What the trunk and the language model share."""
 
     config_class = AdaptiveConfig
     base_model_prefix = "model"
@@ -45,9 +138,9 @@ class AdaptivePreTrained(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw weights so that numbers keep their size, and every word is about as probable.
+        """Initialize so that activations keep unit size and every word is about as probable.
 
-        With an `initializer_range`, every weight is drawn with that deviation instead.
+        With an `initializer_range`, every weight has that standard deviation instead.
         """
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or isinstance(module, nn.LayerNorm):
@@ -55,24 +148,18 @@ class AdaptivePreTrained(PreTrainedModel):
             return
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)  # type: ignore[arg-type]
-        deviation = self.config.initializer_range
-        if deviation is None:
-            deviation = self._deviation(module, weight)
-        init.normal_(weight, mean=0.0, std=deviation)
-
-    def _deviation(self, module: nn.Module, weight: Tensor) -> float:
-        """Return a weight's own deviation, or that of unit numbers in, unit numbers out."""
-        own = getattr(module, "deviation", None)
-        if isinstance(own, float):
-            return own
-        deviation = math.sqrt(2 / sum(weight.shape))
-        if isinstance(module, IntoStream):
-            deviation /= math.sqrt(2 * self.config.num_hidden_layers)
-        return deviation
+        std = self.config.initializer_range
+        if std is None:
+            std = getattr(module, "init_std", None)
+        if std is None:
+            std = math.sqrt(2 / sum(weight.shape))
+            if isinstance(module, OutProj):
+                std /= math.sqrt(2 * self.config.num_hidden_layers)
+        init.normal_(weight, mean=0.0, std=std)
 
 
-class AdaptiveModel(AdaptivePreTrained):
-    """The trunk: from tokens to the last layer's output, through the final norm if there is one."""
+class AdaptiveModel(AdaptivePreTrainedModel):
+    """The trunk: from token ids to the last layer's output, after the final norm if any."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
         super().__init__(config)
@@ -80,7 +167,7 @@ class AdaptiveModel(AdaptivePreTrained):
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            layer_of(config, number) for number in range(config.num_hidden_layers)
+            make_layer(config, number) for number in range(config.num_hidden_layers)
         )
         self.layer_norm = (
             nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -93,17 +180,17 @@ class AdaptiveModel(AdaptivePreTrained):
     def forward(
         self,
         input_ids: Int[Tensor, "batch position"],
-        attention_mask: Shaped[Tensor, "batch seen"] | None = None,
+        attention_mask: Shaped[Tensor, "batch total"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
-        """Return the vectors that the adaptive softmax reads; if told, those of every layer too."""
+        """Return the input of the adaptive softmax; on request, the state after every layer too."""
         if output_attentions or self.config.output_attentions:
             raise ModelError(
-                "Attention weights were asked for (output_attentions), and this model keeps none."
-                " `ffmem trace` shows the coefficients of its memories; leave that out."
+                "output_attentions is not supported: this model keeps no attention weights."
+                " Leave it out; `ffmem trace` shows the coefficients of the memories."
             )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -111,12 +198,14 @@ class AdaptiveModel(AdaptivePreTrained):
             past_key_values = DynamicCache()
         if attention_mask is not None and bool(attention_mask.bool().all()):
             attention_mask = None  # it hides nothing
-        seen = Seen(input_ids.shape[1], attention_mask, past_key_values, input_ids.device)
+        context = AttentionContext(
+            input_ids.shape[1], attention_mask, past_key_values, input_ids.device
+        )
         hidden = self.scale * self.embed_tokens(input_ids)
-        hidden = self.dropout(hidden + sinusoids(seen.places, hidden.shape[2]).to(hidden))
+        hidden = self.dropout(hidden + sinusoids(context.positions, hidden.shape[2]).to(hidden))
         states = [hidden]
         for layer in self.layers:
-            hidden = layer(hidden, seen)
+            hidden = layer(hidden, context)
             if output_hidden_states:
                 states.append(hidden)
         if self.layer_norm is not None:
@@ -128,8 +217,8 @@ class AdaptiveModel(AdaptivePreTrained):
         )
 
 
-class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
-    """The language model; what it calls logits are log-probabilities."""
+class AdaptiveLM(AdaptivePreTrainedModel, GenerationMixin):
+    """The language model; its logits are log-probabilities."""
 
     _tied_weights_keys = {"lm_head.bands": "model.embed_tokens.bands"}  # noqa: RUF012
 
@@ -143,7 +232,7 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
     def forward(
         self,
         input_ids: Int[Tensor, "batch position"],
-        attention_mask: Shaped[Tensor, "batch seen"] | None = None,
+        attention_mask: Shaped[Tensor, "batch total"] | None = None,
         past_key_values: Cache | None = None,
         labels: Int[Tensor, "batch position"] | None = None,
         logits_to_keep: int = 0,
@@ -151,10 +240,10 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CausalLMOutputWithPast:
-        """Return the log-probabilities of the next word, of the last positions only if told.
+        """Return log-probabilities of the next word at the last `logits_to_keep` positions, or all.
 
-        With `labels`, as in all models of transformers: the mean of −log p of each next label;
-        those below zero do not count.
+        With `labels`, also the loss, as in all models of transformers: the mean of −log p of each
+        next label; negative labels do not count.
         """
         trunk = self.model(
             input_ids,
@@ -186,13 +275,13 @@ class AdaptiveLM(AdaptivePreTrained, GenerationMixin):
 
 
 def sinusoids(
-    places: Int[Tensor, "batch position"], width: int
+    positions: Int[Tensor, "batch position"], width: int
 ) -> Float[Tensor, "batch position hidden"]:
-    """Return the vectors of positions, counted from 0: all sines, then all cosines."""
+    """Return position vectors, positions counted from 0: all sines, then all cosines."""
     half = width // 2
-    steps = torch.arange(half, device=places.device)
+    steps = torch.arange(half, device=positions.device)
     frequencies = torch.exp(steps * (-math.log(10_000) / (half - 1)))
-    angles = (places[..., None] + FIRST_POSITION) * frequencies
+    angles = (positions[..., None] + FIRST_POSITION) * frequencies
     table = torch.cat([angles.sin(), angles.cos()], dim=-1)
     return functional.pad(table, (0, width % 2))
 

@@ -1,4 +1,4 @@
-"""The exact view against the models' own layers, and the softmax view against its definition."""
+"""The exact view against the models' own layers; the softmax view against its definition."""
 
 import pytest
 import torch
@@ -9,20 +9,20 @@ from torch.testing import assert_close
 from transformers.activations import ACT2FN
 
 from ffmem.errors import CorpusError
-from ffmem.experiments.softmax_view import softmax_loss
-from ffmem.models.load import load
-from ffmem.networks.config import AdaptiveConfig
-from ffmem.networks.exact_view import (
-    WIDEST,
+from ffmem.experiments.softmax_view import (
+    MAX_RATIO,
     attention_over_slots,
     constant_loss,
     feed_forward_as_attention,
     fit_softmax_view,
     gated_as_attention,
     longest_share,
-    softmax_view,
+    neural_memory,
+    softmax_loss,
 )
-from ffmem.networks.feed_forward import FeedForward, GatedMemory
+from ffmem.models.load import load
+from ffmem.networks.config import AdaptiveConfig
+from ffmem.networks.memories import FeedForward, GatedMemory
 from tests.tiny import read, tiny_tokenizer
 
 OURS = ["ffmem_adaptive", "ffmem_adaptive gelu"]
@@ -88,7 +88,7 @@ def config(memory, hidden):
 
 
 @given(sizes, st.sampled_from(["relu", "gelu"]))
-def test_our_own_layers_are_attention_at_every_size(size, name):
+def test_feed_forward_memories_are_attention_at_every_size(size, name):
     _, memory, hidden = size
     x, *weights = parts(*size)
     layer = FeedForward(config(memory, hidden), name)
@@ -99,7 +99,7 @@ def test_our_own_layers_are_attention_at_every_size(size, name):
 
 
 @given(sizes)
-def test_our_own_gated_layer_is_attention_at_every_size(size):
+def test_gated_memories_are_attention_at_every_size(size):
     _, memory, hidden = size
     x, gate, zeros, values, _ = parts(*size)
     up, zeros = gate.flip(0) + 0.1, torch.zeros_like(zeros)
@@ -141,19 +141,18 @@ def test_with_a_softmax_as_kernel_attention_over_slots_is_plain_attention(size, 
     assert_close(found.transpose(0, 1), expected, atol=1e-5, rtol=1e-5)
 
 
-@given(sizes, st.floats(0.1, 10), st.floats(-3, 3))
-def test_the_softmax_view_is_the_neural_memory_at_a_temperature(size, temperature, scale):
-    x, keys, key_bias, values, bias = parts(*size)
+@given(sizes, st.floats(0.1, 10))
+def test_neural_memory_is_a_softmax_at_a_temperature(size, temperature):
+    x, keys, key_bias, values, _ = parts(*size)
     weights = ((x @ keys.T + key_bias) / temperature).softmax(dim=1)
-    found = softmax_view(x, keys, key_bias, values, bias, temperature, scale)
-    near(found, scale * weights @ values + bias)
+    near(neural_memory(x, keys, key_bias, values, temperature), weights @ values)
 
 
 @settings(max_examples=15)
 @given(st.floats(0.2, 5), st.sampled_from([-2.0, 0.5, 30.0]))
 def test_the_fit_finds_a_planted_softmax_memory(temperature, scale):
-    x, keys, key_bias, values, bias = parts(30, 20, 8)
-    made = softmax_view(x, keys, key_bias, values, torch.zeros_like(bias), temperature, scale)
+    x, keys, key_bias, values, _ = parts(30, 20, 8)
+    made = scale * neural_memory(x, keys, key_bias, values, temperature)
     fit = fit_softmax_view(x, keys, key_bias, values, made)
     assert fit.loss < 1e-5
     assert fit.temperature == pytest.approx(temperature, rel=0.02)
@@ -170,7 +169,7 @@ def test_no_other_scale_or_temperature_loses_less(size, seed):
     fit = fit_softmax_view(x, keys, key_bias, values, wanted)
 
     def loss(temperature, scale):
-        view = softmax_view(x, keys, key_bias, values, nothing, temperature, scale)
+        view = scale * neural_memory(x, keys, key_bias, values, temperature)
         return float(((view - wanted) ** 2).sum() / (wanted**2).sum())
 
     assert 0 <= fit.loss <= 1
@@ -196,7 +195,7 @@ def test_a_temperature_at_the_end_of_the_search_is_told():
     fit = fit_softmax_view(x, keys, key_bias, values, values[winners])
     spread = float((x @ keys.T + key_bias).std(dim=1, correction=0).mean())
     assert fit.at_bound
-    assert fit.temperature == pytest.approx(spread / WIDEST, rel=1e-4)
+    assert fit.temperature == pytest.approx(spread / MAX_RATIO, rel=1e-4)
 
 
 def test_a_constant_output_is_wholly_explained_by_a_constant():
@@ -213,12 +212,12 @@ def test_the_longest_hundredth_is_of_places():
 
 
 def test_what_cannot_be_fitted_is_refused():
-    x, keys, key_bias, values, bias = parts(3, 4, 5)
+    x, keys, key_bias, values, _ = parts(3, 4, 5)
     with pytest.raises(ValueError, match="nothing to fit"):
         fit_softmax_view(x, keys, key_bias, values, torch.zeros(3, 5))
     for temperature in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="Give one above 0"):
-            softmax_view(x, keys, key_bias, values, bias, temperature)
+        with pytest.raises(ValueError, match="must be above 0"):
+            neural_memory(x, keys, key_bias, values, temperature)
 
 
 @pytest.mark.parametrize("name", ["opt", "gpt2", "llama", "gemma2", "ffmem_adaptive"])
