@@ -7,6 +7,7 @@ bare loop adds up gradients over the same passes as ours.
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,27 +15,30 @@ import passes
 import torch
 from torch import Tensor
 
-LAYERS, WIDTH, MEMORIES, BANDS, VOCABULARY = 16, 128, 512, [4_000, 12_000], 28_004
+LAYERS, WIDTH, MEMORIES, CUTOFFS, VOCABULARY = 16, 128, 512, [4_000, 12_000], 28_004
 
 
 def training(rounds: int = 8) -> dict[str, Any]:
     """Tokens per second of `ffmem train`'s loop and of bare loops, and the share of peak GEMM."""
-    from ffmem.training.blocks import Blocks
-    from ffmem.training.loop import Loop
-    from ffmem.training.network import config_of, new_model
-    from ffmem.training.settings import Settings
+    from ffmem.training.config import TrainConfig
+    from ffmem.training.data import Blocks
+    from ffmem.training.run_dir import RunDir
+    from ffmem.training.trainer import Trainer, model_config, new_model
 
-    settings = Settings(memory="relu", layers=LAYERS, width=WIDTH, bands=BANDS)
-    config = config_of(settings, VOCABULARY, 2, "relu", MEMORIES)
-    blocks = Blocks(_stream(), settings.context, 0)
+    config = TrainConfig(memory="relu", layers=LAYERS, width=WIDTH, cutoffs=CUTOFFS)
+    sizes = model_config(config, VOCABULARY, 2, "relu", MEMORIES)
+    stream = _stream()
+    blocks = Blocks(stream, config.context, 0)
     device = torch.device("cpu")
-    loop = Loop(new_model(config, 0, device).train(), settings, blocks, 10_000)
-    batches = [blocks.batch(step, settings.blocks_of_a_step) for step in range(rounds + 1)]
-    size = settings.blocks_of_a_pass("cpu")
+    model = new_model(sizes, 0, device).train()
+    unwritten = RunDir(Path("unwritten"))  # steps alone write nothing
+    trainer = Trainer(model, config, blocks, stream, 10_000, unwritten)
+    batches = [blocks.batch(step, config.blocks_per_step) for step in range(rounds + 1)]
+    size = config.blocks_per_pass("cpu")
     variants: dict[str, Callable[[int], Any]] = {
-        "ffmem train": lambda step: loop.step(),
-        "bare": _bare(new_model(config, 0, device).train(), batches, len(batches[0][0])),
-        "bare, same passes": _bare(new_model(config, 0, device).train(), batches, size),
+        "ffmem train": lambda step: trainer.step(),
+        "bare": _bare(new_model(sizes, 0, device).train(), batches, len(batches[0][0])),
+        "bare, same passes": _bare(new_model(sizes, 0, device).train(), batches, size),
     }
     seconds = dict.fromkeys(variants, float("inf"))
     gemm = 0.0
@@ -46,16 +50,16 @@ def training(rounds: int = 8) -> dict[str, Any]:
             if step:  # the first one warms up
                 seconds[name] = min(seconds[name], taken)
         gemm = max(gemm, passes.peak_gemm(rounds=5))
-    tokens = settings.blocks_of_a_step * settings.context
+    tokens = config.tokens_per_step
     speeds = {name: tokens / taken for name, taken in seconds.items()}
-    gflops = _flop(config, settings.context, batches) / seconds["ffmem train"] / 1e9
+    gflops = _flop(sizes, config.context, batches) / seconds["ffmem train"] / 1e9
     return {
         "layers": LAYERS,
         "width": WIDTH,
-        "parameters": sum(weight.numel() for weight in loop.weights),
+        "parameters": sum(weight.numel() for weight in trainer.weights),
         "tokens_per_step": tokens,
-        "tokens_per_pass": size * settings.context,
-        "dropout": settings.dropout,
+        "tokens_per_pass": size * config.context,
+        "dropout": config.dropout,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
         "tokens_per_second": speeds,
@@ -95,7 +99,7 @@ def _stream() -> np.ndarray:
 def _flop(config: Any, context: int, batches: list[tuple[Tensor, Tensor]]) -> float:
     """Operations in the matrix products of one step: three times those of its forward pass.
 
-    A band's words are compared only where the target is in that band; attention is counted as if
+    A cluster's words are only compared where the target is in it; attention is counted as if
     it saw half of the block, for it is causal.
     """
     d = config.hidden_size

@@ -19,7 +19,7 @@ from ffmem.progress import Progress
 from ffmem.reporting.drawing import dark_style, framed
 from ffmem.reporting.marks import by_series, plot
 from ffmem.reporting.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, styled
-from ffmem.training.settings import KINDS, Settings
+from ffmem.training.config import KINDS, TrainConfig
 from ffmem.training.train import train
 
 OUT = Path(__file__).parent / "results" / "six-memories"
@@ -29,7 +29,7 @@ SIZES = {
     "width": 64,
     "heads": 2,
     "vocabulary": 10_000,
-    "bands": [2000],
+    "cutoffs": [2000],
     "batch_tokens": 1024,
     "pass_tokens": 1024,
     "learning_rate": 3e-3,
@@ -44,18 +44,19 @@ Row = dict[str, Any]
 def run(work: Path, kind: str, seed: int) -> Row:
     """Return what came of one training, made now or found."""
     folder = work / f"{kind}-{seed}"
-    settings = Settings(memory=kind, match=None if kind == "relu" else "relu", seed=seed, **SIZES)
+    match = None if kind == "relu" else "relu"
+    config = TrainConfig(memory=kind, match=match, seed=seed, **SIZES)
     corpora = Corpus("wikitext-2:train"), Corpus("wikitext-2:valid")
-    trained = train(settings, corpora[0], folder, corpora[1], progress=Progress())
+    result = train(config, corpora[0], folder, corpora[1], progress=Progress())
     rows = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
     return {
         "kind": kind,
         "seed": seed,
-        "parameters": trained.prepared.parameters,
-        "memories": trained.prepared.memories,
-        "tokens": trained.tokens,
-        "tokens_per_second": trained.tokens_per_second,
-        "valid_perplexity": trained.last_valid_perplexity,
+        "parameters": result.plan.parameters,
+        "memories": result.plan.memories,
+        "tokens": result.tokens,
+        "tokens_per_second": result.tokens_per_second,
+        "valid_perplexity": result.last_valid_perplexity,
         "curve": [
             {"tokens": row["tokens"], "valid_perplexity": row["valid_perplexity"]}
             for row in rows

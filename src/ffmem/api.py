@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.store import Index, check_weights
 from ffmem.progress import Progress, Step
+from ffmem.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
     from ffmem.patterns.searching import PatternHit
-    from ffmem.training.record import Trained
+    from ffmem.training.run_dir import TrainResult
 
 
 def load(
@@ -267,24 +268,50 @@ def train(
     out: str | Path,
     valid: "str | Path | Corpus | None" = None,
     *,
-    device: str = "auto",
+    memory: str,
+    layers: int,
+    width: int = TrainConfig.width,
+    memories: int | None = TrainConfig.memories,
+    match: str | None = TrainConfig.match,
+    heads: int | None = TrainConfig.heads,
+    key_width: int = TrainConfig.key_width,
+    distances: int = TrainConfig.distances,
+    context: int = TrainConfig.context,
+    tokenizer: str = TrainConfig.tokenizer,
+    vocabulary: int | None = TrainConfig.vocabulary,
+    cutoffs: list[int] | None = TrainConfig.cutoffs,
+    steps: int | None = TrainConfig.steps,
+    epochs: int | None = TrainConfig.epochs,
+    evaluate_every: int | None = TrainConfig.evaluate_every,
+    batch_tokens: int = TrainConfig.batch_tokens,
+    pass_tokens: int | None = TrainConfig.pass_tokens,
+    learning_rate: float = TrainConfig.learning_rate,
+    warmup: int | None = TrainConfig.warmup,
+    weight_decay: float = TrainConfig.weight_decay,
+    dropout: float = TrainConfig.dropout,
+    dtype: str = TrainConfig.dtype,
+    seed: int = TrainConfig.seed,
+    device: str = TrainConfig.device,
+    threads: int | None = TrainConfig.threads,
+    checkpoint_minutes: float = TrainConfig.checkpoint_minutes,
+    checkpoint_every: int | None = TrainConfig.checkpoint_every,
+    keep_checkpoint: bool = TrainConfig.keep_checkpoint,
     progress: Progress | None = None,
-    **settings: Any,
-) -> "Trained":
-    """Train a small language model, or go on with it; `settings` are those of `ffmem train`.
+) -> "TrainResult":
+    """Train a small language model, or resume an unfinished run; see `ffmem train --help`.
 
     train("wikitext-2:train", "model", "wikitext-2:valid", memory="persistent", layers=4, epochs=1)
     """
+    given = locals()  # a parameter for each field of TrainConfig
+    config = TrainConfig(**{name: given[name] for name in TrainConfig.__dataclass_fields__})
     from ffmem.corpus.corpus import Corpus
-    from ffmem.training.settings import Settings
     from ffmem.training.train import train as run
 
-    def opened(given: "str | Path | Corpus") -> Corpus:
-        return given if isinstance(given, Corpus) else Corpus(str(given))
+    def opened(source: "str | Path | Corpus") -> Corpus:
+        return source if isinstance(source, Corpus) else Corpus(str(source))
 
-    other = None if valid is None else opened(valid)
-    asked = Settings(**settings)
-    return run(asked, opened(corpus), Path(out), other, device=device, progress=progress)
+    valid_corpus = None if valid is None else opened(valid)
+    return run(config, opened(corpus), Path(out), valid_corpus, progress=progress)
 
 
 def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:

@@ -21,7 +21,7 @@ from ffmem.models.argument import FORMS, NAMED, canonical
 from ffmem.models.tokenizer import WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.model import AdaptiveLM
-from ffmem.training.vocabulary import Words
+from ffmem.training.data import WordVocabulary
 
 
 def sentences(part, tokenizer):
@@ -46,11 +46,11 @@ def test_the_package_carries_the_whole_model():
     with safe_open(MODEL / "model.safetensors", framework="pt") as weights:
         assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.float16}  # noqa: SIM118
     trained = json.loads((MODEL / "training.json").read_text(encoding="utf-8"))
-    assert trained["asked"]["corpus"]["source"] == "wikitext-2:train"
+    assert trained["run"]["corpus"]["source"] == "wikitext-2:train"
     memories = ffmem.load("mini-wiki")
     assert memories.source == "mini-wiki"
     n_weights = sum(weight.numel() for weight in memories.model.parameters())
-    assert n_weights == trained["prepared"]["parameters"]
+    assert n_weights == trained["plan"]["parameters"]
 
 
 def test_mini_wiki_is_a_model_by_name_wherever_one_is(tmp_path, monkeypatch):
@@ -136,7 +136,7 @@ def trained(tmp_path_factory):
     texts = [
         line for line in TEXTS["train"].read_text(encoding="utf-8").split("\n") if line.strip()
     ]
-    vocabulary = Words.of(texts, 500)
+    vocabulary = WordVocabulary.train(texts, 500)
     config = AdaptiveConfig(
         band_sizes=[200, vocabulary.size - 200],
         band_widths=[16, 8],

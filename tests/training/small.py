@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.training.run import Saving
-from ffmem.training.settings import Settings
+from ffmem.training.config import TrainConfig
 from ffmem.training.train import train
 
 THINGS = ["river", "base", "city", "press", "tower", "bridge", "garden"]
@@ -22,7 +21,7 @@ def write_corpus(path, n=60, first=0):
     return path
 
 
-def settings(**other):
+def tiny_config(**other):
     few = {
         "memory": "relu",
         "layers": 2,
@@ -33,30 +32,28 @@ def settings(**other):
         "batch_tokens": 64,
         "steps": 12,
         "evaluate_every": 5,
-        "bands": [10, 20],
+        "cutoffs": [10, 20],
         "distances": 4,
         "key_width": 4,
+        "device": "cpu",
         "threads": 1,
     }
-    return Settings(**(few | other))
+    return TrainConfig(**(few | other))
 
 
-def run(folder: Path, corpus: Path, *, valid=None, saving=None, keep=False, progress=None, **other):
-    """Train a tiny model; `other` are settings."""
+def run(folder: Path, corpus: Path, *, valid=None, progress=None, **options):
+    """Train a tiny model; `options` are those of `TrainConfig`."""
     return train(
-        settings(**other),
+        tiny_config(**options),
         Corpus(str(corpus), unit="line"),
         folder,
         None if valid is None else Corpus(str(valid), unit="line"),
-        device="cpu",
-        saving=saving or Saving(),
-        keep=keep,
         progress=progress,
     )
 
 
 def curve(folder):
-    """The rows of a run's curve, without what the clock says."""
+    """The rows of a run's curve, without the speed."""
     lines = (folder / "curve.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]

@@ -3,6 +3,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -11,8 +12,8 @@ from click.testing import CliRunner
 
 from ffmem.cli import cli
 from ffmem.errors import FfmemError
-from ffmem.training.record import Trained
-from ffmem.training.settings import Settings
+from ffmem.training.config import TrainConfig
+from ffmem.training.run_dir import TrainResult
 from tests.training.small import write_corpus
 
 SMALL = [
@@ -30,40 +31,40 @@ def command(*given):
     return CliRunner().invoke(cli, ["train", *SMALL, *map(str, given)])
 
 
-def test_it_trains_and_says_what_came_of_it(corpus, tmp_path):
+def test_it_trains_and_prints_the_result(corpus, tmp_path):
     out = tmp_path / "model"
-    done = command("--corpus", corpus, "--out", out, "--match", "gelu", "--bands", "8,16")
+    done = command("--corpus", corpus, "--out", out, "--match", "gelu", "--cutoffs", "8,16")
     assert done.exit_code == 0, done.output
     assert "Validation perplexity" in done.output
     assert "No --valid was given" in done.output
-    assert "(with gelu memories it would have" in done.output
+    assert "with gelu memories)" in done.output
     again = command(
-        *("--corpus", corpus, "--out", out, "--match", "gelu", "--bands", "8,16", "--json")
+        *("--corpus", corpus, "--out", out, "--match", "gelu", "--cutoffs", "8,16", "--json")
     )
     assert again.exit_code == 0
-    trained = Trained.of(json.loads(again.stdout))
-    assert trained.asked.settings.bands == [8, 16]
-    assert trained.steps == 12
+    result = TrainResult.of(json.loads(again.stdout))
+    assert result.run.config.cutoffs == [8, 16]
+    assert result.steps == 12
 
 
-def test_every_setting_is_an_option_with_the_same_default():
+def test_every_field_is_an_option_with_the_same_default():
     needed = ["--memory", "relu", "--layers", "2", "--corpus", "text.txt", "--out", "model"]
     train = cli.commands["train"]
     above = click.Context(cli, help_option_names=["-h", "--help"])  # as the group sets them
     options = train.make_context("train", needed, parent=above).params
-    settings = {name: options[name] for name in Settings.__dataclass_fields__}
-    assert Settings(**settings) == Settings(memory="relu", layers=2)
+    config = TrainConfig(**{field.name: options[field.name] for field in fields(TrainConfig)})
+    assert repr(config) == repr(TrainConfig(memory="relu", layers=2))
     assert all(option.help for option in train.params)
 
 
-@pytest.mark.parametrize("bands", ["4,x", "", "-3", "1.5"])
-def test_bands_are_numbers(corpus, tmp_path, bands):
-    done = command("--corpus", corpus, "--out", tmp_path / "model", "--bands", bands)
+@pytest.mark.parametrize("cutoffs", ["4,x", "", "-3", "1.5"])
+def test_cutoffs_are_numbers(corpus, tmp_path, cutoffs):
+    done = command("--corpus", corpus, "--out", tmp_path / "model", "--cutoffs", cutoffs)
     assert done.exit_code == 2
-    assert "not numbers with commas" in done.output
+    assert "not a comma-separated list" in done.output
 
 
-def test_wrong_settings_are_told_before_the_corpus_is_looked_for(tmp_path):
+def test_contradictions_are_refused_before_the_corpus_is_looked_for(tmp_path):
     done = command("--corpus", "nowhere.txt", "--out", tmp_path / "model", "--epochs", 2)
     assert isinstance(done.exception, FfmemError)
     assert "--steps 12 and --epochs 2" in str(done.exception)
@@ -100,7 +101,7 @@ def test_a_terminal_shows_one_line_with_loss_speed_and_time_left(corpus, tmp_pat
     assert done.stdout.startswith("Trained ")
 
 
-def test_heavy_libraries_are_not_needed_to_know_the_options():
+def test_options_need_no_heavy_libraries():
     code = (
         "import sys, ffmem.commands.training\n"
         "heavy = {'torch', 'transformers', 'altair', 'tokenizers'} & set(sys.modules)\n"

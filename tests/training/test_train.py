@@ -13,13 +13,9 @@ from transformers import AutoModelForCausalLM
 from ffmem.errors import CorpusError, StorageFull, StoreError
 from ffmem.models.tokenizer import WordTokenizer
 from ffmem.progress import Progress
-from ffmem.training.checkpoint import read_tensors, write_tensors
-from ffmem.training.evaluation import perplexity
-from ffmem.training.loop import Diverged
-from ffmem.training.place import alone
-from ffmem.training.record import Trained, read_record
-from ffmem.training.run import Saving
-from ffmem.training.settings import KINDS
+from ffmem.training.config import KINDS
+from ffmem.training.run_dir import RunDir, read_tensors, write_tensors
+from ffmem.training.trainer import Diverged, perplexity
 from tests.training.small import curve, run, sentence, weights, write_corpus
 
 FILES = {
@@ -59,34 +55,34 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, corpus):
-    """A run that nobody stopped."""
+    """A run that was not interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "model"
     run(folder, corpus)
     return folder
 
 
-def test_a_finished_folder_holds_a_model_and_all_that_is_to_be_known_of_it(whole):
+def test_a_finished_folder_holds_a_model_and_its_records(whole):
     assert {path.name for path in whole.iterdir()} == FILES
-    trained = read_record(Trained, whole / "training.json")
-    assert (trained.steps, trained.tokens) == (12, 12 * 64)
-    assert trained.prepared.train.tokens > 0
-    assert f"{trained.valid_perplexity:,.2f}" in (whole / "README.md").read_text()
+    result = RunDir(whole).read_result()
+    assert (result.steps, result.tokens) == (12, 12 * 64)
+    assert result.plan.train.tokens > 0
+    assert f"{result.valid_perplexity:,.2f}" in (whole / "README.md").read_text()
     assert (whole / "curve.svg").read_text().startswith("<svg")
     rows = curve(whole)
     assert [row["step"] for row in rows] == [5, 5, 10, 10, 12, 12]
     assert [row["step"] for row in rows if "valid_perplexity" in row] == [5, 10, 12]
     model = AutoModelForCausalLM.from_pretrained(whole)
-    assert sum(p.numel() for p in model.parameters()) == trained.prepared.parameters
+    assert sum(p.numel() for p in model.parameters()) == result.plan.parameters
 
 
-def test_the_saved_weights_have_the_perplexity_that_is_told(whole, corpus):
-    trained = read_record(Trained, whole / "training.json")
+def test_the_saved_weights_have_the_reported_perplexity(whole, corpus):
+    result = RunDir(whole).read_result()
     model = AutoModelForCausalLM.from_pretrained(whole)
     words = WordTokenizer.from_file(whole / "dict.txt")
-    held = corpus.read_text().splitlines()[-trained.prepared.valid.sentences :]
+    held = corpus.read_text().splitlines()[-result.plan.valid.sentences :]
     ids = [id for encoding in words.encode(held) for id in (2, *encoding.ids)]
     found = perplexity(model, torch.tensor(ids, dtype=torch.int32).numpy(), 16, 4)
-    assert found == pytest.approx(trained.valid_perplexity, rel=1e-6)
+    assert found == pytest.approx(result.valid_perplexity, rel=1e-6)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(whole, corpus, tmp_path):
@@ -106,10 +102,10 @@ def test_a_run_leaves_the_random_numbers_and_threads_of_the_process_alone(corpus
 
 
 @pytest.mark.parametrize("line", range(1, 8))
-def test_a_run_stopped_anywhere_goes_on_to_the_same_weights(whole, corpus, tmp_path, line):
+def test_a_run_stopped_anywhere_resumes_to_the_same_weights(whole, corpus, tmp_path, line):
     stopping = Stopping(line)
     with pytest.raises(Stopped):
-        run(tmp_path / "model", corpus, progress=stopping, saving=Saving(steps=3))
+        run(tmp_path / "model", corpus, progress=stopping, checkpoint_every=3)
     listening = Listening()
     run(tmp_path / "model", corpus, progress=listening)
     assert weights(tmp_path / "model") == weights(whole)
@@ -117,7 +113,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_weights(whole, corpus, tmp_p
     assert {path.name for path in (tmp_path / "model").iterdir()} == FILES
     evaluated = {5: 5, 6: 10, 7: 12}  # lines that tell of an evaluation, and its step
     if line in evaluated:
-        assert listening.lines[0] == f"Going on after step {evaluated[line]} of 12."
+        assert listening.lines[0] == f"Resuming after step {evaluated[line]} of 12."
 
 
 def test_a_folder_is_finished_only_when_all_is_written(whole, corpus, tmp_path):
@@ -136,8 +132,8 @@ def test_a_folder_is_finished_only_when_all_is_written(whole, corpus, tmp_path):
 @pytest.mark.parametrize("every", [1, 7])
 def test_how_often_checkpoints_are_written_changes_nothing(whole, corpus, tmp_path, every):
     with pytest.raises(Stopped):
-        run(tmp_path / "model", corpus, progress=Stopping(6), saving=Saving(steps=every))
-    run(tmp_path / "model", corpus, saving=Saving(steps=every))
+        run(tmp_path / "model", corpus, progress=Stopping(6), checkpoint_every=every)
+    run(tmp_path / "model", corpus, checkpoint_every=every)
     assert weights(tmp_path / "model") == weights(whole)
     assert curve(tmp_path / "model") == curve(whole)
 
@@ -145,12 +141,12 @@ def test_how_often_checkpoints_are_written_changes_nothing(whole, corpus, tmp_pa
 COMMAND = "from ffmem.commands.training import train; train()"
 
 
-def test_a_run_killed_at_any_moment_goes_on_to_the_same_weights(whole, corpus, tmp_path):
+def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(whole, corpus, tmp_path):
     """`kill -9` while checkpoints are written all the time."""
     folder = tmp_path / "model"
     options = {
         **{"memory": "relu", "layers": 2, "width": 16, "heads": 2, "memories": 12},
-        **{"context": 16, "batch-tokens": 64, "steps": 12, "evaluate-every": 5, "bands": "10,20"},
+        **{"context": 16, "batch-tokens": 64, "steps": 12, "evaluate-every": 5, "cutoffs": "10,20"},
         **{"distances": 4, "key-width": 4, "threads": 1, "unit": "line", "device": "cpu"},
         **{"checkpoint-every": 1, "corpus": corpus, "out": folder},
     }
@@ -188,7 +184,7 @@ def test_other_settings_are_refused_in_an_unfinished_folder(corpus, tmp_path):
     run(tmp_path / "model", corpus, threads=None)  # as many as it had
 
 
-def test_a_corpus_that_changed_is_told_and_one_that_moved_is_not(corpus, tmp_path):
+def test_a_changed_corpus_is_refused_and_a_moved_one_is_not(corpus, tmp_path):
     moved = tmp_path / "moved" / corpus.name
     moved.parent.mkdir()
     moved.write_text(corpus.read_text())
@@ -196,18 +192,18 @@ def test_a_corpus_that_changed_is_told_and_one_that_moved_is_not(corpus, tmp_pat
         run(tmp_path / "model", corpus, progress=Stopping(6))
     run(tmp_path / "model", moved)
     moved.write_text(moved.read_text() + "More .\n")
-    with pytest.raises(StoreError, match="the corpus' files have changed, digest"):
+    with pytest.raises(StoreError, match=r"corpus\.sha256: \w{12}… → \w{12}…"):
         run(tmp_path / "model", moved)
 
 
 def test_a_finished_folder_is_left_as_it_is(whole, corpus):
     before = {path: path.stat().st_mtime_ns for path in whole.iterdir() if path.is_file()}
     listening = Listening()
-    trained = run(whole, corpus, progress=listening)
-    assert "is trained already: 12 steps" in listening.lines[0]
-    assert trained == read_record(Trained, whole / "training.json")
+    result = run(whole, corpus, progress=listening)
+    assert "is already trained: 12 steps" in listening.lines[0]
+    assert result == RunDir(whole).read_result()
     assert {path: path.stat().st_mtime_ns for path in whole.iterdir()} == before
-    with pytest.raises(StoreError, match="model that was trained with other settings: steps: 12 →"):
+    with pytest.raises(StoreError, match="a model trained with other settings: steps: 12 → 13"):
         run(whole, corpus, steps=13)
 
 
@@ -218,19 +214,20 @@ def test_a_folder_that_is_something_else_is_refused(corpus, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
-    with pytest.raises(StoreError, match="holds something that ffmem did not train"):
+    with pytest.raises(StoreError, match="is not empty and is not a training run"):
         run(other, corpus)
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
 
 
 def test_two_processes_do_not_train_in_one_folder(corpus, tmp_path):
-    with alone(tmp_path / "model"), pytest.raises(StoreError, match="Another process is training"):
-        run(tmp_path / "model", corpus)
+    folder = tmp_path / "model"
+    with RunDir(folder).lock(), pytest.raises(StoreError, match="Another process is training"):
+        run(folder, corpus)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(corpus, tmp_path):
-    mad = {"learning_rate": 1e30, "warmup": 0, "evaluate_every": 1, "bands": None}
-    with pytest.raises(Diverged, match=r"Training was stopped: in step \d+, .* lower --learning"):
+def test_a_run_that_diverges_stops(corpus, tmp_path):
+    mad = {"learning_rate": 1e30, "warmup": 0, "evaluate_every": 1, "cutoffs": None}
+    with pytest.raises(Diverged, match=r"Training diverged at step \d+: .* lower --learning"):
         run(tmp_path / "model", corpus, **mad)
     assert not (tmp_path / "model" / "training.json").exists()
 
@@ -243,8 +240,8 @@ def test_a_run_that_diverges_later_keeps_the_last_good_checkpoint(corpus, tmp_pa
     tensors["model.model.layers.1.memory.keys.weight"].fill_(float("inf"))
     write_tensors(state, tensors, metadata)
     before = state.read_bytes()
-    with pytest.raises(Diverged, match=r"in step 6, .* The checkpoint after step 5 is kept"):
-        run(tmp_path / "model", corpus, saving=Saving(steps=1))
+    with pytest.raises(Diverged, match=r"at step 6: .* The checkpoint after step 5 is kept"):
+        run(tmp_path / "model", corpus, checkpoint_every=1)
     assert state.read_bytes() == before
 
 
@@ -255,7 +252,7 @@ def test_a_corpus_smaller_than_one_batch_is_refused_and_leaves_the_folder_free(t
     run(tmp_path / "model", write_corpus(tmp_path / "more.txt"), steps=1)
 
 
-def test_a_missing_corpus_is_told_first(tmp_path):
+def test_a_missing_corpus_leaves_no_folder(tmp_path):
     with pytest.raises(CorpusError):
         run(tmp_path / "model", tmp_path / "nowhere.txt")
     assert not (tmp_path / "model").exists()
@@ -275,10 +272,10 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_full_disk_is_an_error_and_the_run_can_go_on_later(whole, corpus, small_disk):
+def test_a_full_disk_is_an_error_and_the_run_can_be_resumed(whole, corpus, small_disk):
     with pytest.raises(StorageFull, match="free some space and run the same command again"):
-        run(small_disk / "model", corpus, saving=Saving(steps=1))
-    assert (small_disk / "model" / "checkpoint" / "asked.json").exists()
+        run(small_disk / "model", corpus, checkpoint_every=1)
+    assert (small_disk / "model" / "checkpoint" / "prepared.safetensors").exists()
     assert not list(small_disk.rglob("*.tmp"))
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
     run(small_disk / "model", corpus)
@@ -292,13 +289,13 @@ def test_a_full_disk_is_an_error_and_the_run_can_go_on_later(whole, corpus, smal
 def test_every_kind_of_memory_learns_and_is_loaded_again(corpus, tmp_path, kind, tokenizer):
     vocabulary = {"words": None, "bpe": 300}[tokenizer]
     options = {"memory": kind, "tokenizer": tokenizer, "vocabulary": vocabulary, "steps": 40}
-    trained = run(tmp_path / "model", corpus, **options, match="relu", evaluate_every=40)
+    result = run(tmp_path / "model", corpus, **options, match="relu", evaluate_every=40)
     first = next(row["loss"] for row in curve(tmp_path / "model") if "loss" in row)
-    assert trained.last_loss < first - 0.5
-    assert trained.prepared.matched_parameters is not None
+    assert result.last_loss < first - 0.5
+    assert result.plan.matched_parameters is not None
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.memory == kind
-    assert model.config.vocab_size == trained.prepared.vocabulary
+    assert model.config.vocab_size == result.plan.vocabulary
 
 
 def test_a_step_in_several_passes_is_the_same_step(corpus, tmp_path):
@@ -309,7 +306,7 @@ def test_a_step_in_several_passes_is_the_same_step(corpus, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_bfloat16_comes_near_and_says_so(corpus, tmp_path):
+def test_bfloat16_comes_close_and_is_reported(corpus, tmp_path):
     exact = run(tmp_path / "exact", corpus)
     near = run(tmp_path / "near", corpus, dtype="bfloat16")
     assert near.valid_perplexity == pytest.approx(exact.valid_perplexity, rel=0.05)
@@ -318,51 +315,51 @@ def test_bfloat16_comes_near_and_says_so(corpus, tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "near").dtype == torch.float32
 
 
-def test_a_run_without_an_end_stops_when_validation_does_not_improve(tmp_path):
+def test_a_run_without_steps_stops_when_validation_does_not_improve(tmp_path):
     noise = tmp_path / "noise.txt"
     words = torch.randint(0, 30, (60, 12), generator=torch.Generator().manual_seed(0)).tolist()
     noise.write_text("".join(" ".join(f"w{word}" for word in row) + "\n" for row in words))
     options = {"steps": None, "learning_rate": 0.03, "dropout": 0.0, "evaluate_every": 10}
-    trained = run(tmp_path / "model", noise, **options)
-    assert trained.stopped_early
-    assert trained.steps < trained.prepared.steps
+    result = run(tmp_path / "model", noise, **options)
+    assert result.stopped_early
+    assert result.steps < result.plan.steps
     rows = [row for row in curve(tmp_path / "model") if "valid_perplexity" in row]
     found = [row["valid_perplexity"] for row in rows]
-    assert found[-3] == min(found) == trained.valid_perplexity  # two evaluations brought nothing
-    assert trained.best_step == rows[-3]["step"]
-    assert trained.last_valid_perplexity == found[-1]
+    assert found[-3] == min(found) == result.valid_perplexity  # two evaluations without improvement
+    assert result.best_step == rows[-3]["step"]
+    assert result.last_valid_perplexity == found[-1]
 
 
-def test_a_run_without_an_end_takes_ten_epochs_at_most(corpus, tmp_path):
-    trained = run(tmp_path / "model", corpus, steps=None, evaluate_every=None, learning_rate=1e-4)
-    assert trained.steps == trained.prepared.steps
-    assert trained.epochs == pytest.approx(10, abs=0.1)
-    assert not trained.stopped_early
+def test_a_run_without_steps_takes_at_most_ten_epochs(corpus, tmp_path):
+    result = run(tmp_path / "model", corpus, steps=None, evaluate_every=None, learning_rate=1e-4)
+    assert result.steps == result.plan.steps
+    assert result.epochs == pytest.approx(10, abs=0.1)
+    assert not result.stopped_early
 
 
-def test_what_is_held_out_or_unknown_is_said(corpus, tmp_path):
+def test_what_is_held_out_or_unknown_is_reported(corpus, tmp_path):
     listening = Listening()
-    run(tmp_path / "model", corpus, progress=listening, vocabulary=8, steps=1, bands=None)
+    run(tmp_path / "model", corpus, progress=listening, vocabulary=8, steps=1, cutoffs=None)
     said = "\n".join(listening.lines)
     assert "held out" in said
-    trained = read_record(Trained, tmp_path / "model" / "training.json")
-    assert trained.prepared.train.unknown > 0
-    assert f"{trained.prepared.valid.unknown_share:.2%} <unk>" in said
+    result = RunDir(tmp_path / "model").read_result()
+    assert result.plan.train.unknown > 0
+    assert f"{result.plan.valid.unknown_share:.2%} <unk>" in said
 
 
-def test_validation_is_on_the_text_that_is_given(corpus, tmp_path):
+def test_validation_reads_the_given_corpus(corpus, tmp_path):
     valid = write_corpus(tmp_path / "valid.txt", 10, first=60)
-    trained = run(tmp_path / "model", corpus, valid=valid, steps=1)
-    assert trained.prepared.valid.sentences == 10
-    assert trained.prepared.valid.tokens == sum(len(sentence(n).split()) + 1 for n in range(60, 70))
-    assert trained.prepared.train.sentences == 60
+    result = run(tmp_path / "model", corpus, valid=valid, steps=1)
+    assert result.plan.valid.sentences == 10
+    assert result.plan.valid.tokens == sum(len(sentence(n).split()) + 1 for n in range(60, 70))
+    assert result.plan.train.sentences == 60
 
 
-def test_a_damaged_record_is_told(whole, corpus, tmp_path):
+def test_a_damaged_result_is_refused(whole, corpus, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     content = json.loads((whole / "training.json").read_text())
-    del content["asked"]["threads"]
+    del content["run"]["threads"]
     (folder / "training.json").write_text(json.dumps(content))
-    with pytest.raises(StoreError, match=r"training\.json is damaged, .*asked\.threads is missing"):
+    with pytest.raises(StoreError, match=r"training\.json is damaged, .*run\.threads is missing"):
         run(folder, corpus)

@@ -22,7 +22,7 @@ from ffmem.files import refuse_unwritable, storage_errors, sync
 from ffmem.models.load import quiet
 from ffmem.models.memories import fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer
-from ffmem.training.vocabulary import Words
+from ffmem.training.data import WordVocabulary
 
 
 def refuse_taken(folder: Path) -> None:
@@ -37,7 +37,7 @@ def refuse_taken(folder: Path) -> None:
 
 def save(
     model: PreTrainedModel,
-    tokens: SubwordTokenizer | Words,
+    tokens: SubwordTokenizer | WordVocabulary,
     folder: Path,
     expected: str,
     add: Callable[[Path], None] = lambda folder: None,
@@ -46,7 +46,7 @@ def save(
     with _new(folder) as temporary, quiet():
         try:
             model.save_pretrained(temporary)
-            if isinstance(tokens, Words):
+            if isinstance(tokens, WordVocabulary):
                 tokens.save(temporary)
             else:
                 _without_place(tokens.tokenizer).save_pretrained(temporary)

@@ -10,12 +10,12 @@ from ffmem.errors import ModelError
 from ffmem.models.argument import path_of
 from ffmem.models.memories import Memories
 from ffmem.models.tokenizer import SubwordTokenizer, WordTokenizer
-from ffmem.training.vocabulary import Words
+from ffmem.training.data import WordVocabulary
 
 NO_COUNTS = "How often its words were seen is not known any more: dict.txt says 0 for each."
 
 
-def tokens_of(memories: Memories) -> SubwordTokenizer | Words:
+def tokens_of(memories: Memories) -> SubwordTokenizer | WordVocabulary:
     """Return what writes the files of a model's tokenizer."""
     tokenizer = memories.tokenizer
     if isinstance(tokenizer, SubwordTokenizer):
@@ -24,12 +24,12 @@ def tokens_of(memories: Memories) -> SubwordTokenizer | Words:
         raise ModelError(f"A {type(tokenizer).__name__} cannot be saved beside a model.")
     words = tokenizer.words[len(WordTokenizer.SPECIAL) :]
     counts = _counts(memories.source, tokenizer)
-    return Words([(word, counts.get(word, 0)) for word in words])
+    return WordVocabulary([(word, counts.get(word, 0)) for word in words])
 
 
-def has_no_counts(tokens: SubwordTokenizer | Words) -> bool:
+def has_no_counts(tokens: SubwordTokenizer | WordVocabulary) -> bool:
     """Return whether a dictionary says of no word how often it was seen."""
-    return isinstance(tokens, Words) and not any(count for _, count in tokens.counts)
+    return isinstance(tokens, WordVocabulary) and not any(count for _, count in tokens.counts)
 
 
 def _counts(source: str, tokenizer: WordTokenizer) -> dict[str, int]:

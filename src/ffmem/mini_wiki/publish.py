@@ -24,7 +24,7 @@ from ffmem.mini_wiki.folder import FILES, MODEL, NAME
 from ffmem.models.load import load, quiet
 from ffmem.models.memories import Memories
 from ffmem.networks.model import AdaptiveLM
-from ffmem.training.evaluation import perplexity
+from ffmem.training.trainer import perplexity
 
 MOST_BYTES = 12_000_000
 LARGEST_CHANGE = 0.01

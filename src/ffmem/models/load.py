@@ -154,10 +154,11 @@ def _local(source: str, plan: Plan | None = None) -> tuple[PreTrainedModel, Toke
         if plan is not None:
             _refuse_split(f"The fairseq checkpoint {path}")
         return load_fairseq(path)
-    if (path / "checkpoint" / "asked.json").exists() and not (path / "config.json").exists():
+    if (path / "checkpoint" / "prepared.safetensors").exists() and not (
+        path / "config.json"
+    ).exists():
         raise ModelError(
-            f"{path} is a training run that has not ended. Give the same `ffmem train` again: it"
-            " goes on from its last checkpoint."
+            f"{path} is an unfinished training run. Rerun its `ffmem train` command to finish it."
         )
     if not (path / "config.json").exists():
         raise ModelError(

@@ -1,1 +1,1 @@
-"""Training language models whose memories are of one kind or another."""
+"""Train language models with one kind of memory."""

@@ -1,221 +1,266 @@
-"""Train a language model with memories of one kind: from a corpus to a folder that ffmem reads.
+"""Train a language model with one kind of memory: from a corpus to a model folder.
 
-    corpus ─► streams ─► blocks ─► loop ─► best weights ─► FOLDER
-              vocabulary           curve, checkpoints
+    corpus ─► vocabulary, streams ─► plan ─► Trainer ─► best weights ─► FOLDER
+                                             curve, checkpoints
 
-An unfinished folder with the same settings is gone on with, to the same weights, bit for bit, as if
-it had never been stopped; with other settings it is refused; a finished one is left as it is.
+An unfinished folder with the same settings is resumed, to the same weights, bit for bit, as if it
+had never been stopped. With other settings it is refused. A finished one is left as it is.
 """
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
-from numpy import ndarray
+from safetensors import SafetensorError
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.counted import counted
-from ffmem.errors import StoreError
-from ffmem.files import sha256, write_text
-from ffmem.models.load import find_device
+from ffmem.errors import ModelError, StorageFull, StoreError
+from ffmem.files import remove_temporaries, sha256, storage_errors, sync, write_text
+from ffmem.models.load import find_device, quiet
 from ffmem.models.threads import threads
+from ffmem.networks.model import AdaptiveLM
 from ffmem.progress import Progress
-from ffmem.training.blocks import Blocks
-from ffmem.training.checkpoint import FOLDER, Checkpoint, read_tensors, write_tensors
-from ffmem.training.curve import Curve
-from ffmem.training.finish import finish
-from ffmem.training.live import live
-from ffmem.training.loop import Loop
-from ffmem.training.matching import matched
-from ffmem.training.network import config_of, new_model
-from ffmem.training.place import (
-    ASKED,
-    PREPARED,
-    SEAL,
-    STREAM,
-    TOKENIZER,
-    alone,
-    clear,
-    is_finished,
-    refuse_foreign,
+from ffmem.training.config import MAX_EPOCHS, TrainConfig
+from ffmem.training.data import Blocks, TokenStreams, make_streams
+from ffmem.training.report import draw_curve, format_plan, model_card
+from ffmem.training.run_dir import (
+    START_AGAIN,
+    TOKENIZER_FILES,
+    Plan,
+    Prepared,
+    RunConfig,
+    RunDir,
+    TrainResult,
 )
-from ffmem.training.record import TRAINING, Asked, Prepared, Trained, read_record
-from ffmem.training.run import Run, Saving
-from ffmem.training.schedule import default_warmup
-from ffmem.training.settings import MOST_EPOCHS, Settings
-from ffmem.training.stream import Streams, streams
-from ffmem.training.telling import told
-
-
-class Work(NamedTuple):
-    """What a run needs, made now or found in the folder."""
-
-    asked: Asked
-    prepared: Prepared
-    train: Int[ndarray, " token"]
-    valid: Int[ndarray, " token"]
+from ffmem.training.trainer import (
+    ProgressDisplay,
+    Trainer,
+    default_warmup,
+    model_config,
+    new_model,
+)
 
 
 def train(
-    settings: Settings,
+    config: TrainConfig,
     corpus: Corpus,
     out: Path,
     valid: Corpus | None = None,
     *,
-    device: str = "auto",
-    saving: Saving | None = None,
-    keep: bool = False,
     progress: Progress | None = None,
-) -> Trained:
-    """Train a model, or go on with it, and return what came of it; `keep` keeps the checkpoint."""
-    say = progress or Progress(quiet=True)
-    refuse_foreign(out)
-    for source in filter(None, (corpus, valid)):
-        source.refuse_missing()
-    asked = _asked(settings, corpus, valid, out, device)
-    if is_finished(out):
-        return _found(asked, out, say)
-    with alone(out):
-        if is_finished(out):  # meanwhile, by another process
-            return _found(asked, out, say)
-        with threads(asked.threads), torch.random.fork_rng():
-            work = _work(asked, corpus, valid, out, say)
-            trained = _run(work, out, device, saving or Saving(), say)
-        if not keep:
-            clear(out)
-    return trained
+) -> TrainResult:
+    """Train a model into a folder, or resume an unfinished run there."""
+    progress = progress or Progress(quiet=True)
+    run_dir = RunDir(out)
+    run_dir.check_usable()
+    for source in (corpus, valid):
+        if source is not None:
+            source.refuse_missing()
+    device = find_device(config.device)
+    if run_dir.is_finished:
+        return _finished_result(config, corpus, valid, device, run_dir, progress)
+    with run_dir.lock():
+        if run_dir.is_finished:  # by another process, in the meantime
+            return _finished_result(config, corpus, valid, device, run_dir, progress)
+        prepared = run_dir.read_prepared()
+        run = _run_config(config, corpus, valid, device, prepared and prepared.run)
+        if prepared is None:
+            prepared = _prepare(run, corpus, valid, run_dir, progress)
+        else:
+            _check_same_run(run, prepared.run, f"{out} holds an unfinished run")
+            prepared = prepared._replace(run=run)
+        with threads(run.threads), torch.random.fork_rng():
+            trainer = _make_trainer(prepared, device, run_dir)
+            if trainer.start_or_resume():
+                progress.say(f"Resuming after step {trainer.state.step:,} of {trainer.steps:,}.")
+            with ProgressDisplay(progress, trainer.steps, trainer.state.step) as display:
+                trainer.train(display, progress.say)
+            result = _finish(prepared, trainer, run_dir)
+        if not config.keep_checkpoint:
+            run_dir.remove_checkpoint()
+    return result
 
 
-def _asked(
-    settings: Settings, corpus: Corpus, valid: Corpus | None, out: Path, device: str
-) -> Asked:
-    """Return what is asked; with as many threads as an interrupted run had, if nothing is said."""
-    place = find_device(device).type
-    n_threads = settings.threads
-    before = _before(out)
-    if n_threads is None:
-        n_threads = torch.get_num_threads() if before is None else before.threads
-    return Asked.of_run(settings, corpus, valid, n_threads, place)
+def _run_config(
+    config: TrainConfig,
+    corpus: Corpus,
+    valid: Corpus | None,
+    device: torch.device,
+    before: RunConfig | None,
+) -> RunConfig:
+    """Return what decides the weights; without --threads, as many threads as the run had before."""
+    n_threads = config.threads or (before.threads if before else torch.get_num_threads())
+    return RunConfig.make(config, corpus, valid, n_threads, device.type)
 
 
-def _before(out: Path) -> Asked | None:
-    """Return what was asked of the run in a folder, if there is one."""
-    if is_finished(out):
-        return read_record(Trained, out / TRAINING).asked
-    path = out / FOLDER / ASKED
-    return read_record(Asked, path) if path.is_file() else None
-
-
-def _refuse_other(asked: Asked, out: Path, what: str) -> None:
-    before = _before(out)
-    differences = [] if before is None else asked.differences(before)
+def _check_same_run(run: RunConfig, before: RunConfig, found: str) -> None:
+    """Raise if an earlier run in the folder had other settings."""
+    differences = run.differences(before)
     if differences:
         raise StoreError(
-            f"{out} holds {what} with other settings: {'; '.join(differences)}."
-            " Give the same settings, or another folder."
+            f"{found} with other settings: {'; '.join(differences)}. Give the same settings, or"
+            " another --out."
         )
 
 
-def _found(asked: Asked, out: Path, say: Progress) -> Trained:
-    """Return what came of a finished run; with other settings, refuse."""
-    _refuse_other(asked, out, "a model that was trained")
+def _finished_result(
+    config: TrainConfig,
+    corpus: Corpus,
+    valid: Corpus | None,
+    device: torch.device,
+    run_dir: RunDir,
+    progress: Progress,
+) -> TrainResult:
+    """Return the result of a finished run; raise if its settings or files are not those."""
+    out, result = run_dir.path, run_dir.read_result()
+    run = _run_config(config, corpus, valid, device, result.run)
+    _check_same_run(run, result.run, f"{out} holds a model trained")
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (out / name).is_file():
-            raise StoreError(
-                f"{out} holds a model that was trained, but {name} is not there any more. Delete"
-                " the folder and train again."
-            )
-    trained = read_record(Trained, out / TRAINING)
-    say.say(
-        f"{out} is trained already: {counted(trained.steps, 'steps')}, validation perplexity"
-        f" {trained.valid_perplexity:,.2f}. Nothing to do."
+            raise StoreError(f"{out} holds a trained model, but {name} is missing. {START_AGAIN}")
+    progress.say(
+        f"{out} is already trained: {counted(result.steps, 'steps')}, validation perplexity"
+        f" {result.valid_perplexity:,.2f}. Nothing to do."
     )
-    return trained
+    return result
 
 
-def _work(asked: Asked, corpus: Corpus, valid: Corpus | None, out: Path, say: Progress) -> Work:
-    """Return what the run needs: found in the folder, or made and written there."""
-    checkpoint = out / FOLDER
-    if (checkpoint / ASKED).is_file():
-        _refuse_other(asked, out, "an unfinished run")
-        tensors, _ = read_tensors(checkpoint / STREAM)
-        prepared = read_record(Prepared, checkpoint / PREPARED)
-        _refuse_damaged(checkpoint, {PREPARED: _seal(checkpoint), **prepared.files})
-        return Work(asked, prepared, tensors["train"].numpy(), tensors["valid"].numpy())
-    made = streams(asked.settings, corpus, valid)
-    prepared = _prepared(asked.settings, made)
-    for line in told(asked.settings, prepared):
-        say.say(line)
-    made.vocabulary.save(checkpoint)
-    files = {name: sha256(checkpoint / name) for name in TOKENIZER if (checkpoint / name).exists()}
-    prepared = replace(prepared, files=files)
-    ids = {"train": torch.from_numpy(made.train), "valid": torch.from_numpy(made.valid)}
-    write_tensors(checkpoint / STREAM, ids)
-    write_text(checkpoint / PREPARED, prepared.to_json())
-    write_text(checkpoint / SEAL, f"{sha256(checkpoint / PREPARED)}\n")
-    write_text(checkpoint / ASKED, asked.to_json())  # last: with it, the rest is whole
-    return Work(asked, prepared, made.train, made.valid)
+# Before the first step
 
 
-def _seal(checkpoint: Path) -> str:
-    """Return the SHA-256 that was written beside what was prepared; nothing if it is lost."""
-    path = checkpoint / SEAL
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+def _prepare(
+    run: RunConfig, corpus: Corpus, valid: Corpus | None, run_dir: RunDir, progress: Progress
+) -> Prepared:
+    """Read the corpus, make vocabulary, streams and plan, and write them to the folder."""
+    streams = make_streams(run.config, corpus, valid)
+    plan = make_plan(run.config, streams)
+    for line in format_plan(run.config, plan):
+        progress.say(line)
+    streams.vocabulary.save(run_dir.checkpoint)
+    paths = [run_dir.checkpoint / name for name in TOKENIZER_FILES]
+    files = {path.name: sha256(path) for path in paths if path.exists()}
+    train_ids, valid_ids = torch.from_numpy(streams.train), torch.from_numpy(streams.valid)
+    prepared = Prepared(run, replace(plan, tokenizer_files=files), train_ids, valid_ids)
+    run_dir.write_prepared(prepared)
+    return prepared
 
 
-def _refuse_damaged(checkpoint: Path, files: dict[str, str]) -> None:
-    """Raise if a file is not the one that the run began with."""
-    for name, expected in files.items():
-        path = checkpoint / name
-        if not path.is_file() or sha256(path) != expected:
-            raise StoreError(
-                f"{path} is {'damaged' if path.is_file() else 'not there any more'}: without it the"
-                " run could not go on as it began, and its model could not be read. Delete the"
-                " folder and train again."
-            )
-
-
-def _prepared(settings: Settings, made: Streams) -> Prepared:
-    """Return the sizes that follow from settings and streams."""
-    vocabulary = made.vocabulary
-    sizes = matched(settings, vocabulary.size, vocabulary.start)
-    blocks = Blocks(made.train, settings.context, settings.seed)
-    steps = settings.steps or blocks.steps(
-        settings.epochs or MOST_EPOCHS, settings.blocks_of_a_step
-    )
-    return Prepared(
+def make_plan(config: TrainConfig, streams: TokenStreams) -> Plan:
+    """Return the sizes and steps that follow from the config and its streams."""
+    vocabulary = streams.vocabulary
+    memories, parameters, target = match_parameters(config, vocabulary.size, vocabulary.start)
+    blocks = Blocks(streams.train, config.context, config.seed)
+    steps = config.steps or blocks.n_steps(config.epochs or MAX_EPOCHS, config.blocks_per_step)
+    return Plan(
         vocabulary=vocabulary.size,
         start=vocabulary.start,
-        memories=sizes.memories,
-        parameters=sizes.parameters,
-        matched_parameters=sizes.aim,
+        memories=memories,
+        parameters=parameters,
+        matched_parameters=target,
         steps=steps,
-        steps_of_an_epoch=blocks.steps(1, settings.blocks_of_a_step),
-        warmup=default_warmup(steps) if settings.warmup is None else settings.warmup,
-        train=made.train_record,
-        valid=made.valid_record,
+        steps_per_epoch=blocks.n_steps(1, config.blocks_per_step),
+        warmup=default_warmup(steps) if config.warmup is None else config.warmup,
+        train=streams.train_stats,
+        valid=streams.valid_stats,
     )
 
 
-def _run(work: Work, out: Path, device: str, saving: Saving, say: Progress) -> Trained:
-    """Train from the beginning or from the last checkpoint, and finish the folder."""
-    asked, prepared = work.asked, work.prepared
-    settings = asked.settings
-    config = config_of(
-        settings, prepared.vocabulary, prepared.start, settings.memory, prepared.memories
+def match_parameters(
+    config: TrainConfig, vocabulary: int, start: int
+) -> tuple[int, int, int | None]:
+    """Return the memories per layer, the parameters they give, and the parameters to match if any.
+
+    n* = argmin_n |parameters(kind, n) − parameters(match, m)|,   parameters(kind, n) = a + b·n
+    """
+
+    def count(memory: str, memories: int) -> int:
+        """Count the parameters of a model without allocating it; tied ones count once."""
+        sizes = model_config(config, vocabulary, start, memory, memories)
+        with torch.device("meta"):
+            model = AdaptiveLM(sizes)
+        return sum(weight.numel() for weight in model.parameters())
+
+    memories = config.memories or 4 * config.width
+    if config.match is None:
+        return memories, count(config.memory, memories), None
+    target = count(config.match, memories)
+    smallest = count(config.memory, 1)
+    if smallest > target:
+        raise ModelError(
+            f"--match {config.match}: that model has {target:,} parameters, but with"
+            f" {config.memory} memories it has {smallest:,} even with a single memory per layer."
+            " Give more --memories."
+        )
+    per_memory = count(config.memory, 2) - smallest
+    memories = 1 + round((target - smallest) / per_memory)
+    return memories, count(config.memory, memories), target
+
+
+def _make_trainer(prepared: Prepared, device: torch.device, run_dir: RunDir) -> Trainer:
+    """Return the trainer of a run, with initial weights."""
+    config, plan = prepared.run.config, prepared.plan
+    sizes = model_config(config, plan.vocabulary, plan.start, config.memory, plan.memories)
+    model = new_model(sizes, config.seed, device)
+    blocks = Blocks(prepared.train.numpy(), config.context, config.seed)
+    return Trainer(model, config, blocks, prepared.valid.numpy(), plan.steps, run_dir)
+
+
+# After the last step
+
+
+def _finish(prepared: Prepared, trainer: Trainer, run_dir: RunDir) -> TrainResult:
+    """Write the model with its best weights, curve and card; training.json last.
+
+    If this fails, the same command finishes the run from its checkpoint.
+    """
+    state, rows, out = trainer.state, trainer.curve.rows, run_dir.path
+    run_dir.read_best(state, trainer.model)
+    assert state.best_step is not None
+    assert state.best_perplexity is not None
+    last = rows[-1]  # every run ends with an evaluation
+    result = TrainResult(
+        run=prepared.run,
+        plan=prepared.plan,
+        steps=state.step,
+        epochs=last["epoch"],
+        tokens=last["tokens"],
+        seconds=state.seconds,
+        tokens_per_second=last["tokens"] / state.seconds,
+        best_step=state.best_step,
+        valid_perplexity=state.best_perplexity,
+        last_valid_perplexity=last["valid_perplexity"],
+        last_loss=[row["loss"] for row in rows if "loss" in row][-1],
+        stopped_early=state.finished and state.step < trainer.steps,
     )
-    model = new_model(config, settings.seed, find_device(device))
-    blocks = Blocks(work.train, settings.context, settings.seed)
-    checkpoint, curve = Checkpoint(out), Curve(out)
-    run = Run(Loop(model, settings, blocks, prepared.steps), work.valid, checkpoint, curve, saving)
-    if checkpoint.exists:
-        run.take_up()
-        say.say(f"Going on after step {run.loop.standing.step:,} of {prepared.steps:,}.")
-    else:
-        curve.begin()
-    with live(say, prepared.steps, run.loop.standing.step) as shown:
-        standing = run.go(shown, say.say)
-    checkpoint.read_best(standing, model)
-    return finish(asked, prepared, standing, model, curve, out)
+    _save_model(trainer.model, run_dir)
+    draw_curve(rows, out, result)
+    write_text(out / "README.md", model_card(result))
+    remove_temporaries(out)
+    write_text(run_dir.result_path, result.to_json())
+    return result
+
+
+def _save_model(model: AdaptiveLM, run_dir: RunDir) -> None:
+    """Write config, weights and tokenizer; a file is complete before it is moved to the folder."""
+    staging = run_dir.checkpoint / "model"
+    with storage_errors(run_dir.path), quiet():
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            model.save_pretrained(staging)
+        except SafetensorError as error:
+            raise StorageFull(
+                f"The weights cannot be written to {staging}: {error}. The checkpoint is kept: free"
+                " some space and run the same command again."
+            ) from None
+        for name in TOKENIZER_FILES:
+            if (run_dir.checkpoint / name).is_file():
+                shutil.copyfile(run_dir.checkpoint / name, staging / name)
+        mode = (staging / "config.json").stat().st_mode
+        for path in staging.iterdir():
+            path.chmod(mode)  # safetensors writes for the owner only
+            sync(path)
+            path.replace(run_dir.path / path.name)
+        staging.rmdir()
+        sync(run_dir.path)

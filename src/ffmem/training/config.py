@@ -1,0 +1,164 @@
+"""The configuration of a training run.
+
+    steps = --steps | --epochs · blocks / blocks per step | until validation stops improving
+
+`TrainConfig` is the one place where options are written down. The options of `ffmem train`, the
+defaults of `ffmem.train`, what `training.json` records and what is compared on resume follow from
+it. Fields with `compare=False` do not decide the weights, so a resumed run may change them.
+"""
+
+from dataclasses import dataclass
+
+from ffmem.cli_options import check_options, option
+from ffmem.errors import FfmemError, ModelError
+from ffmem.records import Record
+
+KINDS = ("relu", "gelu", "swiglu", "softmax", "persistent", "lambda")
+"""The kinds of memory of `ffmem.networks`, which takes seconds to import."""
+
+DEFAULT_VOCABULARY = {"words": 28_000, "bpe": 8_000}
+"""How many words or tokens a vocabulary has by default, by kind of tokenizer."""
+
+MAX_EPOCHS = 10
+"""Limit of a run without --steps and --epochs."""
+
+PATIENCE = 2
+"""Such a run stops after this many evaluations in a row without improvement."""
+
+CPU_PASS_TOKENS = 1024
+"""Default tokens per forward pass on a CPU: as many as stay in its caches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Record):
+    """Options of a training run, as given; None leaves a choice to ffmem."""
+
+    memory: str = option(f"Kind of memory: {', '.join(KINDS)}.", metavar="KIND")
+    layers: int = option("Number of layers.", minimum=1)
+    width: int = option("Width of the model.", 128, minimum=1)
+    memories: int | None = option(
+        "Memories per layer (persistent: per head; with --match: of that kind)."
+        " Default: 4 × width.",
+        None,
+        minimum=1,
+    )
+    match: str | None = option(
+        "Choose --memories for as many parameters as with this kind.", None, metavar="KIND"
+    )
+    heads: int | None = option("Attention heads. Default: width / 32.", None, minimum=1)
+    key_width: int = option("Width of the keys of a lambda layer.", 16, minimum=1)
+    distances: int = option("How many tokens back lambda memories reach.", 64, minimum=1)
+    context: int = option("Tokens per block.", 128, minimum=2)
+    tokenizer: str = option(
+        "Words separated by spaces, or a byte-level BPE trained on the corpus.",
+        "words",
+        choices=tuple(DEFAULT_VOCABULARY),
+    )
+    vocabulary: int | None = option(
+        "Size of the vocabulary. Default: 28000 words or 8000 tokens.", None, minimum=1
+    )
+    cutoffs: list[int] | None = option(
+        "Adaptive softmax cutoffs, as in fairseq. Default: a plain softmax.", None
+    )
+    steps: int | None = option("Training steps.", None, minimum=1)
+    epochs: int | None = option(
+        f"Epochs. Default: until validation stops improving, at most {MAX_EPOCHS}.",
+        None,
+        minimum=1,
+    )
+    evaluate_every: int | None = option(
+        "Steps between evaluations. Default: one epoch.", None, minimum=1
+    )
+    batch_tokens: int = option("Tokens per step.", 4096, minimum=1)
+    pass_tokens: int | None = option(
+        "Tokens per forward pass; a step accumulates gradients over its passes."
+        f" Default: {CPU_PASS_TOKENS} on a CPU, else all.",
+        None,
+        minimum=1,
+    )
+    learning_rate: float = option("Peak learning rate.", 2e-3, above=0)
+    warmup: int | None = option("Warm-up steps. Default: 5 %, at most 500.", None, minimum=0)
+    weight_decay: float = option("Weight decay of matrices.", 0.1, minimum=0)
+    dropout: float = option("Dropout rate.", 0.1, minimum=0, below=1)
+    dtype: str = option(
+        "Number format of the forward pass.", "float32", choices=("float32", "bfloat16")
+    )
+    seed: int = option("Random seed.", 0, minimum=0, maximum=2**63 - 1)
+    device: str = option("auto, cpu, cuda, cuda:N or mps.", "auto", compare=False)
+    threads: int | None = option(
+        "CPU threads; the last bits of the weights depend on it.", None, minimum=1, compare=False
+    )
+    checkpoint_minutes: float = option(
+        "Minutes between checkpoints.", 5.0, minimum=0, compare=False
+    )
+    checkpoint_every: int | None = option(
+        "Write a checkpoint every N steps, too.", None, minimum=1, compare=False
+    )
+    keep_checkpoint: bool = option(
+        "Keep the last checkpoint of a finished run.", False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        for name, kind in (("memory", self.memory), ("match", self.match)):
+            if kind not in KINDS and (kind is not None or name == "memory"):
+                raise ModelError(
+                    f"--{name} {kind}: unknown kind of memory. Known kinds: {', '.join(KINDS)}."
+                )
+        check_options(self)
+        if self.steps is not None and self.epochs is not None:
+            raise FfmemError(
+                f"--steps {self.steps} and --epochs {self.epochs} exclude each other. Give one, or"
+                " none to train until validation stops improving."
+            )
+        if self.width % self.n_heads:
+            raise ModelError(
+                f"--width {self.width} is not divisible by {self.n_heads} heads. Give --width as a"
+                " multiple of --heads."
+            )
+        if self.batch_tokens < self.context:
+            raise FfmemError(
+                f"--batch-tokens {self.batch_tokens} is less than one block of --context"
+                f" {self.context} tokens. Give at least one block."
+            )
+        cutoffs = self.cutoffs or []
+        if any(later <= earlier for earlier, later in zip([0, *cutoffs], cutoffs, strict=False)):
+            raise ModelError(
+                f"--cutoffs {','.join(map(str, cutoffs))}: cutoffs must be positive and increasing."
+            )
+
+    @property
+    def n_heads(self) -> int:
+        """Number of attention heads."""
+        return self.heads or max(1, self.width // 32)
+
+    @property
+    def n_distances(self) -> int:
+        """How far back static keys reach: never beyond a block."""
+        return min(self.distances, self.context)
+
+    @property
+    def blocks_per_step(self) -> int:
+        """Blocks in one step."""
+        return self.batch_tokens // self.context
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one step, in whole blocks."""
+        return self.blocks_per_step * self.context
+
+    def blocks_per_pass(self, device_type: str) -> int:
+        """Return how many blocks go through the model at once on a type of device."""
+        tokens = self.pass_tokens or (
+            CPU_PASS_TOKENS if device_type == "cpu" else self.batch_tokens
+        )
+        return max(1, tokens // self.context)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many words or tokens the vocabulary may have."""
+        return self.vocabulary or DEFAULT_VOCABULARY[self.tokenizer]
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether training ends when validation stops improving."""
+        return self.steps is None and self.epochs is None

@@ -1,0 +1,87 @@
+"""Options of a command follow from the fields of a dataclass."""
+
+from dataclasses import dataclass
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ffmem.cli_options import check_options, dataclass_options, option
+from ffmem.errors import FfmemError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str = option("Name.")
+    layers: int = option("Layers.", 2, minimum=1)
+    rate: float = option("Rate.", 0.5, above=0, below=1)
+    mode: str = option("Mode.", "fast", choices=("fast", "slow"))
+    sizes: list[int] | None = option("Sizes.", None)
+    limit: int | None = option("Limit.", None, minimum=0, maximum=9)
+    quick: bool = option("Quick.", False)
+    derived: int = 7  # not an option
+
+    def __post_init__(self):
+        check_options(self)
+
+
+@click.command()
+@dataclass_options(Config)
+def command(**values):
+    click.echo(repr(Config(**values)))
+
+
+def run(*arguments):
+    return CliRunner().invoke(command, arguments)
+
+
+def test_options_have_the_names_types_and_defaults_of_the_fields():
+    assert run("--name", "a").output.strip() == repr(Config(name="a"))
+    given = ["--name", "b", "--layers", "3", "--rate", "0.25", "--mode", "slow"]
+    found = run(*given, "--sizes", "1, 20,3", "--limit", "0", "--quick").output.strip()
+    expected = Config(
+        name="b", layers=3, rate=0.25, mode="slow", sizes=[1, 20, 3], limit=0, quick=True
+    )
+    assert found == repr(expected)
+
+
+def test_help_lists_the_options_in_the_order_of_the_fields():
+    text = run("--help").output
+    names = ["--name", "--layers", "--rate", "--mode", "--sizes", "--limit", "--quick"]
+    places = [text.index(name) for name in names]
+    assert places == sorted(places)
+    assert "[required]" in text.split("--layers")[0]
+    assert "default: 0.5" in text
+    assert "--derived" not in text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(["--layers", "0"], ["--layers", "x"], ["--rate", "0"], ["--rate", "1"]),
+        *(["--mode", "odd"], ["--sizes", "1,x"], ["--sizes", ""], ["--sizes", "-3"]),
+        *(["--limit", "10"], ["--limit", "-1"], ["--derived", "1"]),
+    ],
+)
+def test_wrong_options_are_wrong_usage(wrong):
+    assert run("--name", "a", *wrong).exit_code == 2
+
+
+def test_a_required_option_is_required():
+    assert run().exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layers": 0}, "--layers 0: give a number at least 1"),
+        ({"rate": 0.0}, "--rate 0.0: give a number above 0 and below 1"),
+        ({"rate": 1.0}, "--rate 1.0"),
+        ({"rate": float("nan")}, "--rate nan"),
+        ({"mode": "odd"}, "--mode odd: unknown value. Give one of fast, slow"),
+        ({"limit": 10}, "--limit 10: give a number at least 0 and at most 9"),
+    ],
+)
+def test_python_callers_get_the_same_checks(wrong, message):
+    with pytest.raises(FfmemError, match=message):
+        Config(name="a", **wrong)
