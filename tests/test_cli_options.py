@@ -17,7 +17,7 @@ class Config:
     rate: float = option("Rate.", 0.5, above=0, below=1)
     mode: str = option("Mode.", "fast", choices=("fast", "slow"))
     sizes: list[int] | None = option("Sizes.", None)
-    limit: int | None = option("Limit.", None, minimum=0, maximum=9)
+    limit: int | None = option("Limit.", None, minimum=0, below=10)
     quick: bool = option("Quick.", False)
     derived: int = 7  # not an option
 
@@ -79,7 +79,7 @@ def test_a_required_option_is_required():
         ({"rate": 1.0}, "--rate 1.0"),
         ({"rate": float("nan")}, "--rate nan"),
         ({"mode": "odd"}, "--mode odd: unknown value. Give one of fast, slow"),
-        ({"limit": 10}, "--limit 10: give a number at least 0 and at most 9"),
+        ({"limit": 10}, "--limit 10: give a number at least 0 and below 10"),
     ],
 )
 def test_python_callers_get_the_same_checks(wrong, message):

@@ -26,13 +26,14 @@ from ffmem.errors import FfmemError
 
 Command = Callable[..., Any]
 
+_METAVARS = {int: "N", float: "X"}
+
 
 def option(
     help: str,
     default: Any = MISSING,
     *,
     minimum: int | float | None = None,
-    maximum: int | float | None = None,
     above: int | float | None = None,
     below: int | float | None = None,
     choices: Sequence[str] = (),
@@ -41,10 +42,10 @@ def option(
 ) -> Any:
     """Return a dataclass field that is an option, required unless it has a default.
 
-    Bounds are inclusive (`minimum`, `maximum`) or exclusive (`above`, `below`). `compare` is that
+    Bounds are inclusive (`minimum`) or exclusive (`above`, `below`). `compare` is that
     of `dataclasses.field`.
     """
-    bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
+    bounds = {"minimum": minimum, "above": above, "below": below}
     metadata = {"help": help, "choices": tuple(choices), "metavar": metavar, **bounds}
     return field(default=default, metadata=metadata, compare=compare)
 
@@ -53,7 +54,9 @@ def dataclass_options(config: type) -> Callable[[Command], Command]:
     """Return a decorator that gives a click command one option per field, in their order."""
     types = get_type_hints(config)
     options = [
-        _click_option(one, types[one.name]) for one in fields(config) if "help" in one.metadata
+        _click_option(one, _value_type(types[one.name]))
+        for one in fields(config)
+        if "help" in one.metadata
     ]
 
     def decorate(command: Command) -> Command:
@@ -77,7 +80,6 @@ def check_options(config: Any) -> None:
             )
         wrong = isinstance(value, float) and not math.isfinite(value)
         wrong = wrong or (meta["minimum"] is not None and value < meta["minimum"])
-        wrong = wrong or (meta["maximum"] is not None and value > meta["maximum"])
         wrong = wrong or (meta["above"] is not None and value <= meta["above"])
         if wrong or (meta["below"] is not None and value >= meta["below"]):
             raise FfmemError(f"{option_name(one.name)} {value}: give {_bounds(meta)}.")
@@ -113,16 +115,14 @@ def _click_option(one: Field[Any], kind: Any) -> Callable[[Command], Command]:
     return click.option(
         option_name(one.name),
         type=_click_type(kind, one.metadata),
-        metavar=one.metadata["metavar"],
+        metavar=one.metadata["metavar"] or _METAVARS.get(kind),
         help=one.metadata["help"],
         **settings,
     )
 
 
 def _click_type(kind: Any, meta: Mapping[str, Any]) -> click.ParamType[Any]:
-    """Return the click type of a field's annotation; of `X | None`, that of X."""
-    if isinstance(kind, UnionType):
-        (kind,) = (one for one in get_args(kind) if one is not type(None))
+    """Return the click type of a field."""
     if get_origin(kind) is list:
         return IntList()
     if meta["choices"]:
@@ -130,16 +130,21 @@ def _click_type(kind: Any, meta: Mapping[str, Any]) -> click.ParamType[Any]:
     if kind is str:
         return click.STRING
     low = meta["minimum"] if meta["above"] is None else meta["above"]
-    high = meta["maximum"] if meta["below"] is None else meta["below"]
-    bounds = {"min_open": meta["above"] is not None, "max_open": meta["below"] is not None}
-    return (click.IntRange if kind is int else click.FloatRange)(low, high, **bounds)
+    is_open = {"min_open": meta["above"] is not None, "max_open": meta["below"] is not None}
+    return (click.IntRange if kind is int else click.FloatRange)(low, meta["below"], **is_open)
+
+
+def _value_type(kind: Any) -> Any:
+    """Return the type of a field's values other than None: X of `X | None`."""
+    if isinstance(kind, UnionType):
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
+    return kind
 
 
 def _bounds(meta: Mapping[str, Any]) -> str:
     """Return what values a field takes, in words."""
     parts = {
         "at least": meta["minimum"],
-        "at most": meta["maximum"],
         "above": meta["above"],
         "below": meta["below"],
     }

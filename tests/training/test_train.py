@@ -192,7 +192,7 @@ def test_a_changed_corpus_is_refused_and_a_moved_one_is_not(corpus, tmp_path):
         run(tmp_path / "model", corpus, progress=Stopping(6))
     run(tmp_path / "model", moved)
     moved.write_text(moved.read_text() + "More .\n")
-    with pytest.raises(StoreError, match=r"corpus\.sha256: \w{12}… → \w{12}…"):
+    with pytest.raises(StoreError, match=r"contents of --corpus: \w{12}… → \w{12}…"):
         run(tmp_path / "model", moved)
 
 

@@ -83,7 +83,7 @@ class TrainConfig(Record):
     dtype: str = option(
         "Number format of the forward pass.", "float32", choices=("float32", "bfloat16")
     )
-    seed: int = option("Random seed.", 0, minimum=0, maximum=2**63 - 1)
+    seed: int = option("Random seed.", 0, minimum=0)
     device: str = option("auto, cpu, cuda, cuda:N or mps.", "auto", compare=False)
     threads: int | None = option(
         "CPU threads; the last bits of the weights depend on it.", None, minimum=1, compare=False
@@ -105,6 +105,8 @@ class TrainConfig(Record):
                     f"--{name} {kind}: unknown kind of memory. Known kinds: {', '.join(KINDS)}."
                 )
         check_options(self)
+        if self.seed >= 2**63:
+            raise FfmemError(f"--seed {self.seed}: give a number below 2⁶³.")
         if self.steps is not None and self.epochs is not None:
             raise FfmemError(
                 f"--steps {self.steps} and --epochs {self.epochs} exclude each other. Give one, or"

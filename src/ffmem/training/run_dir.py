@@ -81,9 +81,10 @@ class RunConfig(Record):
         for corpus in ("corpus", "valid"):
             sha = mine.get(f"{corpus}.sha256")
             if sha is not None and sha == theirs.get(f"{corpus}.sha256"):
-                mine.pop(f"{corpus}.source"), theirs.pop(f"{corpus}.source")  # moved, not changed
+                for values in (mine, theirs):  # the corpus may have moved
+                    values.pop(f"{corpus}.source")
         return [
-            f"{name}: {_short(theirs.get(name))} → {_short(mine.get(name))}"
+            f"{_LABELS.get(name, name)}: {_short(theirs.get(name))} → {_short(mine.get(name))}"
             for name in {**mine, **theirs}
             if mine.get(name) != theirs.get(name)
         ]
@@ -97,6 +98,9 @@ class RunConfig(Record):
             nested = getattr(self, part) or {}
             values |= {f"{part}.{name}": value for name, value in nested.items()}
         return values | {"threads": self.threads, "device": self.device}
+
+
+_LABELS = {"corpus.sha256": "contents of --corpus", "valid.sha256": "contents of --valid"}
 
 
 def _short(value: object) -> object:
@@ -350,10 +354,6 @@ class RunDir:
             _set_weights(model, tensors)
         except (KeyError, RuntimeError) as error:
             raise _damaged(path, error) from None
-
-    def remove_checkpoint(self) -> None:
-        """Remove the checkpoint of a finished run."""
-        shutil.rmtree(self.checkpoint, ignore_errors=True)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

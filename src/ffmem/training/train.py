@@ -79,7 +79,7 @@ def train(
                 trainer.train(display, progress.say)
             result = _finish(prepared, trainer, run_dir)
         if not config.keep_checkpoint:
-            run_dir.remove_checkpoint()
+            shutil.rmtree(run_dir.checkpoint, ignore_errors=True)
     return result
 
 
