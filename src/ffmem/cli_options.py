@@ -15,6 +15,7 @@ callers pass (`check_options`), and the file it is recorded in (`Record`).
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from types import UnionType
@@ -100,7 +101,7 @@ class IntList(click.ParamType[list[int]]):
         if isinstance(value, list):
             return value
         parts = str(value).split(",")
-        if not all(part.strip().isdecimal() for part in parts):
+        if not all(re.fullmatch(r"\s*[0-9]{1,18}\s*", part) for part in parts):
             self.fail(f"{value!r} is not a comma-separated list of numbers.", param, ctx)
         return [int(part) for part in parts]
 
