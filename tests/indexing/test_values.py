@@ -73,7 +73,7 @@ def test_ties_at_the_cut_go_to_the_lower_id(n, tmp_path, monkeypatch):
 def test_how_many_values_are_projected_at_a_time_changes_nothing(budget, tmp_path, monkeypatch):
     memories = with_ties("llama")
     at_once = ends(tmp_path / "once.parquet", memories)
-    monkeypatch.setattr(values, "_BYTES", budget)
+    monkeypatch.setattr(values, "BUDGET", budget)
     in_parts = ends(tmp_path / "parts.parquet", memories)
     for name, column in at_once.items():
         if name.endswith("ids") or name == "memory":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Float, Float32, Int32, Int64
 from numpy import ndarray
 from torch import Tensor
 
@@ -23,7 +23,8 @@ from ffmem.models.memories import Memories
 ENDS = 50
 """Tokens kept at each end; all of them in a smaller vocabulary."""
 
-_BYTES = 256 << 20  # of logits at a time
+BUDGET = 24 << 20
+"""Bytes of logits at a time: they stay in the cache while they are read."""
 
 
 class Ends(NamedTuple):
@@ -49,43 +50,58 @@ def write_values(path: Path, memories: Memories, layer: int) -> None:
 @torch.inference_mode()
 def _parts(memories: Memories, layer: int) -> Iterator[tuple[Ends, Ends]]:
     """Return both ends of the layer's values, a few rows at a time."""
+    head, tokenizer = memories.head, memories.tokenizer
     values = memories.readable_values(layer)
-    rows = max(1, _BYTES // (4 * memories.vocabulary))
-    unlisted = torch.tensor(sorted(memories.tokenizer.unlisted), dtype=torch.long)
+    rows = min(max(1, BUDGET // (4 * memories.vocabulary)), max(1, len(values)))
+    unlisted = torch.tensor(sorted(tokenizer.unlisted), dtype=torch.long)
+    # The same memory for all rows: fresh memory costs as much as the arithmetic in it.
+    buffers = torch.empty(2, rows, memories.vocabulary)
     for part in values.split(rows):
-        logits = memories.head.folded(part).float().cpu()
-        total = logits.logsumexp(1, keepdim=True)
+        logits, room = buffers[:, : len(part)]
+        logits = head.folded(part, out=logits)
+        total = _log_total(logits, room)
         top = _ends(logits, total, unlisted, 1)
-        if memories.gated and memories.head.adaptive:
+        if memories.gated and head.adaptive:
             # What m < 0 promotes is the top of −v. An adaptive softmax does not turn with its
             # sign: the least likely tokens of v are others. A linear head's logits do turn, so
-            # the other end is told as there, −folded(−v); the probabilities are those of −v.
-            other = memories.head.folded(-part).float().cpu()
-            ends = _ends(other, other.logsumexp(1, keepdim=True), unlisted, 1)
+            # the other end is given as there, −folded(−v); the probabilities are those of −v.
+            other = head.folded(-part, out=logits)
+            ends = _ends(other, _log_total(other, room), unlisted, 1)
             yield top, ends._replace(logits=-ends.logits)
         else:
             yield top, _ends(logits, total, unlisted, -1)
 
 
+def _log_total(
+    logits: Float[Tensor, "row vocab"], room: Float[Tensor, "row vocab"]
+) -> Float[Tensor, "row 1"]:
+    """Return log Σ exp(z) of each row; `room` is overwritten."""
+    top = logits.amax(1, keepdim=True)
+    # Below e⁻⁸⁷ float32 is denormal, five times as slow, and nothing beside the top.
+    torch.sub(logits, top, out=room).clamp_(min=-87).exp_()
+    return top + room.sum(1, keepdim=True).log()
+
+
 def _ends(
     logits: Float[Tensor, "row vocab"],
-    total: Float[Tensor, "row one"],
-    unlisted: Tensor,
+    total: Float[Tensor, "row 1"],
+    unlisted: Int64[Tensor, " token"],
     sign: int,
 ) -> Ends:
-    """Return the largest (sign 1) or smallest (sign −1) logits of each row."""
-    listed = logits if sign > 0 else logits.neg()
-    if len(unlisted):
-        listed = listed.index_fill(1, unlisted, -torch.inf)
-    ends = min(ENDS, logits.shape[1] - len(unlisted))
-    strengths, ids = (part.numpy() for part in listed.topk(min(ends + 1, logits.shape[1]), dim=1))
-    if strengths.shape[1] > ends:
+    """Return the largest (sign 1) or smallest (sign −1) logits of each row; ties to the lower id.
+
+    `unlisted` tokens are left out: their logits are overwritten.
+    """
+    logits[:, unlisted] = -sign * torch.inf
+    n = min(ENDS, logits.shape[1] - len(unlisted))
+    found = logits.topk(min(n + 1, logits.shape[1]), dim=1, largest=sign > 0)
+    kept, ids = (part.numpy() for part in found)
+    if kept.shape[1] > n:
         # `topk` picks any of several equals: where the cut falls among them, look at all.
-        for row in np.flatnonzero(strengths[:, ends] == strengths[:, ends - 1]):
-            every = listed[row].numpy()
-            ids[row] = np.lexsort((np.arange(len(every)), -every))[: ends + 1]
-            strengths[row] = every[ids[row]]
-    order = np.lexsort((ids, -strengths), axis=-1)[:, :ends]
-    ids = np.take_along_axis(ids, order, axis=1)
-    kept = logits.gather(1, torch.from_numpy(ids))
-    return Ends(ids.astype(np.int32), kept.numpy(), (kept - total).exp().numpy())
+        for row in np.flatnonzero(kept[:, n] == kept[:, n - 1]):
+            every = logits[row].numpy()
+            ids[row] = np.lexsort((np.arange(len(every)), -sign * every))[: n + 1]
+            kept[row] = every[ids[row]]
+    order = np.lexsort((ids, -sign * kept), axis=-1)[:, :n]
+    ids, kept = (np.take_along_axis(part, order, axis=1) for part in (ids, kept))
+    return Ends(ids.astype(np.int32), kept, np.exp(kept - total.numpy()))

@@ -15,7 +15,7 @@ there, U stands for the whole softmax, and without a final norm all three readin
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -147,14 +147,27 @@ class Head:
         """Return P · (γ ⊙ (h − mean(h))), as `meeting`. folded(h) = s · U · that."""
         return self._before_output(self.norm.fold(part))
 
-    def folded(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
+    def folded(
+        self,
+        part: Float[Tensor, "row hidden"],
+        out: Float32[Tensor, "row vocab"] | None = None,
+    ) -> Float[Tensor, "row vocab"]:
         """Return the reading of parts of the residual stream; no bias, no σ, no cap.
 
         γ is applied in float32, the projection runs in the dtype of the model, and the result is
-        float32: in a bfloat16 model it is rounded to bfloat16 on the way.
+        float32: in a bfloat16 model it is rounded to bfloat16 on the way. With `out`, the result
+        is there, on its device.
         """
+        is_linear = not self.adaptive
+        if out is not None and is_linear and self.embedding.dtype == out.dtype:
+            rows = self._before_output(self.norm.fold(part))
+            if rows.device == out.device:
+                folded = torch.mm(rows, self.embedding.T, out=out)
+                return folded if self.scale == 1 else folded.mul_(self.scale)
         folded = self._project(self.norm.fold(part))
-        return folded if self.scale == 1 or self.adaptive else folded.mul_(self.scale)
+        if self.scale != 1 and is_linear:
+            folded.mul_(self.scale)
+        return folded if out is None else out.copy_(folded)
 
     def raw(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return U · P · h: neither norm, scale, bias nor cap; dtypes as in `folded`."""
