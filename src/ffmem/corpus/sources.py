@@ -238,7 +238,10 @@ def _hub_rows(name: HubName) -> Iterator[dict[str, Any]]:
             " Install it: pip install 'ffmem[hub]'."
         ) from None
     try:
-        yield from datasets.load_dataset(name.id, name.config, split=name.split, streaming=True)
+        # Versions before 4 ask on standard input whether to run code that a data set holds.
+        yield from datasets.load_dataset(
+            name.id, name.config, split=name.split, streaming=True, trust_remote_code=False
+        )
     except Exception as error:  # whatever `datasets` and what it calls may raise
         raise CorpusError(
             f"Cannot read {name.id!r} from the Hub (configuration {name.config or 'default'},"

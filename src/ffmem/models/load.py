@@ -59,6 +59,10 @@ _IF_THERE = {
 }
 """What `cached_file` is told of a file that a model may lack."""
 
+OWN_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""What every loader of transformers is told: left to itself, it asks on standard input, which may
+be the corpus, whether to run Python code that a model folder holds."""
+
 Plan = Callable[[PretrainedConfig], dict[str, Any]]
 """From a model's config to the place of each of its parts: accelerate's device map."""
 
@@ -134,7 +138,7 @@ def empty(config: PretrainedConfig, dtype: str = "auto") -> PreTrainedModel:
     stored = getattr(config, "dtype", None) or torch.float32
     wanted = torch.promote_types(stored, DTYPES[dtype] or stored)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=wanted)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=wanted, **OWN_CODE)
     return model
 
 
@@ -204,18 +208,21 @@ def _hugging_face(
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
-    config = AutoConfig.from_pretrained(name, **where)
+    with refusing_own_code(name):
+        config = AutoConfig.from_pretrained(name, **where, **OWN_CODE)
     if plan is not None and config.model_type == AdaptiveConfig.model_type:
         _refuse_split(f"The model {name}")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        name,
-        config=config,
-        **where,
-        dtype="auto",
-        use_safetensors=True,
-        device_map=None if plan is None else plan(config),
-        output_loading_info=True,
-    )
+    with refusing_own_code(name):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            **where,
+            **OWN_CODE,
+            dtype="auto",
+            use_safetensors=True,
+            device_map=None if plan is None else plan(config),
+            output_loading_info=True,
+        )
     model, report = loaded
     for kind in ("missing_keys", "mismatched_keys"):
         if report[kind]:
@@ -230,7 +237,8 @@ def _hugging_face(
         if words is not None:
             return model, _words(Path(words), config.vocab_size)
     try:
-        tokens = AutoTokenizer.from_pretrained(name, **where)
+        with refusing_own_code(name):
+            tokens = AutoTokenizer.from_pretrained(name, **where, **OWN_CODE)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{name} has no tokenizer that transformers can load ({_short(error)})."
@@ -260,7 +268,8 @@ def converted(gguf: Path) -> Path:
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
         try:
             # Its bar belongs on a terminal, and takes no heed of transformers' own switch.
-            with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            quiet_bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
+            with quiet_bar, refusing_own_code(gguf):
                 _convert(gguf, temporary)
             if not folder.exists():  # another process may have been faster
                 temporary.replace(folder)
@@ -270,11 +279,13 @@ def converted(gguf: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    at: dict[str, Any] = {"gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **at)
+    place, name = gguf.parent, gguf.name
+    model = AutoModelForCausalLM.from_pretrained(
+        place, gguf_file=name, dtype=torch.float32, **OWN_CODE
+    )
     _forget_quantisation(model)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, **at).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(place, gguf_file=name, **OWN_CODE).save_pretrained(folder)
 
 
 def _forget_quantisation(model: PreTrainedModel) -> None:
@@ -290,6 +301,25 @@ def _forget_quantisation(model: PreTrainedModel) -> None:
 
 def _wrapped(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer:
     return tokenizer if isinstance(tokenizer, Tokenizer) else SubwordTokenizer(tokenizer)
+
+
+@contextmanager
+def refusing_own_code(name: str | Path) -> Iterator[None]:
+    """Say it plainly when transformers would have to run Python code that comes with a model.
+
+    A model that names such code, but whose architecture transformers has, loads without it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ModelError(
+            f"The model {name} asks for its own Python code to run (`auto_map` in its config.json"
+            " or tokenizer_config.json), which ffmem never does: give a model that transformers"
+            " supports by itself, or, if you trust the code, load model and tokenizer with"
+            " transformers and use ffmem.load(model, tokenizer)."
+        ) from error
 
 
 @contextmanager

