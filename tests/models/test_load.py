@@ -109,6 +109,33 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         load(tmp_path)
 
 
+def test_a_lora_folder_is_refused_with_its_base_and_the_way_to_merge_it(tmp_path):
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 8}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError) as refused:
+        load(tmp_path)
+    message = str(refused.value)
+    assert f"{tmp_path} is a LoRA adapter of the base model org/base" in message
+    assert "merge_and_unload().save_pretrained(FOLDER)" in message
+    assert "move adapter_config.json away" not in message
+
+
+def test_a_lora_folder_without_the_name_of_its_base_is_refused(tmp_path):
+    for settings in ('{"peft_type": "LORA"}', "[]", "{", "{}"):
+        (tmp_path / "adapter_config.json").write_text(settings)
+        with pytest.raises(ModelError, match=r"is a LoRA adapter of a base model that adapter_con"):
+            load(tmp_path)
+
+
+def test_an_adapter_beside_a_whole_model_is_not_ignored(folder):
+    settings = {"peft_type": "IA3", "base_model_name_or_path": "org/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ModelError, match=r"is an adapter \(IA3\) of .* Or move adapter_config\.json aw"
+    ):
+        load(folder)
+
+
 def test_names_and_hub_ids_stay_as_they_are():
     assert [canonical(name) for name in (*NAMED, "org/name@v1", "gpt2")] == [
         *NAMED,
@@ -151,7 +178,10 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     repository = tmp_path / "hub" / "models--org--tiny"
     commit = "1234567890abcdef1234567890abcdef12345678"
     words = tmp_path / "hub" / "models--org--words"
-    for place, model in ((repository, folder), (words, MODEL)):
+    lora, adapter = tmp_path / "hub" / "models--org--lora", tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    for place, model in ((repository, folder), (words, MODEL), (lora, adapter)):
         (place / "refs").mkdir(parents=True)
         (place / "refs" / "v1").write_text(commit)
         shutil.copytree(model, place / "snapshots" / commit)
@@ -159,7 +189,9 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     # One process, which imports everything once, ends as the second command ends.
     code = (
         "import sys; from ffmem.cli import main; from ffmem import load\n"
+        "from ffmem.errors import ModelError\n"
         "print(load('org/words@v1').tokenizer.word_level)\n"
+        "try:\n    load('org/lora@v1')\nexcept ModelError as error:\n    print(error)\n"
         "for name in ('org/tiny@v1', 'org/tiny@v2'):\n"
         "    sys.argv[1:] = ['describe', '--json', name]\n"
         "    try:\n        main()\n"
@@ -168,8 +200,9 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    by_words, shown = done.stdout.split("\n", 1)
+    by_words, refused, shown = done.stdout.split("\n", 2)
     assert by_words == "True"  # its dict.txt is found
+    assert refused.startswith("org/lora is a LoRA adapter of the base model org/base")
     facts = json.loads(shown)
     assert (facts["source"], facts["revision"], facts["layers"]) == ("org/tiny@v1", "v1", 2)
     assert done.returncode == 1

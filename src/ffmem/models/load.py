@@ -5,6 +5,7 @@ MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`mod
 """
 
 import io
+import json
 import logging as python_logging
 import os
 import shutil
@@ -52,6 +53,9 @@ DTYPES = {
 
 SPLIT = "split"
 """The device that is all accelerators together, whole layers on each."""
+
+ADAPTER = "adapter_config.json"
+"""The file that makes a folder an adapter, such as LoRA, of peft."""
 
 _IF_THERE = {
     "_raise_exceptions_for_missing_entries": False,
@@ -164,7 +168,7 @@ def _local(source: str, plan: Plan | None = None) -> tuple[PreTrainedModel, Toke
         raise ModelError(
             f"{path} is an unfinished training run. Rerun its `ffmem train` command to finish it."
         )
-    if not (path / "config.json").exists():
+    if not (path / "config.json").exists() and not (path / ADAPTER).exists():
         raise ModelError(
             f"{path} is not a model: it has neither config.json (Hugging Face) nor model.pt"
             " (fairseq)."
@@ -208,6 +212,7 @@ def _hugging_face(
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
+    _refuse_adapter(name, where)
     with refusing_own_code(name):
         config = AutoConfig.from_pretrained(name, **where, **OWN_CODE)
     if plan is not None and config.model_type == AdaptiveConfig.model_type:
@@ -245,6 +250,27 @@ def _hugging_face(
             " Put the tokenizer's files beside the model, or give load(model, tokenizer)."
         ) from error
     return model, SubwordTokenizer(tokens)
+
+
+def _refuse_adapter(name: str, where: dict[str, Any]) -> None:
+    """Raise if a model is an adapter, which transformers adds to its base only if peft is there."""
+    found = cached_file(name, ADAPTER, **where, **_IF_THERE)
+    if found is None:
+        return
+    try:
+        settings = json.loads(Path(found).read_text(encoding="utf-8"))
+        kind, base = settings.get("peft_type"), settings.get("base_model_name_or_path")
+    except (ValueError, AttributeError):
+        kind, base = None, None
+    what = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({kind})"
+    of = f"the base model {base}" if base else f"a base model that {ADAPTER} does not name"
+    aside = f" Or move {ADAPTER} away, to read the model beside it without the adapter."
+    raise ModelError(
+        f"{name} is {what} of {of}, and ffmem reads whole models only. Merge them with peft:"
+        f" AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload()"
+        ".save_pretrained(FOLDER); save the tokenizer to FOLDER too, and give FOLDER to ffmem."
+        + (aside if (Path(name) / "config.json").exists() else "")
+    )
 
 
 def _words(path: Path, vocabulary: int) -> WordTokenizer:
