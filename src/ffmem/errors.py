@@ -7,6 +7,12 @@ without a traceback; anything else that is raised is a bug and keeps its traceba
 from collections.abc import Iterable
 
 
+def one_line(error: Exception, most: int = 300) -> str:
+    """Return what a library says in an error, on one line and without its longer lists."""
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return reason if len(reason) <= most else reason[:most] + "…"
+
+
 class FfmemError(Exception):
     """Base class of every error that is an answer and not a crash."""
 

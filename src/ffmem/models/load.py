@@ -30,15 +30,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
-from ffmem.errors import FfmemError, ModelError
+from ffmem.errors import FfmemError, ModelError, one_line
 from ffmem.files import sha256, storage_errors
 from ffmem.models.argument import FORMS, NAMED, canonical, path_of
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.split import device_map, refuse_no_accelerator
+from ffmem.models.structure import refuse_config
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.registry import cache_folder
@@ -185,7 +187,7 @@ def _from_hub(
         return _hugging_face(name, revision, local_files_only=not online, plan=plan)
     except OSError as error:
         asked = name if revision is None else f"{name}@{revision}"
-        why = f"the Hub gives none ({_short(error, 120)})" if online else "no way to the Hub"
+        why = f"the Hub gives none ({one_line(error, 120)})" if online else "no way to the Hub"
         raise ModelError(
             f"There is no file or folder {asked!r} here, no such model in the cache, and {why}."
             f" {FORMS}"
@@ -215,6 +217,13 @@ def _hugging_face(
     _refuse_adapter(name, where)
     with refusing_own_code(name):
         config = AutoConfig.from_pretrained(name, **where, **OWN_CODE)
+    refuse_config(config)
+    own_code = getattr(config, "auto_map", None)  # refused below, and for that reason
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+        raise ModelError(
+            f"The model {name} is of type {config.model_type!r}, which is no causal language model"
+            " of transformers: give ffmem one that predicts the next token."
+        )
     if plan is not None and config.model_type == AdaptiveConfig.model_type:
         _refuse_split(f"The model {name}")
     with refusing_own_code(name):
@@ -246,7 +255,7 @@ def _hugging_face(
             tokens = AutoTokenizer.from_pretrained(name, **where, **OWN_CODE)
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{name} has no tokenizer that transformers can load ({_short(error)})."
+            f"{name} has no tokenizer that transformers can load ({one_line(error)})."
             " Put the tokenizer's files beside the model, or give load(model, tokenizer)."
         ) from error
     return model, SubwordTokenizer(tokens)
@@ -357,15 +366,9 @@ def _explaining(source: str) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged or foreign file makes its readers raise anything
         raise ModelError(
-            f"Cannot load the model {source}: {_short(error)}. If a file of it is damaged or"
+            f"Cannot load the model {source}: {one_line(error)}. If a file of it is damaged or"
             " missing, fetch or make it anew."
         ) from error
-
-
-def _short(error: Exception, most: int = 300) -> str:
-    """Return what a library says, on one line, without its longer lists."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return reason if len(reason) <= most else reason[:most] + "…"
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ffmem.errors import ModelError, NoStaticValues, UnknownFamily
+from ffmem.errors import ModelError, NoStaticValues, UnknownFamily, one_line
 from ffmem.models.families import FAMILIES, FUSED, Family
 from ffmem.models.head import Head, Norm
 from ffmem.models.modules import bias, first, module, optional, shape, weight
@@ -90,6 +90,8 @@ class Memories:
                 self._adopt(row)
             except ModelError as error:
                 reason = str(error).rstrip(".")
+            except Exception as error:  # a forward pass that is read wrongly may break anywhere
+                reason = f"it does not run as its structure suggests ({one_line(error)})"
             else:
                 return
         raise UnknownFamily(self.family, FAMILIES, reason)

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -41,6 +41,20 @@ _NUMBERS = {
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 
 
+_NO_MEMORIES = {
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba"),
+        "its layers are state spaces without a feed-forward part, so it has no key-value memories",
+    ),
+    "prophetnet": "it runs one stream per future token through the same layers, so that a position"
+    " has several sets of coefficients",
+    "rwkv": "its feed-forward part mixes in the token before and gates what the values give, so"
+    " that more than coefficients multiplies the values",
+    "xlstm": "it is a recurrent network, and ffmem reads transformers only",
+}
+"""Why causal language models of some types are not read."""
+
+
 class FeedForward(NamedTuple):
     """The linear maps of a layer's feed-forward part, as paths from the layer."""
 
@@ -50,20 +64,38 @@ class FeedForward(NamedTuple):
     values: str
 
 
+def refuse_config(config: PretrainedConfig) -> None:
+    """Raise if a config alone says that no causal layers of memories can be read."""
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"A {kind!r} model is an encoder-decoder, and ffmem reads decoders only: give it a"
+            " causal language model."
+        )
+    causal = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not causal:
+        _refuse_encoder(f"A {kind!r} model")
+    if kind in _NO_MEMORIES:
+        raise ModelError(
+            f"A {kind!r} model cannot be read: {_NO_MEMORIES[kind]}; give ffmem a transformer that"
+            " predicts the next token."
+        )
+
+
+def _refuse_encoder(what: str) -> None:
+    raise ModelError(
+        f"{what} is an encoder, which predicts masked tokens from both sides: give ffmem a causal"
+        " language model, which predicts the next token from the prefix alone."
+    )
+
+
 def refuse(model: PreTrainedModel) -> None:
     """Raise if the model is of a kind that cannot be read as dense, causal layers of memories."""
     kind, config = type(model).__name__, model.config
-    if config.is_encoder_decoder:
-        raise ModelError(
-            f"{kind} is an encoder-decoder model. ffmem reads decoders only: give it a causal"
-            " language model."
-        )
+    refuse_config(config)
     encoders = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())
     if kind in encoders - set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
-        raise ModelError(
-            f"{kind} is an encoder: it predicts masked tokens, not the next one."
-            " Give ffmem a causal language model."
-        )
+        _refuse_encoder(kind)
     if model.get_output_embeddings() is None:
         raise ModelError(
             f"{kind} has no output embedding: it is a trunk, not a language model."
