@@ -4,7 +4,7 @@ Each takes the arguments of its command; heavy libraries are imported when one i
 """
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,13 +193,15 @@ def extend(
     """
     from ffmem.corpus.corpus import Corpus
     from ffmem.indexing.merge import extend as extend_index
+    from ffmem.models.argument import index_model
 
     before = Index(folder)
     options = _build_options(workers, ray, gpus_per_worker, shared, device, bad_sentences)
     source = Corpus(str(corpus)) if isinstance(corpus, str | Path) else corpus
     memories = before.manifest.model.source if model is None else model
     if isinstance(memories, str | Path):
-        memories = load(memories, dtype=before.manifest.dtype, device=device)
+        with index_model(str(memories), before.folder) if model is None else nullcontext():
+            memories = load(memories, dtype=before.manifest.dtype, device=device)
     return extend_index(before, memories, source, options, progress or Progress(quiet=True))
 
 

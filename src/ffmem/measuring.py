@@ -4,7 +4,7 @@ Each takes the arguments of its command; heavy libraries are imported when one i
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
 from ffmem.files import made
 from ffmem.indexing.store import Index
+from ffmem.models.argument import index_model
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:

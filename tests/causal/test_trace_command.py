@@ -1,11 +1,16 @@
 """`ffmem trace` as people and programs use it: the contract's JSON, the table, the errors."""
 
 import json
+import re
+import shutil
 
 import pytest
 
 import ffmem
+from ffmem.errors import ModelError, StoreError
+from tests.conftest import text_model
 from tests.test_cli import run
+from tests.tiny import tiny, tiny_tokenizer
 
 PROMPT = "The cat sat on the mat"
 
@@ -127,10 +132,53 @@ def test_a_memory_that_the_index_lacks_is_told_before_the_model_is_loaded(tiny_i
     assert "Loading" not in error
 
 
-def test_a_model_that_has_moved_is_told_with_the_option_that_helps(tiny_index):
+def test_a_model_that_has_moved_is_told_with_the_option_that_helps(
+    model_folder, corpus_file, tmp_path
+):
+    moved, folder = tmp_path / "model", tmp_path / "index"
+    shutil.copytree(model_folder, moved)
+    index = ffmem.index(moved, ffmem.Corpus(str(corpus_file), limit=3), folder, t=3, threads=1)
+    moved.rename(tmp_path / "elsewhere")
+    advice = "if it has moved, say where with --model (model= in Python)."
+    for command in (("trace", PROMPT), ("effect", PROMPT), ("neighbours", "L0N1")):
+        code, _, error = run(command[0], folder, command[1])
+        assert code == 1
+        assert advice in error
+    with pytest.raises(ModelError, match=re.escape(advice)):
+        ffmem.extend(folder, corpus_file)
+    assert ffmem.trace(index, PROMPT, model=tmp_path / "elsewhere")
+
+
+def test_the_index_of_a_model_in_memory_is_traced_with_that_model(tiny_index, tokenizer):
+    memories = ffmem.load(text_model("llama"), tokenizer)
+    for index in (tiny_index, tiny_index.folder):
+        assert "".join(ffmem.trace(index, PROMPT, model=memories).tokens).endswith(PROMPT)
+        assert ffmem.neighbours(index, "L0N1", model=memories)
+    other = ffmem.load(tiny("llama", 1), tiny_tokenizer())
+    with pytest.raises(StoreError, match=f"{memories.fingerprint()}, not {other.fingerprint()}"):
+        ffmem.trace(tiny_index, PROMPT, model=other)
+
+
+def test_the_index_of_a_model_in_memory_says_how_to_give_the_model(
+    tiny_index, corpus_file, tmp_path
+):
+    advice = r"pass model=ffmem\.load\(model, tokenizer\); on the command line, .* with --model\.$"
+    calls = [
+        lambda: ffmem.trace(tiny_index, PROMPT),
+        lambda: ffmem.effect(tiny_index, PROMPT),
+        lambda: ffmem.neighbours(tiny_index, "L0N1"),
+        lambda: ffmem.edit(tiny_index, tmp_path / "edited", off=["L0N1"], corpus=None),
+        lambda: ffmem.extend(tiny_index.folder, corpus_file),
+        lambda: ffmem.experiment("agreement", tiny_index, tmp_path / "figures"),
+    ]
+    for call in calls:
+        with pytest.raises(ModelError, match=advice):
+            call()
     code, _, error = run("trace", tiny_index.folder, PROMPT)
     assert code == 1
-    assert "say where with --model" in error
+    assert error.startswith(
+        f"Error: The index {tiny_index.folder} is of a model that was in memory"
+    )
 
 
 @pytest.mark.parametrize("place", [None, 5, ["a"]])

@@ -296,6 +296,6 @@ def test_options_without_use_are_refused(made, tmp_path):
     assert measured(made, tmp_path, "active-memories", corpus=made[2])
 
 
-def test_a_model_that_has_moved_is_asked_for(made, tmp_path):
-    with pytest.raises(FfmemError, match="if it has moved, say where with --model"):
+def test_a_model_of_an_index_in_memory_is_asked_for(made, tmp_path):
+    with pytest.raises(FfmemError, match="names no place to load it from"):
         ffmem.experiment("agreement", made[0], tmp_path)

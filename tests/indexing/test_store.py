@@ -135,7 +135,9 @@ def test_an_unknown_memory_is_refused(tiny_index, cell):
 
 def test_an_index_counts_and_lists_its_memories(tiny_index):
     assert len(tiny_index) == len(list(tiny_index)) == 2 * 24
-    assert repr(tiny_index).startswith(f"Index('{tiny_index.folder}': 2 × 24 memories of in memory")
+    assert repr(tiny_index).startswith(
+        f"Index('{tiny_index.folder}': 2 × 24 memories of a model in memory over "
+    )
 
 
 def test_a_corpus_of_ids_alone_is_shown_by_its_tokens(index_of, tokenizer, tmp_path):

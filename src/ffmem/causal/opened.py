@@ -1,5 +1,6 @@
 """MODEL_OR_DIR: a model alone, or an index that names its model and knows how texts start."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from ffmem.errors import ModelError
 from ffmem.indexing.start import choose
 from ffmem.indexing.store import Index, check_weights, recover
+from ffmem.models.argument import index_model
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -69,17 +71,11 @@ def opened(
     else:
         raise ModelError("A model was named beside a model. Give one, or the folder of an index.")
     if not isinstance(wanted, Memories):
-        (progress or Progress(quiet=True)).say(f"Loading {wanted}.")
-        stored = "float32" if index is None else index.manifest.dtype
-        try:
+        own = index is not None and model is None
+        with index_model(str(wanted), index.folder) if index and own else nullcontext():
+            (progress or Progress(quiet=True)).say(f"Loading {wanted}.")
+            stored = "float32" if index is None else index.manifest.dtype
             wanted = load(wanted, dtype=dtype or stored, device=device)
-        except ModelError as error:
-            if index is None or model is not None:
-                raise
-            raise ModelError(
-                f"{error} The index was made with that model: if it has moved, say where with"
-                " --model."
-            ) from None
     memories = wanted
     if index is not None:
         check_weights(index, memories.fingerprint())

@@ -22,7 +22,7 @@ from numpy import ndarray
 from ffmem.errors import ModelError
 from ffmem.files import storage_errors
 from ffmem.indexing.store import Index, check_weights
-from ffmem.models.argument import canonical
+from ffmem.models.argument import canonical, index_model
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -129,14 +129,15 @@ def _memories(side: Side, device: str, progress: Progress) -> Memories:
 @contextmanager
 def _explaining(side: Side) -> Iterator[None]:
     """Add what to do to the error of a model that is not where its index says."""
-    try:
+    if side.model is not None:
         yield
+        return
+    try:
+        with index_model(side.index.manifest.model.source, side.index.folder, side.option):
+            yield
     except ModelError as error:
-        if side.model is not None:
-            raise
         raise ModelError(
-            f"{error} The index {side.index.folder} was made with that model: if it has moved, say"
-            f" where with {side.option}; --no-models compares the indexes alone."
+            f"{error} --no-models (models=False in Python) compares the indexes alone."
         ) from None
 
 

@@ -25,7 +25,8 @@ from ffmem.indexing.sample import merge_samples, write_sample
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker
-from ffmem.models.memories import IN_MEMORY, Memories
+from ffmem.models.argument import IN_MEMORY
+from ffmem.models.memories import Memories
 from ffmem.parallel import ExecutionConfig, Executor, Task, WorkerSpec, executor
 from ffmem.progress import Progress
 

@@ -21,6 +21,7 @@ from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value, is_flat
 from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, divided
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
+from ffmem.models.argument import IN_MEMORY
 from ffmem.storage import Storage, open_storage
 
 if TYPE_CHECKING:
@@ -115,11 +116,12 @@ class Index:
         return self.memory(Cell.of(cell))
 
     def __repr__(self) -> str:
-        model, corpus = self.manifest.model, self.manifest.corpus
+        source, corpus = self.manifest.model.source, self.manifest.corpus
+        model = "a model in memory" if source == IN_MEMORY else source
         so_far = "" if self.live is None else f"; unfinished, {self.live.progress}"
         return (
             f"Index({str(self.folder)!r}: {self.n_layers} × {counted(self.n_memories, 'memories')}"
-            f" of {model.source} over {counted(corpus.sentences, 'sentences')},"
+            f" of {model} over {counted(corpus.sentences, 'sentences')},"
             f" {counted(corpus.tokens, 'tokens')}{so_far})"
         )
 

@@ -2,6 +2,8 @@
 
 import difflib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ffmem.errors import ModelError
@@ -19,6 +21,9 @@ FORMS = (
     "Give a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id such"
     f" as org/name@revision, or a named model: {', '.join(NAMED)}."
 )
+
+IN_MEMORY = "in memory"
+"""The source of a model that was not loaded by us: nobody else can load it."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?", re.ASCII)
 
@@ -38,6 +43,28 @@ def canonical(model: str) -> str:
     if _HUB_ID.fullmatch(model) is None or path.suffix in {".pt", ".gguf"}:
         raise ModelError(f"There is no model {model!r}: no such file or folder. {FORMS}")
     return model
+
+
+@contextmanager
+def index_model(source: str, folder: Path, option: str = "--model") -> Iterator[None]:
+    """Load the model that an index names; say what to do if it is not there.
+
+    `option` is where the command line takes another place from, and Python the model itself.
+    """
+    python = option.lstrip("-").replace("-", "_")
+    if source == IN_MEMORY:
+        raise ModelError(
+            f"The index {folder} is of a model that was in memory, and names no place to load it"
+            f" from. In Python, pass {python}=ffmem.load(model, tokenizer); on the command line,"
+            f" save model and tokenizer to a folder, and name it with {option}."
+        )
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(
+            f"{error} The index {folder} was made with that model: if it has moved, say where with"
+            f" {option} ({python}= in Python)."
+        ) from None
 
 
 def path_of(source: str) -> Path:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ffmem.errors import ModelError, NoStaticValues, UnknownFamily, one_line
+from ffmem.models.argument import IN_MEMORY
 from ffmem.models.families import FAMILIES, FUSED, Family
 from ffmem.models.head import Head, Norm
 from ffmem.models.modules import bias, first, module, optional, shape, weight
@@ -31,9 +32,6 @@ from ffmem.networks.memories import LambdaLayer
 
 Read = Callable[[int, Tensor, Tensor | None], None]
 """What `Memories.reading` calls: (layer, coefficients, gate), both "batch position memory"."""
-
-IN_MEMORY = "in memory"
-"""The source of a model that was not loaded by us: nobody else can load it."""
 
 
 class Memories:

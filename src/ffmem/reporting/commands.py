@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ffmem.experiments.result import Result, Row
 from ffmem.indexing.manifest import SourceRecord
 from ffmem.indexing.store import Index
+from ffmem.models.argument import IN_MEMORY
 
 
 def report_command(results: Sequence[Result]) -> str:
@@ -43,7 +44,8 @@ def index_commands(settings: Row, index: Index | None) -> list[str]:
         return [f"{first} --out DIR", *(f"ffmem extend DIR {shlex.quote(s)}" for s in sources[1:])]
     manifest = index.manifest
     first_source, *others = manifest.corpus.sources
-    words = ["ffmem", "index", manifest.model.source, first_source.source, "--out", "DIR"]
+    model = "MODEL" if manifest.model.source == IN_MEMORY else manifest.model.source
+    words = ["ffmem", "index", model, first_source.source, "--out", "DIR"]
     words += ["-t", str(manifest.t), "--prefixes", manifest.prefixes, "--dtype", manifest.dtype]
     words += ["--start", manifest.start.asked, *_reading(first_source)]
     if manifest.compat:
