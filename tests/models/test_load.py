@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import ffmem
 from ffmem.errors import ModelError
 from ffmem.mini_wiki.folder import MODEL
 from ffmem.models.argument import NAMED, canonical
+from ffmem.models.families import FAMILIES
 from ffmem.models.load import converted, find_device, load
-from tests.tiny import tiny, tiny_tokenizer
+from ffmem.models.memories import fingerprint
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 
@@ -55,6 +59,59 @@ def test_a_checkpoint_that_lacks_weights_is_refused(folder):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"1 missing keys, such as .*layers\.1\.mlp\.up_proj"):
         load(folder)
+
+
+def without_last_layer(folder):
+    """Let the config name one layer fewer than the checkpoint has."""
+    config = json.loads((folder / "config.json").read_text())
+    count = next(name for name in ("num_hidden_layers", "n_layer", "num_layers") if name in config)
+    (folder / "config.json").write_text(json.dumps(config | {count: config[count] - 1}))
+
+
+def add_weights(folder, *names):
+    weights = load_file(folder / "model.safetensors")
+    weights |= {name: torch.ones(3) for name in names}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "opt", "ffmem_adaptive"])
+def test_a_config_of_fewer_layers_than_the_checkpoint_is_refused(name, tmp_path):
+    tiny(name).save_pretrained(tmp_path)
+    tiny_tokenizer().tokenizer.save_pretrained(tmp_path)
+    without_last_layer(tmp_path)
+    with pytest.raises(ModelError, match=r"holds more than .* unexpected keys, such as \S+\.1\."):
+        load(tmp_path)
+
+
+def test_a_bias_that_the_config_does_not_know_is_refused(tmp_path):
+    tiny("llama with biases").save_pretrained(tmp_path)
+    tiny_tokenizer().tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mlp_bias": False}))
+    with pytest.raises(ModelError, match=r"6 unexpected keys, such as \S+mlp\.down_proj\.bias\."):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_checkpoint_of_every_family_loads_with_what_older_versions_stored(name, tmp_path):
+    tiny(name).save_pretrained(tmp_path)
+    tiny_tokenizer().tokenizer.save_pretrained(tmp_path)
+    layer = FAMILIES[TINY[name].model_type].of(TINY[name].get_text_config()).blocks + ".0."
+    old = ("self_attn.rotary_emb.inv_freq", "attn.masked_bias", "attn.attention.bias")
+    add_weights(tmp_path, *(layer + name for name in old), "visual.patch_embed.weight")
+    assert load(tmp_path).fingerprint() == read(name).fingerprint()
+
+
+def test_what_transformers_ignores_by_itself_is_ignored(tmp_path):
+    """Heads that predict further tokens, which this family's checkpoints have."""
+    settings = TINY["qwen2"].to_dict() | {"model_type": "qwen3_5_text", "head_dim": 8}
+    kind = AutoConfig.for_model("qwen3_5_text")
+    model = AutoModelForCausalLM.from_config(type(kind).from_dict(settings))
+    assert any(re.match(one, "mtp.") for one in model._keys_to_ignore_on_load_unexpected)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().tokenizer.save_pretrained(tmp_path)
+    add_weights(tmp_path, "mtp.fc.weight")
+    assert load(tmp_path).fingerprint() == fingerprint(model)
 
 
 def test_a_truncated_checkpoint_is_refused(folder):
@@ -275,6 +332,21 @@ def test_a_gguf_file_is_converted_once_and_gives_the_same_model(tmp_path, monkey
     before = {path: path.stat().st_mtime_ns for path in made.iterdir()}
     ffmem.load(tmp_path / "tiny.gguf")
     assert before == {path: path.stat().st_mtime_ns for path in made.iterdir()}
+
+
+@pytest.mark.parametrize(("layers", "found"), [(1, "holds more than"), (3, "does not fill")])
+def test_a_gguf_file_whose_layers_are_not_those_it_names_is_refused(
+    layers, found, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as changed:
+        count = gguf.GGUFWriter.add_block_count
+        changed.setattr(gguf.GGUFWriter, "add_block_count", lambda writer, _: count(writer, layers))
+        words = ["<s>", "</s>", "a", "b", "ab", *map(str, range(59))]
+        write_gguf(tmp_path / "t.gguf", tiny("llama"), words)
+    with pytest.raises(ModelError, match=rf"{found} .* 9 \w+ keys, such as \S+"):
+        load(tmp_path / "t.gguf")
+    assert not list((tmp_path / "cache" / "gguf").iterdir())
 
 
 def test_a_truncated_gguf_file_is_refused_and_nothing_is_cached(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import io
 import json
 import logging as python_logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from gguf import GGUFReader
 from huggingface_hub.constants import ENDPOINT
 from torch import nn
 from transformers import (
@@ -64,6 +66,21 @@ _IF_THERE = {
     "_raise_exceptions_for_connection_errors": False,
 }
 """What `cached_file` is told of a file that a model may lack."""
+
+_IGNORED = re.compile(
+    r"(^|\.)("
+    r"\w*rotary\w*\.\w*(inv_freq|cos_cached|sin_cached)"
+    r"|(attn|attention|self_attn)\.(bias|masked_bias|causal_mask|embed_positions)"
+    r"|position_ids|embed_positions\.weights"
+    r")$"
+    r"|(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\."
+)
+"""Keys that may be left out beside those that transformers itself ignores: masks and positions,
+which older versions stored and which are computed; parts that see or hear, or predict further
+tokens."""
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+"""How the names of a layer's tensors begin in a GGUF file."""
 
 OWN_CODE: dict[str, Any] = {"trust_remote_code": False}
 """What every loader of transformers is told: left to itself, it asks on standard input, which may
@@ -238,14 +255,7 @@ def _hugging_face(
             output_loading_info=True,
         )
     model, report = loaded
-    for kind in ("missing_keys", "mismatched_keys"):
-        if report[kind]:
-            example = sorted(map(str, report[kind]))[0]
-            raise ModelError(
-                f"The checkpoint {name} does not fill the model: {len(report[kind])}"
-                f" {kind.replace('_', ' ')}, such as {example}. transformers would fill them with"
-                " random numbers; give a whole checkpoint."
-            )
+    _refuse_unfitting(name, report)
     if config.model_type == AdaptiveConfig.model_type:
         words = cached_file(name, "dict.txt", **where, **_IF_THERE)
         if words is not None:
@@ -259,6 +269,25 @@ def _hugging_face(
             " Put the tokenizer's files beside the model, or give load(model, tokenizer)."
         ) from error
     return model, SubwordTokenizer(tokens)
+
+
+def _refuse_unfitting(name: str | Path, report: dict[str, Any]) -> None:
+    """Raise unless the weights of a checkpoint are those of the model that its config describes."""
+    for kind in ("missing_keys", "mismatched_keys"):
+        if report[kind]:
+            example = sorted(map(str, report[kind]))[0]
+            raise ModelError(
+                f"The checkpoint {name} does not fill the model: {len(report[kind])}"
+                f" {kind.replace('_', ' ')}, such as {example}. transformers would fill them with"
+                " random numbers; give a whole checkpoint."
+            )
+    unexpected = sorted(key for key in report["unexpected_keys"] if not _IGNORED.search(key))
+    if unexpected:
+        raise ModelError(
+            f"The checkpoint {name} holds more than the model that its config describes:"
+            f" {len(unexpected)} unexpected keys, such as {unexpected[0]}. transformers would leave"
+            " them out and compute something else; give the config that belongs to the weights."
+        )
 
 
 def _refuse_adapter(name: str, where: dict[str, Any]) -> None:
@@ -315,9 +344,16 @@ def converted(gguf: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     place, name = gguf.parent, gguf.name
-    model = AutoModelForCausalLM.from_pretrained(
-        place, gguf_file=name, dtype=torch.float32, **OWN_CODE
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        place, gguf_file=name, dtype=torch.float32, output_loading_info=True, **OWN_CODE
     )
+    model, report = loaded
+    # Of tensors that it does not expect in a GGUF file, transformers says nothing.
+    layers = range(model.config.get_text_config().num_hidden_layers)
+    names = [str(tensor.name) for tensor in GGUFReader(gguf).tensors]
+    blocks = [(found, name) for name in names if (found := _BLOCK.match(name))]
+    report["unexpected_keys"] = {name for found, name in blocks if int(found[1]) not in layers}
+    _refuse_unfitting(gguf, report)
     _forget_quantisation(model)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(place, gguf_file=name, **OWN_CODE).save_pretrained(folder)
