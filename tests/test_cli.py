@@ -16,6 +16,7 @@ import ffmem
 from ffmem import cli
 
 COMMANDS = cli.cli.commands
+LONG = "a" * 5000
 SOURCE = str(Path(ffmem.__file__).parent.parent)
 
 
@@ -261,3 +262,21 @@ def test_a_corpus_comes_from_standard_input(model_folder, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "2 sentences" in done.stdout
     assert "\r" not in done.stderr  # no bar where there is no terminal
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("describe", LONG),
+        ("show", LONG, "L0N1"),
+        ("index", "mini-wiki", LONG, "--out", "x"),
+        ("index", "mini-wiki", "mini-wiki:valid", "--out", LONG),
+        ("verify", LONG),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_an_error_of_one_line(command):
+    done = ffmem_process(*command)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "too long" in done.stderr
+    assert len(done.stderr) < 500

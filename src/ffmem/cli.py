@@ -93,6 +93,12 @@ def main() -> None:
         message = " ".join(str(error).split())
         raise SystemExit(f"Error: {message}") from None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            name = str(error.filename)
+            raise SystemExit(
+                f"Error: {name[:100]}… is too long a name for a file ({len(name):,} letters)."
+                " Give a shorter one."
+            ) from None
         if error.errno != errno.ENOSPC:
             raise
         raise SystemExit("Error: The output cannot be written: no room left there.") from None

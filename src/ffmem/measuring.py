@@ -14,6 +14,7 @@ from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES
 from ffmem.files import made
 from ffmem.indexing.store import Index
 from ffmem.models.argument import index_model
+from ffmem.models.threads import check_threads
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -191,8 +192,7 @@ def _measure(
         size = None if sample == "all" else sample
         if isinstance(size, str):
             raise CorpusError(f"sample = {sample!r} was asked for. Give a number, or 'all'.")
-        if n_threads is not None and n_threads < 1:
-            raise FfmemError(f"threads = {n_threads} was asked for. Give 1 or more.")
+        check_threads(n_threads)
         source = _corpus(asked, index, corpus, reading, prompt)
         memories = _model(index, model, dtype, device, progress)
 
@@ -288,12 +288,6 @@ def _model(
             )
         return given
     source = given or index.manifest.model.source
-    progress.say(f"Loading {source}.")
-    try:
+    with nullcontext() if given else index_model(str(source), index.folder):
+        progress.say(f"Loading {source}.")
         return load(source, dtype=dtype or index.manifest.dtype, device=device)
-    except ModelError as error:
-        if given is not None:
-            raise
-        raise ModelError(
-            f"{error} The index was made with that model: if it has moved, say where with --model."
-        ) from None

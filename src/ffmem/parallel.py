@@ -38,6 +38,9 @@ from ffmem.progress import Progress
 DEATHS = 3
 """Deaths of workers with the same task in flight after which the run stops; and failed starts."""
 
+MOST = 1_024
+"""Local processes that may be asked for."""
+
 POLL = 1.0
 """Seconds between two looks whether the cluster is still there."""
 
@@ -54,6 +57,8 @@ class ExecutionConfig:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise FfmemError(f"--workers {self.workers} is out of range; use 1 or more.")
+        if self.workers is not None and self.workers > MOST and self.ray in (None, "local"):
+            raise FfmemError(f"--workers {self.workers} is out of range; use 1 to {MOST:,}.")
         if self.gpus_per_worker < 0:
             raise FfmemError(f"--gpus-per-worker {self.gpus_per_worker} is negative.")
         if self.gpus_per_worker and self.ray is None:

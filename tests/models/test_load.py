@@ -114,6 +114,38 @@ def test_what_transformers_ignores_by_itself_is_ignored(tmp_path):
     assert load(tmp_path).fingerprint() == fingerprint(model)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.cfloat])
+def test_weights_that_are_no_real_numbers_are_refused(folder, dtype):
+    weights = load_file(folder / "model.safetensors")
+    weights = {name: weight.to(dtype) for name, weight in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"stores \S+ as \w+, and its config names no quantiz"):
+        load(folder)
+
+
+def test_weights_of_several_files_that_are_no_real_numbers_are_refused(folder):
+    (folder / "model.safetensors").unlink()
+    tiny("llama").save_pretrained(folder, max_shard_size="5KB")
+    assert load(folder).fingerprint() == read("llama").fingerprint()
+    for path in sorted(folder.glob("model-*.safetensors"))[-1:]:
+        save_file({k: v.to(torch.int8) for k, v in load_file(path).items()}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"stores \S+ as I8, and its config names no quantization"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("llama", -1), ("gemma3", -1), ("gpt2", -1), ("gpt2", 0), ("opt", 0)]
+)
+def test_a_config_that_counts_less_than_one_is_refused(name, count, tmp_path):
+    tiny(name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.get("text_config", config)
+    text["n_head" if name == "gpt2" else "num_attention_heads"] = count
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=rf"says num_attention_heads = {count}, which must be at"):
+        load(tmp_path)
+
+
 def test_a_truncated_checkpoint_is_refused(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -141,6 +173,14 @@ def test_what_is_not_there_is_refused_with_the_forms_that_exist(name, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"no such file or folder\. Give a Hugging Face folder"):
         canonical(name)
+
+
+def test_a_name_that_is_too_long_is_refused():
+    for name in ("a" * 5000, "org/" + "a" * 5000, "./" + "a" * 5000 + ".gguf"):
+        with pytest.raises(
+            ModelError, match=r"There is no model '.{100}'… \(5,\d+ letters\): File"
+        ):
+            load(name)
 
 
 def test_a_name_that_is_nearly_right_is_mended():
@@ -334,19 +374,35 @@ def test_a_gguf_file_is_converted_once_and_gives_the_same_model(tmp_path, monkey
     assert before == {path: path.stat().st_mtime_ns for path in made.iterdir()}
 
 
-@pytest.mark.parametrize(("layers", "found"), [(1, "holds more than"), (3, "does not fill")])
-def test_a_gguf_file_whose_layers_are_not_those_it_names_is_refused(
-    layers, found, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("layers", [1, 3, 10**6])
+def test_a_gguf_file_whose_layers_are_not_those_it_names_is_refused(layers, tmp_path, monkeypatch):
     monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
     with monkeypatch.context() as changed:
         count = gguf.GGUFWriter.add_block_count
         changed.setattr(gguf.GGUFWriter, "add_block_count", lambda writer, _: count(writer, layers))
         words = ["<s>", "</s>", "a", "b", "ab", *map(str, range(59))]
         write_gguf(tmp_path / "t.gguf", tiny("llama"), words)
-    with pytest.raises(ModelError, match=rf"{found} .* 9 \w+ keys, such as \S+"):
+    with pytest.raises(ModelError, match=f"damaged: it says that it has {layers} layers, and hold"):
         load(tmp_path / "t.gguf")
-    assert not list((tmp_path / "cache" / "gguf").iterdir())
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_gguf_file_that_lacks_a_tensor_is_refused(tmp_path, monkeypatch):
+    """transformers would fill it with random numbers."""
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as changed:
+        add = gguf.GGUFWriter.add_tensor
+
+        def all_but_one(writer, name, tensor):
+            if name != "blk.1.ffn_up.weight":
+                add(writer, name, tensor)
+
+        changed.setattr(gguf.GGUFWriter, "add_tensor", all_but_one)
+        words = ["<s>", "</s>", "a", "b", "ab", *map(str, range(59))]
+        write_gguf(tmp_path / "t.gguf", tiny("llama"), words)
+    with pytest.raises(ModelError, match=r"1 missing keys, such as model\.layers\.1\.mlp\.up_proj"):
+        load(tmp_path / "t.gguf")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_truncated_gguf_file_is_refused_and_nothing_is_cached(tmp_path, monkeypatch):
@@ -354,9 +410,34 @@ def test_a_truncated_gguf_file_is_refused_and_nothing_is_cached(tmp_path, monkey
     write_gguf(tmp_path / "t.gguf", tiny("llama"), ["<s>", "</s>", *map(str, range(62))])
     path = tmp_path / "t.gguf"
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(ModelError, match="Cannot load the model"):
+    with pytest.raises(ModelError, match=r"The GGUF file \S+ is damaged: its header does not fit"):
         load(path)
-    assert not list((tmp_path / "cache" / "gguf").iterdir())
+    assert not (tmp_path / "cache").exists()
+
+
+def false_counts(raw):
+    """Yield a GGUF file with each count of it made false: its bytes and what was changed."""
+    tokens = raw.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
+    sizes = raw.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4
+    for what, place in (("tensors", 8), ("settings", 16), ("tokens", tokens), ("sizes", sizes)):
+        for count in (0, 3, 10**6, 10**12, 2**63):
+            yield what, raw[:place] + count.to_bytes(8, "little") + raw[place + 8 :]
+
+
+def test_a_gguf_file_with_false_counts_is_told_to_be_damaged(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "t.gguf"
+    write_gguf(path, tiny("llama"), ["<s>", "</s>", "a", "b", "ab", *map(str, range(59))])
+    for what, changed in list(false_counts(path.read_bytes())):
+        path.write_bytes(changed)
+        with pytest.raises(ModelError) as refused:
+            load(path)
+        assert str(refused.value).startswith(f"The GGUF file {path} is damaged"), what
+    for nothing in (b"", b"GGUF", b"no model" * 100):
+        path.write_bytes(nothing)
+        with pytest.raises(ModelError, match=r"The GGUF file \S+ is damaged"):
+            load(path)
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("online", [True, False])

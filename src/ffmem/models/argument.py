@@ -33,7 +33,12 @@ def canonical(model: str) -> str:
     if model in NAMED:
         return model
     path = Path(model).expanduser()
-    if model and path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, or a folder that may not be read
+        name = repr(model) if len(model) <= 100 else f"{model[:100]!r}… ({len(model):,} letters)"
+        raise ModelError(f"There is no model {name}: {error.strerror}. {FORMS}") from None
+    if model and exists:
         if path.is_file() and path.suffix not in {".gguf", ".pt"}:
             raise ModelError(f"{model!r} is a file, and not of a kind that holds a model. {FORMS}")
         return str(path.resolve())

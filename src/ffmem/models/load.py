@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import torch
 from gguf import GGUFReader
 from huggingface_hub.constants import ENDPOINT
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -33,7 +34,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 from transformers.utils.hub import cached_file
 
 from ffmem.errors import FfmemError, ModelError, one_line
@@ -243,6 +244,8 @@ def _hugging_face(
         )
     if plan is not None and config.model_type == AdaptiveConfig.model_type:
         _refuse_split(f"The model {name}")
+    if getattr(config, "quantization_config", None) is None:
+        _refuse_integers(name, where)
     with refusing_own_code(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -290,6 +293,31 @@ def _refuse_unfitting(name: str | Path, report: dict[str, Any]) -> None:
         )
 
 
+def _refuse_integers(name: str, where: dict[str, Any]) -> None:
+    """Raise if weights are stored as integers, or as anything else that is no real number.
+
+    transformers would cast them without a word: quantized weights, without their scales.
+    """
+    single = cached_file(name, SAFE_WEIGHTS_NAME, **where, **_IF_THERE)
+    parts = [] if single is None else [SAFE_WEIGHTS_NAME]
+    if single is None and (
+        listed := cached_file(name, SAFE_WEIGHTS_INDEX_NAME, **where, **_IF_THERE)
+    ):
+        parts = sorted(
+            set(json.loads(Path(listed).read_text(encoding="utf-8"))["weight_map"].values())
+        )
+    for part in parts:
+        with safe_open(cached_file(name, part, **where), "pt") as file:
+            for key in file.keys():  # noqa: SIM118 - it is no dictionary
+                dtype = file.get_slice(key).get_dtype()
+                if not dtype.startswith(("F", "BF")) and not _IGNORED.search(key):
+                    raise ModelError(
+                        f"The checkpoint {name} stores {key} as {dtype}, and its config names no"
+                        " quantization that says what these numbers mean. Give a checkpoint in"
+                        " float32, bfloat16 or float16."
+                    )
+
+
 def _refuse_adapter(name: str, where: dict[str, Any]) -> None:
     """Raise if a model is an adapter, which transformers adds to its base only if peft is there."""
     found = cached_file(name, ADAPTER, **where, **_IF_THERE)
@@ -327,14 +355,17 @@ def converted(gguf: Path) -> Path:
     folder = cache_folder() / "gguf" / sha256(gguf)[:32]
     if folder.exists():
         return folder
+    _refuse_damaged(gguf)
+    # Its bar belongs on a terminal, and takes no heed of transformers' own switch.
+    quiet_bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
+    with quiet_bar, refusing_own_code(gguf):
+        model, tokenizer = _read_gguf(gguf)
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
         try:
-            # Its bar belongs on a terminal, and takes no heed of transformers' own switch.
-            quiet_bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
-            with quiet_bar, refusing_own_code(gguf):
-                _convert(gguf, temporary)
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
             if not folder.exists():  # another process may have been faster
                 temporary.replace(folder)
         finally:
@@ -342,21 +373,43 @@ def converted(gguf: Path) -> Path:
     return folder
 
 
-def _convert(gguf: Path, folder: Path) -> None:
+def _refuse_damaged(gguf: Path) -> None:
+    """Raise unless a GGUF file holds what its header counts: tensors, settings, layers."""
+    try:
+        reader = GGUFReader(gguf)
+        names = [tensor.name for tensor in reader.tensors]
+        kind = reader.get_field("general.architecture")
+        count = reader.get_field(f"{kind.contents()}.block_count") if kind else None
+        said = count.contents() if count else None
+    except Exception as error:  # of a damaged file, its reader raises anything
+        raise ModelError(
+            f"The GGUF file {gguf} is damaged: its header does not fit what it holds"
+            f" ({one_line(error, 120)}). Fetch or make it anew."
+        ) from error
+    held = {int(found[1]) for name in names if (found := _BLOCK.match(name))}
+    if len(held) != said or max(held) != said - 1:
+        raise ModelError(
+            f"The GGUF file {gguf} is damaged: it says that it has {said or 'no'} layers, and holds"
+            f" the tensors of {len(held)}. Fetch or make it anew."
+        )
+
+
+def _read_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     place, name = gguf.parent, gguf.name
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         place, gguf_file=name, dtype=torch.float32, output_loading_info=True, **OWN_CODE
     )
     model, report = loaded
-    # Of tensors that it does not expect in a GGUF file, transformers says nothing.
-    layers = range(model.config.get_text_config().num_hidden_layers)
-    names = [str(tensor.name) for tensor in GGUFReader(gguf).tensors]
-    blocks = [(found, name) for name in names if (found := _BLOCK.match(name))]
-    report["unexpected_keys"] = {name for found, name in blocks if int(found[1]) not in layers}
     _refuse_unfitting(gguf, report)
     _forget_quantisation(model)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(place, gguf_file=name, **OWN_CODE).save_pretrained(folder)
+    # transformers takes a tensor of any shape from a GGUF file.
+    for key, weight in empty(model.config).named_parameters():
+        if (found := tuple(model.get_parameter(key).shape)) != (said := tuple(weight.shape)):
+            raise ModelError(
+                f"The GGUF file {gguf} is damaged: {key} has the shape {found}, where its header"
+                f" says {said}. Fetch or make it anew."
+            )
+    return model, AutoTokenizer.from_pretrained(place, gguf_file=name, **OWN_CODE)
 
 
 def _forget_quantisation(model: PreTrainedModel) -> None:

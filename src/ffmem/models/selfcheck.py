@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from ffmem.errors import SelfCheckFailed
+from ffmem.errors import ModelError, SelfCheckFailed, one_line
 from ffmem.models.memories import Memories
 from ffmem.models.split import weights
 from ffmem.models.trace import LayerTrace
@@ -61,7 +61,15 @@ def check(memories: Memories) -> SelfCheck:
     """Return the errors of every equation on a few tokens; raise if one does not hold."""
     _refuse_non_finite_weights(memories)
     tokens = _tokens(memories)
-    trace = memories.trace(tokens)
+    try:
+        trace = memories.trace(tokens)
+    except ModelError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as broken:
+        raise SelfCheckFailed(
+            f"This {memories.family!r} model does not run ({one_line(broken)}): its config does not"
+            " fit its weights, or a file of it is damaged."
+        ) from broken
     for layer, found in enumerate(trace):
         _refuse_non_finite(memories, layer, found)
     by_layer = {

@@ -41,6 +41,12 @@ _NUMBERS = {
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation", "activation")
 
 
+_COUNTS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "intermediate_size", "vocab_size", "max_position_embeddings"),
+)
+"""What a config counts, under the names that transformers maps a family's own to."""
+
 _NO_MEMORIES = {
     **dict.fromkeys(
         ("mamba", "mamba2", "falcon_mamba"),
@@ -80,6 +86,19 @@ def refuse_config(config: PretrainedConfig) -> None:
             f"A {kind!r} model cannot be read: {_NO_MEMORIES[kind]}; give ffmem a transformer that"
             " predicts the next token."
         )
+    _refuse_counts(config)
+
+
+def _refuse_counts(config: PretrainedConfig) -> None:
+    """Raise if a config counts less than one of something that every model has."""
+    text = config.get_text_config()
+    for name in _COUNTS:
+        count = getattr(text, name, None)
+        if isinstance(count, int) and count < 1:
+            raise ModelError(
+                f"The config of this {config.model_type!r} model says {name} = {count}, which must"
+                " be at least 1: take the config.json that belongs to the weights."
+            )
 
 
 def _refuse_encoder(what: str) -> None:

@@ -86,7 +86,11 @@ class TrainConfig(Record):
     seed: int = option("Random seed.", 0, minimum=0)
     device: str = option("auto, cpu, cuda, cuda:N or mps.", "auto", compare=False)
     threads: int | None = option(
-        "CPU threads; the last bits of the weights depend on it.", None, minimum=1, compare=False
+        "CPU threads; the last bits of the weights depend on it.",
+        None,
+        minimum=1,
+        below=1025,
+        compare=False,
     )
     checkpoint_minutes: float = option(
         "Minutes between checkpoints.", 5.0, minimum=0, compare=False
