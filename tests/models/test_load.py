@@ -440,6 +440,29 @@ def test_a_gguf_file_with_false_counts_is_told_to_be_damaged(tmp_path, monkeypat
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_damaged_conversion_is_found_and_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "t.gguf"
+    write_gguf(path, tiny("llama"), ["<s>", "</s>", "a", "b", "ab", *map(str, range(59))])
+    folder = converted(path)
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def truncate(file):
+        file.write_bytes(file.read_bytes()[:-7])
+
+    def change(file):
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 1
+        file.write_bytes(content)
+
+    for name in whole:
+        for damage in (truncate, change, Path.unlink):
+            damage(folder / name)
+            assert converted(path) == folder
+            assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    assert [place.name for place in folder.parent.iterdir()] == [folder.name]
+
+
 @pytest.mark.parametrize("online", [True, False])
 def test_a_misspelt_folder_is_not_only_blamed_on_the_hub(monkeypatch, online):
     module = sys.modules["ffmem.models.load"]

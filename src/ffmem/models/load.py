@@ -80,6 +80,9 @@ _IGNORED = re.compile(
 which older versions stored and which are computed; parts that see or hear, or predict further
 tokens."""
 
+HASHES = "sha256.json"
+"""The file of a converted model that names the hash of each of the others."""
+
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 """How the names of a layer's tensors begin in a GGUF file."""
 
@@ -351,9 +354,12 @@ def _words(path: Path, vocabulary: int) -> WordTokenizer:
 
 
 def converted(gguf: Path) -> Path:
-    """Return a Hugging Face folder with the content of a GGUF file, made once and cached."""
+    """Return a Hugging Face folder with the content of a GGUF file, made once and cached.
+
+    Beside its files lies their SHA-256: a folder that was damaged since is made anew.
+    """
     folder = cache_folder() / "gguf" / sha256(gguf)[:32]
-    if folder.exists():
+    if _is_whole(folder):
         return folder
     _refuse_damaged(gguf)
     # Its bar belongs on a terminal, and takes no heed of transformers' own switch.
@@ -366,11 +372,25 @@ def converted(gguf: Path) -> Path:
         try:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-            if not folder.exists():  # another process may have been faster
+            hashes = {path.name: sha256(path) for path in temporary.iterdir()}
+            (temporary / HASHES).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
+            if not _is_whole(folder):  # another process may have been faster
+                if folder.exists():
+                    folder.rename(temporary.with_name(f"{temporary.name}.damaged"))
                 temporary.replace(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(f"{temporary}.damaged", ignore_errors=True)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether a converted model has its files, and no byte of them has changed."""
+    try:
+        hashes = json.loads((folder / HASHES).read_text(encoding="utf-8"))
+        return bool(hashes) and all(sha256(folder / name) == hashes[name] for name in hashes)
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _refuse_damaged(gguf: Path) -> None:
