@@ -18,7 +18,8 @@ from ffmem.errors import ModelError
 from ffmem.mini_wiki.folder import MODEL
 from ffmem.models.argument import NAMED, canonical
 from ffmem.models.families import FAMILIES
-from ffmem.models.load import converted, find_device, load
+from ffmem.models.gguf import converted
+from ffmem.models.load import find_device, load
 from ffmem.models.memories import fingerprint
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ffmem.errors import ModelError, StoreError
 from ffmem.files import refuse_unwritable, storage_errors, sync
-from ffmem.models.load import OWN_CODE, quiet
+from ffmem.models.checkpoint import OWN_CODE
+from ffmem.models.load import quiet
 from ffmem.models.memories import fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer
 from ffmem.training.data import WordVocabulary

