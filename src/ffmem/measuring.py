@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.api import load
-from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
+from ffmem.errors import CorpusError, ModelError, StoreError
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
 from ffmem.files import made
 from ffmem.indexing.store import Index

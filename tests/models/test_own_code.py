@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import ffmem
-from ffmem.cluster.planned import count
-from ffmem.cluster.shape import shape_of
 from ffmem.errors import ModelError
 from ffmem.models.load import load
 from tests.models.test_load import write_gguf
@@ -88,22 +86,6 @@ def test_a_corpus_that_begins_with_y_does_not_run_code(folder, ran, tmp_path, ki
     error = done.stderr.splitlines()[-1]
     assert error.startswith(f"Error: The model {folder} asks for its own Python code to run")
     assert "Do you wish" not in done.stdout + done.stderr
-    assert not ran.exists()
-
-
-@pytest.mark.parametrize("kind", ["config", "model"])
-def test_the_plan_of_a_run_does_not_run_code(folder, ran, kind):
-    ask_for_code(folder, kind)
-    with pytest.raises(ModelError, match=REFUSED):
-        shape_of(str(folder))
-    assert not ran.exists()
-
-
-def test_counting_the_tokens_of_a_corpus_does_not_run_code(folder, ran, tmp_path):
-    ask_for_code(folder, "tokenizer")
-    (tmp_path / "corpus.txt").write_text("w3 w4 w5\n")
-    with pytest.raises(ModelError, match=REFUSED):
-        count(str(tmp_path / "corpus.txt"), None, str(folder))
     assert not ran.exists()
 
 
