@@ -1,7 +1,6 @@
-"""Models over several devices: on this machine with weights on disk, and on made-up GPUs.
+"""Models over several devices: with accelerate's hooks on a CPU, and on made-up GPUs.
 
-Weights that accelerate keeps on disk are empty between calls, as those in main memory are beside a
-GPU. Two GPUs that are not there are torch's own fake tensors: no numbers, but real rules of which
+Two GPUs that are not there are torch's own fake tensors: no numbers, but real rules of which
 tensors may meet.
 """
 
@@ -22,19 +21,8 @@ from ffmem.causal.upward import Upward
 from ffmem.errors import ModelError
 from ffmem.models.describe import describe
 from ffmem.models.families import FAMILIES
-from ffmem.models.load import DTYPES, empty, load, quiet
-from ffmem.models.modules import bias
-from ffmem.models.split import (
-    copied,
-    device_map,
-    device_of,
-    held,
-    is_split,
-    missing,
-    places,
-    weights,
-)
-from tests.conftest import text_model
+from ffmem.models.load import empty, load, quiet
+from ffmem.models.split import copied, device_map, is_split, places
 from tests.tiny import TINY, tiny, tiny_tokenizer
 
 NAMES = ["gpt2", "llama", "gpt_neox", "opt", "opt post-norm", "gemma3", "cohere", "falcon"]
@@ -56,19 +44,18 @@ def parts(model):
     return layers, others
 
 
-def dispatched(model, folder, others="disk"):
-    """Return the model with its first layer in memory and all other layers on disk."""
+def dispatched(model):
+    """Return the model with accelerate's hooks on each of its parts, all on the CPU."""
     layers, rest = parts(model)
-    where = dict.fromkeys(rest, others) | dict.fromkeys(layers, "disk") | {layers[0]: "cpu"}
     with quiet():
-        dispatch_model(model, where, offload_dir=folder)
+        dispatch_model(model, dict.fromkeys([*rest, *layers], "cpu"), force_hooks=True)
     return model
 
 
 @pytest.fixture(params=NAMES)
-def pair(request, tmp_path):
-    """The memories of a model in memory, and of the same model with most weights on disk."""
-    models = tiny(request.param), dispatched(tiny(request.param), tmp_path / "weights")
+def pair(request):
+    """The memories of a model as it is, and of the same model with accelerate's hooks."""
+    models = tiny(request.param), dispatched(tiny(request.param))
     return tuple(ffmem.load(model, tiny_tokenizer()) for model in models)
 
 
@@ -76,31 +63,14 @@ def same(one, other):
     return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
 
 
-def emptied(memories):
-    return [linear.get_parameter("weight").is_meta for linear in memories.value_maps]
-
-
-def test_weights_on_disk_are_those_of_the_model(pair):
+def test_a_model_with_hooks_has_the_weights_of_the_model(pair):
     whole, split = pair
-    assert emptied(split) == [layer > 0 for layer in range(split.n_layers)]
+    assert is_split(split.model)
+    assert not is_split(whole.model)
     for layer in range(whole.n_layers):
-        names = ["values", "bias", "readable_values", "keys", "key_bias"]
-        for name in [*names, *(["up_keys", "up_bias"] if whole.gated else [])]:
-            assert same(getattr(split, name)(layer), getattr(whole, name)(layer)), name
-    assert same(split.head.embedding, whole.head.embedding)
-    assert same(split.head.norm.gain, whole.head.norm.gain)
-    assert (split.dtype, split.device) == (whole.dtype, whole.device)
-    assert (split.hidden, split.n_memories) == (whole.hidden, whole.n_memories)
-
-
-def test_the_hash_of_the_weights_is_the_same_before_any_pass_and_after(pair, tmp_path):
-    whole, split = pair
-    split.logits(TOKENS)  # accelerate forgets at a pass which weights are one
+        assert same(split.values(layer), whole.values(layer))
+        assert same(split.keys(layer), whole.keys(layer))
     assert split.fingerprint() == whole.fingerprint()
-    name = next(name for name in NAMES if TINY[name].model_type == whole.family)
-    assert [n for n, _ in weights(dispatched(tiny(name), tmp_path / "again"))] == sorted(
-        n for n, _ in tiny(name).named_parameters()
-    )
 
 
 def test_every_pass_gives_the_same_numbers(pair):
@@ -116,19 +86,6 @@ def test_every_pass_gives_the_same_numbers(pair):
     assert same(split.head.constant(), whole.head.constant())
 
 
-def test_a_pass_that_stops_early_reads_the_same_and_leaves_the_weights_on_disk(pair):
-    found = []
-    for memories in pair:
-        seen = []
-        with memories.reading(lambda layer, m, gate, seen=seen: seen.append((layer, m.clone()))):
-            memories.forward(TOKENS, layers=1)
-        found.append(seen)
-    ((layer, expected),) = found[0]
-    assert [layer] == [layer for layer, _ in found[1]]
-    assert same(found[1][0][1], expected)
-    assert emptied(pair[1]) == [layer > 0 for layer in range(pair[1].n_layers)]
-
-
 def test_effects_are_the_same(pair):
     found = [
         effect(one, read_prompt(one, "w5 w9 w17 w30", 0), candidates=6, integrated=True, steps=2)
@@ -137,84 +94,40 @@ def test_effects_are_the_same(pair):
     assert found[1].to_dict() == found[0].to_dict()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_an_index_has_the_same_bytes(name, tokenizer, corpus_file, tmp_path):
-    corpus = ffmem.Corpus(str(corpus_file), unit="line")
-    models = text_model(name), dispatched(text_model(name), tmp_path / "weights")
-    for model, out in zip(models, ("whole", "split"), strict=True):
-        memories = ffmem.load(model, tokenizer)
-        ffmem.index(memories, corpus, tmp_path / out, t=6, threads=1)
-    files = sorted(path for path in (tmp_path / "whole").rglob("*.*") if path.is_file())
-    assert any(path.name == "manifest.json" for path in files)
-    for path in files:
-        if path.suffix != ".sqlite":
-            other = tmp_path / "split" / path.relative_to(tmp_path / "whole")
-            assert other.read_bytes() == path.read_bytes(), path.name
-
-
-@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_folder_loaded_over_devices_is_the_folder(name, stored, dtype, tmp_path):
-    model = tiny(name).to(DTYPES[stored])
-    model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer().tokenizer.save_pretrained(tmp_path / "model")
-    layers, rest = parts(model)
-    where = dict.fromkeys([*rest, *layers[1:]], "disk") | {layers[0]: "cpu"}
-    whole = load(tmp_path / "model", dtype=dtype, device="cpu")
-    split = load(tmp_path / "model", dtype=dtype, device=where)
-    assert is_split(split.model)
-    assert emptied(split) == [False, True]
-    assert split.fingerprint() == whole.fingerprint()
-    assert split.dtype == whole.dtype
-    assert same(split.values(1), whole.values(1))
-    assert same(split.logits(TOKENS), whole.logits(TOKENS))
-
-
-def test_a_copy_of_a_module_has_its_weights_and_none_of_the_others(tmp_path):
-    model = dispatched(tiny("llama"), tmp_path / "weights")
+def test_a_copy_of_a_module_has_no_hooks():
+    model = dispatched(tiny("llama"))
     norm = copied(model.model.norm)
     x = torch.randn(2, norm.weight.shape[0])
-    assert same(norm.weight, tiny("llama").model.norm.weight)
     assert same(norm(x), tiny("llama").model.norm(x))
     assert not is_split(norm)
-    assert model.model.norm.weight.is_meta
+    assert is_split(model.model.norm)
 
 
-def test_weights_that_are_nowhere_are_refused_also_in_a_split_model(tmp_path):
-    model = dispatched(tiny("llama"), tmp_path / "weights")
-    model.model.layers[0].mlp.down_proj.to("meta")
-    with pytest.raises(ModelError, match=r"layers\.0\.mlp\.down_proj\.weight are not in memory"):
+def test_offloaded_weights_are_refused(tmp_path):
+    model = tiny("llama")
+    layers, rest = parts(model)
+    where = dict.fromkeys([*rest, layers[0]], "cpu") | {layers[1]: "disk"}
+    with quiet():
+        dispatch_model(model, where, offload_dir=tmp_path)
+    with pytest.raises(ModelError, match=r"layers\.1\..*weight are not in memory"):
         ffmem.load(model, tiny_tokenizer())
 
 
-def test_a_weight_on_disk_that_is_no_number_is_refused(tmp_path):
-    model = tiny("llama")
-    model.model.layers[1].mlp.down_proj.weight.data[2, 3] = torch.nan
-    with pytest.raises(ModelError, match=r"no number \(in layer 1, .*down_proj\.weight\)"):
-        ffmem.load(dispatched(model, tmp_path / "weights"), tiny_tokenizer())
-
-
-def test_the_weights_of_a_split_model_cannot_be_rewritten(tmp_path):
-    memories = ffmem.load(dispatched(tiny("llama"), tmp_path / "weights"), tiny_tokenizer())
+def test_the_weights_of_a_split_model_cannot_be_rewritten():
+    memories = ffmem.load(dispatched(tiny("llama")), tiny_tokenizer())
     with pytest.raises(ModelError, match=r"split over devices\. Load it on one device"):
         edited(memories, Edits.of(off=["L1N3"]))
 
 
-def test_describe_says_what_lies_where(tmp_path):
+def test_describe_says_what_lies_where():
     whole = ffmem.load(tiny("llama"), tiny_tokenizer())
     expected = "layers 0 to 1, model.embed_tokens, model.norm, lm_head"
     assert describe(whole)["devices"] == {"cpu": expected}
-    split = ffmem.load(dispatched(tiny("llama"), tmp_path / "weights", "cpu"), tiny_tokenizer())
-    assert describe(split)["devices"] == {
-        "cpu": "layer 0, model.embed_tokens, model.norm, lm_head",
-        "disk, moved to cpu when used": "layer 1",
-    }
 
 
 @pytest.mark.parametrize(("name", "tied"), [("gpt2", True), ("gpt2 untied", False)])
-def test_describe_knows_which_embeddings_are_tied_though_they_are_away(name, tied, tmp_path):
-    memories = ffmem.load(dispatched(tiny(name), tmp_path / "weights"), tiny_tokenizer())
+def test_describe_knows_which_embeddings_are_tied(name, tied):
+    memories = ffmem.load(dispatched(tiny(name)), tiny_tokenizer())
     assert describe(memories)["head"]["tied"] is tied
 
 
@@ -223,12 +136,12 @@ def test_the_plan_never_divides_a_layer_and_uses_every_device_that_it_needs(name
     model = empty(TINY[name], "float32")
     assert all(weight.is_meta for weight in model.parameters())
     size = sum(weight.numel() * 4 for weight in model.parameters())
-    where = device_map(model, {0: size // 2, 1: size // 2, "cpu": 4 * size})
+    where = device_map(model, {0: size, 1: size})
     layers, _ = parts(model)
     for path in where:
         assert not any(path.startswith(f"{layer}.") for layer in layers), path
-    assert len(set(where.values())) > 1
-    assert set(device_map(model, {0: 8 * size, "cpu": 8 * size}).values()) == {0}
+    assert set(where.values()) == {0, 1}
+    assert set(device_map(model, {0: 8 * size}).values()) == {0}
 
 
 def test_the_plan_has_room_for_the_wider_of_the_stored_dtype_and_the_wanted_one():
@@ -245,13 +158,13 @@ def test_the_plan_has_room_for_the_wider_of_the_stored_dtype_and_the_wanted_one(
 
 def test_a_model_that_fits_nowhere_is_refused_with_its_size():
     model = empty(TINY["llama"], "float32")
-    with pytest.raises(ModelError, match=r"take 0\.0 GB, and do not fit .*0: 0\.0 GB, cpu: 0\.0"):
-        device_map(model, {0: 4000, "cpu": 4000})
+    with pytest.raises(ModelError, match=r"take 0\.0 GB, and do not fit .*0: 0\.0 GB; whole"):
+        device_map(model, {0: 4000})
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one here")
 def test_without_an_accelerator_there_is_nothing_to_split_over(model_folder):
-    with pytest.raises(ModelError, match=r"no accelerator here to split a model over\."):
+    with pytest.raises(ModelError, match=r"needs an accelerator, and there is none here"):
         load(model_folder, device="split")
 
 
@@ -262,19 +175,6 @@ def test_the_papers_model_is_not_split(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"")
     with pytest.raises(ModelError, match=r"checkpoint .*model\.pt was to be split over devices"):
         load(tmp_path / "model.pt", device={"": "cpu"})
-
-
-def test_a_weight_in_main_memory_is_given_where_its_module_computes():
-    linear = nn.Linear(3, 2, device="meta", dtype=torch.bfloat16)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        lying = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
-        add_hook_to_module(linear, Placed(FIRST, offload=True, weights_map=lying))
-        for name in ("weight", "bias"):
-            found = held(linear, name)
-            assert (found.device, found.dtype) == (FIRST, torch.bfloat16)
-        assert bias(linear).device == device_of(linear) == FIRST
-        assert {weight.device.type for _, weight in weights(linear)} == {"cpu"}
-    assert missing(linear) is None
 
 
 class Placed(AlignDevicesHook):

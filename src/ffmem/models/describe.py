@@ -88,7 +88,7 @@ def _head(memories: Memories) -> dict[str, Any]:
     return {
         "kind": "linear",
         "final_norm": memories.row.final_norm,
-        "tied": is_tied(model, inputs, outputs),
+        "tied": is_tied(inputs, outputs),
         "scale": head.scale,
         "cap": head.cap,
         "projection": "folded",

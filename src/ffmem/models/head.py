@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ffmem.errors import ModelError
-from ffmem.models.split import copied, device_of, held
+from ffmem.models.split import copied, device_of
 
 
 class Norm:
@@ -113,7 +113,7 @@ class Head:
         """The output embedding U itself, not a copy; the adaptive softmax has none."""
         if self.adaptive:
             raise ModelError("An adaptive softmax has no single output embedding.")
-        return held(self.output, "weight")
+        return self.output.get_parameter("weight")
 
     @property
     def vocabulary(self) -> int:
@@ -124,7 +124,7 @@ class Head:
     def bias(self) -> Float[Tensor, " vocab"] | None:
         """The bias b of the output embedding, if it has one."""
         has_bias = getattr(self.output, "bias", None) is not None
-        return held(self.output, "bias") if has_bias else None
+        return self.output.get_parameter("bias") if has_bias else None
 
     def logits(self, stream: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return the logits of vectors of the residual stream, by the model's own way, in float32.

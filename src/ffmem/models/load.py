@@ -43,7 +43,7 @@ from ffmem.models.checkpoint import (
 from ffmem.models.fairseq import load_fairseq
 from ffmem.models.gguf import converted
 from ffmem.models.memories import Memories, fingerprint
-from ffmem.models.split import device_map, refuse_no_accelerator
+from ffmem.models.split import device_map, require_accelerator
 from ffmem.models.structure import refuse_config
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
@@ -122,7 +122,7 @@ def _plan(device: str | dict[str, Any], dtype: str) -> Plan | None:
         return lambda config: device
     if device != SPLIT:
         return None
-    refuse_no_accelerator()
+    require_accelerator()
     return lambda config: device_map(empty(config, dtype))
 
 

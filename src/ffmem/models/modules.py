@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ffmem.errors import ModelError
-from ffmem.models.split import device_of, held
+from ffmem.models.split import device_of
 from ffmem.networks.memories import FactoredLinear, InputValues
 
 
@@ -35,7 +35,7 @@ def weight(linear: nn.Module) -> Float[Tensor, "out in"]:
     """Return the weights of a linear map, one output per row, on the device where it computes."""
     if isinstance(linear, FactoredLinear):
         return linear.matrix()
-    return _upright(linear, held(linear, "weight"))
+    return _upright(linear, linear.get_parameter("weight"))
 
 
 def shape(linear: nn.Module) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def _upright(linear: nn.Module, found: Tensor) -> Float[Tensor, "out in"]:
 def bias(linear: nn.Module) -> Float[Tensor, " out"]:
     """Return the bias of a linear map, zeros if it has none."""
     if getattr(linear, "bias", None) is not None:
-        return held(linear, "bias")
+        return linear.get_parameter("bias")
     dtype = next(linear.parameters()).dtype
     return torch.zeros(shape(linear)[0], dtype=dtype, device=device_of(linear))
 
