@@ -1,7 +1,7 @@
 """The grid against traces position by position, in families of every kind."""
 
 import pytest
-from tests.experiments.test_inference import VARIANTS
+from tests.experiments.test_evaluation import VARIANTS
 
 import ffmem
 from ffmem.causal.edits import Edits

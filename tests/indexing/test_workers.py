@@ -202,21 +202,16 @@ def test_a_ray_whose_nodes_and_workers_die_gives_the_same_bytes(
     model_folder, corpus, whole, tmp_path, ray_cluster, slow
 ):
     folder, shared = tmp_path / "index", tmp_path / "shared"
-    done = threading.Event()
-
-    def break_things():
+    command = [sys.executable, "-m", "ffmem", *COMMAND, "--out", folder, "--shared", shared]
+    command += ["--workers", "3", "--ray", ray_cluster.address, model_folder, corpus.source]
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": slow}
+    with subprocess.Popen(command, env=environment) as process:
         while not list(shared.glob("*/partials/partial-*.arrow")):
+            assert process.poll() is None
             time.sleep(0.1)
         os.kill(workers_of()[0], signal.SIGKILL)
         time.sleep(1)
         ray_cluster.kill_node()
         ray_cluster.add_node()
-        done.set()
-
-    breaker = threading.Thread(target=break_things, daemon=True)
-    breaker.start()
-    options = OPTIONS | {"workers": 3, "ray": ray_cluster.address}
-    ffmem.index(model_folder, corpus, folder, shared=str(shared), **options)
-    breaker.join()
-    assert done.is_set()
+        assert process.wait(300) == 0
     assert content(folder) == whole
