@@ -265,7 +265,7 @@ def test_a_private_ray_that_dies_ends_the_run(tmp_path, monkeypatch):
     config = ExecutionConfig(workers=1, ray="local")
     begin = time.monotonic()
     with (
-        pytest.raises(WorkerError, match=r"--ray local is gone.* rerun the command to resume"),
+        pytest.raises(WorkerError, match=r"The Ray .* is gone.* rerun the command to resume"),
         executor(config, spec(tmp_path), Lines()) as workers,
     ):
         workers.run([Task("nap", "sleep", (600,))], lambda n: None)

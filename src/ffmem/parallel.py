@@ -542,6 +542,8 @@ class _RaySlot(Slot):
         if not isinstance(error, self._ray.exceptions.RayActorError):
             return None
         text = str(error)
+        if "its owner has died" in text:  # this process, as a dead node sees it
+            raise _cluster_is_gone("of this run")
         _, mark, told = text.rpartition("\nThe actor ")
         told = f"The actor {told}".partition("Some common causes include")[0] if mark else text
         return _one_line(Exception(told))
@@ -578,10 +580,14 @@ class _Cluster:
             self._answer.append(self.ray.nodes())
 
     def _gone(self) -> None:
-        raise WorkerError(
-            f"The Ray of --ray {self.address} is gone: none of its nodes answers. What was"
-            " committed is kept: rerun the command to resume."
-        )
+        raise _cluster_is_gone(f"of --ray {self.address}")
+
+
+def _cluster_is_gone(which: str) -> WorkerError:
+    return WorkerError(
+        f"The Ray {which} is gone: none of its nodes answers. What was committed is kept: rerun"
+        " the command to resume."
+    )
 
 
 @contextmanager

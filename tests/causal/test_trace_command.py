@@ -155,7 +155,7 @@ def test_the_index_of_a_model_in_memory_is_traced_with_that_model(tiny_index, to
         assert "".join(ffmem.trace(index, PROMPT, model=memories).tokens).endswith(PROMPT)
         assert ffmem.neighbours(index, "L0N1", model=memories)
     other = ffmem.load(tiny("llama", 1), tiny_tokenizer())
-    with pytest.raises(StoreError, match=f"{memories.fingerprint()}, not {other.fingerprint()}"):
+    with pytest.raises(StoreError, match=f"hash {memories.fingerprint()}; .*{other.fingerprint()}"):
         ffmem.trace(tiny_index, PROMPT, model=other)
 
 

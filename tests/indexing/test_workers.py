@@ -126,7 +126,7 @@ def test_two_processes_give_the_same_bytes(model_folder, corpus, whole, tmp_path
 def test_killed_processes_give_the_same_bytes(
     model_folder, corpus, whole, tmp_path, slow, all_at_once
 ):
-    killer = Killer(tmp_path / "index", 2, all_at_once)
+    killer = Killer(tmp_path / "index", 1 if all_at_once else 2, all_at_once)
     ffmem.index(model_folder, corpus, tmp_path / "index", workers=2, **OPTIONS)
     killer.join()
     assert killer.killed
