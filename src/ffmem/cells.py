@@ -1,15 +1,27 @@
-"""The name of a memory: which layer, which memory of it.
+"""The names of memories, and where each stands: layers have banks, banks have memories.
 
-Written `L5N1234`, both counted from 0. This is the only place that reads or writes such names.
+    L5N1234      memory 1234 of the dense feed-forward part of layer 5
+    L5E12N345    memory 345 of expert 12
+    L5SN7        memory 7 of the shared expert (L5S1N7 where there are several)
+
+Everything counts from 0. Files and arrays number the memories of a layer through all its banks:
+memory = the bank's offset + the number in the bank. Layers may differ in width, and a layer may
+have no memories. This is the only place that reads or writes such names.
 """
 
 import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from ffmem.errors import FfmemError, UnknownCell
+from ffmem.records import Record
 
 _FORMS = re.compile(
-    r"(?:L(\d{1,18})[ND](\d{1,18})|(\d{1,18})[.:/](\d{1,18}))", re.IGNORECASE | re.ASCII
+    r"L(\d{1,18})(E\d{1,18}|S\d{0,18})?[ND](\d{1,18})|(\d{1,18})[.:/](\d{1,18})",
+    re.IGNORECASE | re.ASCII,
 )
 
 
@@ -18,10 +30,18 @@ class Cell(NamedTuple):
 
     layer: int
     memory: int
+    """Its number in the layer, through all banks; in the bank, as long as `offset` is unknown."""
+    bank: str = ""
+    """Empty for the dense part, else E12, S or S1."""
+    offset: int = 0
+    """The number of the bank's first memory in the layer."""
 
     @classmethod
     def parse(cls, text: str) -> "Cell":
-        """Return the cell that `L5N1234`, `L5D1234`, `5.1234`, `5:1234` or `5/1234` names."""
+        """Return the cell of a name, such as `L5N1234`, `L5E12N345`, `5.1234`, `5:1234`, `5/1234`.
+
+        A cell of another bank than the first has its place once `Layout.resolve` has seen it.
+        """
         match = _FORMS.fullmatch(text.strip())
         if match is None:
             given = text if len(text) <= 50 else f"{text[:50]}…"
@@ -29,14 +49,18 @@ class Cell(NamedTuple):
                 f"{given!r} is not the name of a memory."
                 " Write layer and memory, counted from 0, like L5N1234 or 5.1234."
             )
-        layer, memory = (int(number) for number in match.groups() if number is not None)
-        return cls(layer, memory)
+        layer, bank, memory, *plain = match.groups()
+        if layer is None:
+            return cls(int(plain[0]), int(plain[1]))
+        return cls(int(layer), int(memory), (bank or "").upper())
 
     @classmethod
     def of(cls, cell: object) -> "Cell":
         """Return the cell that a name or a pair (layer, memory) means."""
         if isinstance(cell, str):
             return cls.parse(cell)
+        if isinstance(cell, Cell):
+            return cell
         match cell:
             case (int(layer), int(memory)) if layer >= 0 and memory >= 0:
                 return cls(layer, memory)
@@ -44,20 +68,119 @@ class Cell(NamedTuple):
             f"{cell!r} is not a memory. Write its name, like 'L5N1234', or (layer, memory)."
         )
 
-    def within(self, n_layers: int, n_memories: int) -> "Cell":
-        """Return the cell itself, if a model of this size has it."""
-        if not (0 <= self.layer < n_layers and 0 <= self.memory < n_memories):
-            raise UnknownCell(
-                f"There is no memory {self}: the model has layers 0 to {n_layers - 1}"
-                f" with memories 0 to {n_memories - 1} each."
-            )
-        return self
-
     def __str__(self) -> str:
-        return f"L{self.layer}N{self.memory}"
+        return f"L{self.layer}{self.bank}N{self.memory - self.offset}"
 
 
-def check_layer(layer: int, n_layers: int) -> None:
-    """Raise unless a model of so many layers has this one."""
-    if not 0 <= layer < n_layers:
-        raise FfmemError(f"There is no layer {layer}: the model has layers 0 to {n_layers - 1}.")
+@dataclass(frozen=True, kw_only=True)
+class BankRecord(Record):
+    """Some banks of a layer that are alike: `count` of them, with `size` memories each."""
+
+    size: int
+    kind: str = "dense"
+    """dense, expert or shared."""
+    count: int = 1
+
+    def names(self) -> list[str]:
+        """Return how the banks are written in names of memories."""
+        if self.kind == "dense":
+            return [""]
+        if self.kind == "shared" and self.count == 1:
+            return ["S"]
+        return [f"{'E' if self.kind == 'expert' else 'S'}{i}" for i in range(self.count)]
+
+
+class Layout:
+    """Which banks each layer of a model has, and where each memory stands.
+
+    `widths` are the memories of each layer; `number` counts a memory through all layers.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[BankRecord]]) -> None:
+        self.layers = [list(layer) for layer in layers]
+        self.widths = [sum(bank.count * bank.size for bank in layer) for layer in self.layers]
+        self.starts = [0, *accumulate(self.widths)]
+        self.n_layers = len(self.layers)
+
+    @classmethod
+    def dense(cls, widths: Sequence[int]) -> "Layout":
+        """Return the layout of a model with one dense bank per layer, or none."""
+        return cls([[BankRecord(size=width)] if width else [] for width in widths])
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __iter__(self) -> Iterator[Cell]:
+        for layer, width in enumerate(self.widths):
+            for memory in range(width):
+                yield self.cell(layer, memory)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.layers == other.layers
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def shown(self) -> str:
+        """How many memories there are, for messages: `30 × 1,536`, or all in all."""
+        if len(set(self.widths)) == 1:
+            return f"{self.n_layers} × {self.widths[0]:,}"
+        return f"{len(self):,} in {self.n_layers} layers,"
+
+    def check_layer(self, layer: int) -> None:
+        """Raise unless there is such a layer."""
+        if not 0 <= layer < self.n_layers:
+            raise FfmemError(
+                f"There is no layer {layer}: the model has layers 0 to {self.n_layers - 1}."
+            )
+
+    def cell(self, layer: int, memory: int) -> Cell:
+        """Return the memory with a number in a layer, by its full name."""
+        offset = 0
+        for bank in self.layers[layer]:
+            size = bank.count * bank.size
+            if memory < offset + size:
+                number = (memory - offset) // bank.size
+                return Cell(layer, memory, bank.names()[number], offset + number * bank.size)
+            offset += size
+        raise IndexError(f"layer {layer} has no memory {memory}")
+
+    def resolve(self, cell: object) -> Cell:
+        """Return the memory that a name, a pair or a cell means, if the model has it."""
+        found = Cell.of(cell)
+        if not 0 <= found.layer < self.n_layers:
+            raise UnknownCell(
+                f"There is no memory {found}: the model has layers 0 to {self.n_layers - 1}."
+            )
+        if not found.bank:
+            if 0 <= found.memory < self.widths[found.layer]:
+                return self.cell(found.layer, found.memory)
+            raise UnknownCell(f"There is no memory {found}: {self._about(found.layer)}.")
+        offset = 0
+        for bank in self.layers[found.layer]:
+            names = bank.names()
+            number = found.memory - found.offset
+            if found.bank in names and 0 <= number < bank.size:
+                first = offset + names.index(found.bank) * bank.size
+                return Cell(found.layer, first + number, found.bank, first)
+            offset += bank.count * bank.size
+        raise UnknownCell(f"There is no memory {found}: {self._about(found.layer)}.")
+
+    def _about(self, layer: int) -> str:
+        """Return what a layer has, in words."""
+        parts = []
+        for bank in self.layers[layer]:
+            names = bank.names()
+            span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+            span = f"banks {span} with " if names[0] else ""
+            parts.append(f"{span}memories 0 to {bank.size - 1}")
+        return f"layer {layer} has {', and '.join(parts) or 'no memories'}"
+
+    def number(self, cell: Cell) -> int:
+        """Return a memory's number through all layers."""
+        return self.starts[cell.layer] + cell.memory
+
+    def at(self, number: int) -> Cell:
+        """Return the memory with a number through all layers."""
+        layer = bisect_right(self.starts, number) - 1
+        return self.cell(layer, number - self.starts[layer])

@@ -170,7 +170,7 @@ def model_record(memories: "Memories") -> ModelRecord:
         hash=memories.fingerprint(),
         family=memories.family,
         layers=memories.n_layers,
-        memories=memories.n_memories,
+        banks=memories.layout.layers,
         hidden=memories.hidden,
         vocabulary=memories.vocabulary,
         activation=memories.activation,

@@ -83,9 +83,9 @@ def estimate(
         values_seconds = _values_seconds(memories)
     rate = sum(full.lengths) / batch_seconds
     lists = config.t * 8 * (2 if memories.gated else 1)
-    n_memories = memories.n_layers * memories.n_memories
+    n_memories = len(memories.layout)
     weights = sum(one.numel() * one.element_size() for one in memories.model.parameters())
-    widest = full.tokens.numel() * memories.n_memories * 4 * (3 if memories.gated else 2)
+    widest = full.tokens.numel() * max(memories.layout.widths) * 4 * (3 if memories.gated else 2)
     return Estimate(
         sentences=n_sentences,
         tokens=n_tokens,
@@ -109,9 +109,10 @@ def _values_seconds(memories: Memories) -> float:
     """Return about how long projecting all values takes."""
     if not memories.has_values:
         return 0.0
-    values = memories.readable_values(0)[:ROWS]
+    layer = memories.layout.widths.index(max(memories.layout.widths))
+    values = memories.readable_values(layer)[:ROWS]
     seconds = _best_of_two(lambda: memories.head.folded(values).topk(min(50, memories.vocabulary)))
-    return seconds * memories.n_layers * memories.n_memories / len(values)
+    return seconds * len(memories.layout) / len(values)
 
 
 def _best_of_two(function: Callable[[], object]) -> float:

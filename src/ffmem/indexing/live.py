@@ -44,9 +44,9 @@ class LiveRun:
         model = self.manifest.model
         if kind == "samples":
             parts = next(self.partials.sample_layers(self.sampled_chunks, layer), [])
-            empty = np.zeros((model.memories, 0), np.float32)
+            empty = np.zeros((model.layout.widths[layer], 0), np.float32)
             return {"coefficient": np.concatenate([empty, *parts], axis=1)}
-        result = LayerResult.empty(model.memories, self.manifest.t, model.gated)
+        result = LayerResult.empty(model.layout.widths[layer], self.manifest.t, model.gated)
         if self.committed:
             result = self.partials.layer(self.committed, layer)
         columns = result.columns(self.n_prefixes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ffmem.cells import BankRecord, Layout
 from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
 from ffmem.indexing.kind import Kind
@@ -34,7 +35,8 @@ class ModelRecord(Record):
     hash: str
     family: str
     layers: int
-    memories: int
+    banks: list[list[BankRecord]]
+    """Of each layer: none, the dense part, experts."""
     hidden: int
     vocabulary: int
     activation: str
@@ -50,7 +52,13 @@ class ModelRecord(Record):
     @property
     def kind(self) -> Kind:
         """The kind of its memories, in words."""
-        return Kind(self.memory, self.gated, self.memories, self.groups, self.has_values)
+        width = max(self.layout.widths)
+        return Kind(self.memory, self.gated, width, self.groups, self.has_values)
+
+    @property
+    def layout(self) -> Layout:
+        """Where each memory stands."""
+        return Layout(self.banks)
 
 
 @dataclass(frozen=True, kw_only=True)

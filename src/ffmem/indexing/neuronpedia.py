@@ -111,7 +111,7 @@ class _Exporting:
             unit=manifest.model.kind.unit,
             note="".join(f"\n{told}\n" for told in manifest.model.kind.told),
             layers=self.index.n_layers,
-            memories=self.index.n_memories,
+            memories=max(self.index.layout.widths),
             corpus=self.corpus,
             sentences=manifest.corpus.sentences,
             tokens=manifest.corpus.tokens,
@@ -131,8 +131,9 @@ class _Exporting:
         """Write the sources of one layer."""
         for side in self.sides:
             self._write_source(layer, side)
-        for batch, first in enumerate(range(0, self.index.n_memories, BATCH)):
-            past = min(first + BATCH, self.index.n_memories)
+        width = self.index.layout.widths[layer]
+        for batch, first in enumerate(range(0, width, BATCH)):
+            past = min(first + BATCH, width)
             groups = range(first // GROUP, -(-past // GROUP))
             triggers = {group: self._columns("triggers", layer, group) for group in groups}
             places = self._places(triggers.values())
@@ -160,7 +161,7 @@ class _Exporting:
                 "displayName": self.model,
                 "displayNameShort": self.model,
                 "layers": self.index.n_layers,
-                "neuronsPerLayer": self.index.n_memories,
+                "neuronsPerLayer": max(self.index.layout.widths),
                 "dimension": manifest.model.hidden,
                 "owner": owner(manifest.model.source),
             },

@@ -21,7 +21,7 @@ from ffmem.errors import ForwardError
 from ffmem.indexing.chunks import Batch, Chunk, PrefixRange
 from ffmem.indexing.results import UNIT, LayerResult, LayerStats
 from ffmem.indexing.topk import TopK
-from ffmem.models.memories import Memories
+from ffmem.models.memories import Bank, Memories
 
 REDUCED_POSITIONS = 1024
 """Positions reduced at a time on a CPU: what is read again is then still in the cache."""
@@ -37,7 +37,7 @@ class Scan:
         self.where = where
         self.n_prefixes = 0
         signs = (1, -1) if memories.gated else (1,)
-        widths = [memories.n_memories] * memories.n_layers
+        widths = memories.layout.widths
         self.lists = [[TopK(width, t, sign) for sign in signs] for width in widths]
         self.stats = [LayerStats.empty(width) for width in widths]
 
@@ -102,11 +102,12 @@ class _ChunkReader:
 
     def read(
         self,
-        layer: int,
+        bank: Bank,
         coefficients: Float[Tensor, "batch position memory"],
         gate: Float[Tensor, "batch position memory"] | None,
     ) -> None:
-        """Take what one layer did on the present batch."""
+        """Take what one bank did on the present batch."""
+        layer = bank.layer
         highest, lowest = self._reduce(layer, coefficients, gate)
         for topk, extreme in zip(self.scan.lists[layer], (highest, lowest), strict=False):
             strength = extreme if topk.sign > 0 else extreme.neg()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from ffmem.cells import Cell, check_layer
+from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.excerpt import Excerpt, of_sentence, of_token
 from ffmem.indexing.expression import Expression
@@ -112,7 +112,7 @@ class Query(NamedTuple):
                 " Search for whole ones."
             )
         if layer is not None:
-            check_layer(layer, index.n_layers)
+            index.layout.check_layer(layer)
 
     def _seconds(self) -> float:
         return SECONDS if self.seconds is None else self.seconds
@@ -294,13 +294,13 @@ class Search:
 
         The cells with most postings come first; rank, side and key are of their best posting.
         """
-        n_memories = self.index.n_memories
+        layout = self.index.layout
         cells = postings["cell"].astype(np.int64)
         # One integer per posting, smallest for the best: rank, then side, then key.
         worse = (postings["side"] < 0).astype(np.int64)
         packed = (postings["rank"].astype(np.int64) << 33) | (worse << 32) | keys
         if layer is not None:
-            inside = cells // n_memories == layer
+            inside = (cells >= layout.starts[layer]) & (cells < layout.starts[layer + 1])
             cells, packed = cells[inside], packed[inside]
         best = np.full(len(self.index), np.iinfo(np.int64).max)
         np.minimum.at(best, cells, packed)
@@ -309,7 +309,7 @@ class Search:
         order = found[np.lexsort((found, best[found] >> 33, -counts[found]))][part]
         return len(found), [
             (
-                Cell(*divmod(cell, n_memories)),
+                layout.at(cell),
                 int(counts[cell]),
                 int(best[cell] >> 33),
                 -1 if best[cell] >> 32 & 1 else 1,

@@ -137,7 +137,7 @@ def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
         for side, name in ((1, "top_ids"), (-1, "bottom_ids")):
             rows = columns[name]
             part = np.empty(rows.size, VALUE_POSTING)
-            part["cell"], part["rank"] = _numbered(layer, rows)
+            part["cell"], part["rank"] = _numbered(index, layer, rows)
             part["side"] = side
             speaks = ~np.repeat(flat, rows.shape[1])
             ids.append(rows.reshape(-1)[speaks])
@@ -158,7 +158,7 @@ def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
         for side, name in signs:
             rows = columns[name]
             part = np.empty(rows.size, TRIGGER_POSTING)
-            part["cell"], part["rank"] = _numbered(layer, rows)
+            part["cell"], part["rank"] = _numbered(index, layer, rows)
             part["side"], part["end"] = side, 0
             filled = rows.reshape(-1) != NO_PREFIX
             prefixes.append(rows.reshape(-1)[filled])
@@ -190,10 +190,10 @@ def _text(index: Index, sentence: StoredSentence) -> tuple[str, ndarray]:
     return text, np.asarray(reached)
 
 
-def _numbered(layer: int, rows: ndarray) -> tuple[ndarray, ndarray]:
+def _numbered(index: Index, layer: int, rows: ndarray) -> tuple[ndarray, ndarray]:
     """Return the cell number and the rank of every entry of a layer's (memory, rank) lists."""
     n_memories, n_ranks = rows.shape
-    cells = layer * n_memories + np.arange(n_memories)
+    cells = index.layout.starts[layer] + np.arange(n_memories)
     return np.repeat(cells, n_ranks), np.tile(np.arange(1, n_ranks + 1), n_memories)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy import ndarray
 
-from ffmem.cells import Cell, check_layer
+from ffmem.cells import Cell
 from ffmem.counted import counted
 from ffmem.errors import StoreError
 from ffmem.indexing.kind import NO_VALUE, ZERO_VALUE
@@ -97,30 +97,27 @@ class Index:
         if self.live is not None:
             self.n_prefixes = self.live.n_prefixes
         self.n_layers = self.manifest.model.layers
-        self.n_memories = self.manifest.model.memories
+        self.layout = self.manifest.model.layout
+        """Where each memory stands, and how many each layer has."""
         self.kinds = KINDS if self.manifest.model.has_values else KINDS[:-1]
         # Whoever looks at one memory often looks at its neighbours, or at its sample, next.
         self._group = lru_cache(KEPT)(self._read_group)
 
     def __len__(self) -> int:
-        return self.n_layers * self.n_memories
+        return len(self.layout)
 
     def __iter__(self) -> Iterator[Cell]:
-        return (
-            Cell(layer, memory)
-            for layer in range(self.n_layers)
-            for memory in range(self.n_memories)
-        )
+        return iter(self.layout)
 
     def __getitem__(self, cell: str | tuple[int, int]) -> Memory:
-        return self.memory(Cell.of(cell))
+        return self.memory(self.layout.resolve(cell))
 
     def __repr__(self) -> str:
         source, corpus = self.manifest.model.source, self.manifest.corpus
         model = "a model in memory" if source == IN_MEMORY else source
         so_far = "" if self.live is None else f"; unfinished, {self.live.progress}"
         return (
-            f"Index({str(self.folder)!r}: {self.n_layers} × {counted(self.n_memories, 'memories')}"
+            f"Index({str(self.folder)!r}: {self.layout.shown} memories"
             f" of {model} over {counted(corpus.sentences, 'sentences')},"
             f" {counted(corpus.tokens, 'tokens')}{so_far})"
         )
@@ -141,25 +138,24 @@ class Index:
 
     def memory(self, cell: Cell) -> Memory:
         """Return a memory with its triggers, value and behaviour."""
-        cell.within(self.n_layers, self.n_memories)
+        cell = self.layout.resolve(cell)
         group, place = divmod(cell.memory, GROUP)
         return next(self._memories(cell.layer, group, [place]))
 
     def sample(self, cell: Cell) -> ndarray:
         """Return a memory's coefficients on the sample of prefixes."""
-        cell.within(self.n_layers, self.n_memories)
+        cell = self.layout.resolve(cell)
         group, place = divmod(cell.memory, GROUP)
         return np.asarray(self._group("samples", cell.layer, group)["coefficient"][place])
 
     def memories(self, layer: int) -> Iterator[Memory]:
         """Return all memories of a layer in order, many at a time."""
-        check_layer(layer, self.n_layers)
+        self.layout.check_layer(layer)
+        width = self.layout.widths[layer]
         return (
             memory
-            for group in range(-(-self.n_memories // GROUP))
-            for memory in self._memories(
-                layer, group, range(min(GROUP, self.n_memories - group * GROUP))
-            )
+            for group in range(-(-width // GROUP))
+            for memory in self._memories(layer, group, range(min(GROUP, width - group * GROUP)))
         )
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
@@ -181,7 +177,7 @@ class Index:
             }
             lists = [self._triggers(rows["triggers"], sign, owners) for sign in signs]
             yield Memory(
-                Cell(layer, group * GROUP + place),
+                self.layout.cell(layer, group * GROUP + place),
                 lists[0],
                 lists[1] if len(lists) > 1 else [],
                 self._value(rows.get("values")),

@@ -39,7 +39,9 @@ def write_values(path: Path, memories: Memories, layer: int) -> None:
     """Write the ends of a layer's values as one Parquet file."""
     parts = list(_parts(memories, layer))
     tops, bottoms = ([part[side] for part in parts] for side in (0, 1))
-    columns: dict[str, pa.Array] = {"memory": pa.array(range(memories.n_memories), pa.int32())}
+    columns: dict[str, pa.Array] = {
+        "memory": pa.array(range(memories.layout.widths[layer]), pa.int32())
+    }
     for name, side in (("top", tops), ("bottom", bottoms)):
         for field in Ends._fields:
             rows = np.concatenate([getattr(ends, field) for ends in side])

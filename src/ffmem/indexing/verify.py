@@ -133,13 +133,14 @@ def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
     triggers = read_columns(index.folder / layer_file("triggers", layer))
     stats = read_columns(index.folder / layer_file("stats", layer))
     sample = read_columns(index.folder / layer_file("samples", layer))["coefficient"]
-    numbers = np.arange(index.n_memories)
+    width = index.layout.widths[layer]
+    numbers = np.arange(width)
     if not all(np.array_equal(columns["memory"], numbers) for columns in (triggers, stats)):
         yield "the memories are not those of the model."
     names = [(1, "", "max"), (-1, "negative_", "min")][: 2 if manifest.model.gated else 1]
     for sign, name, extreme in names:
         prefixes, strengths = triggers[f"{name}prefix"], triggers[f"{name}coefficient"] * sign
-        if prefixes.shape != (index.n_memories, manifest.t):
+        if prefixes.shape != (width, manifest.t):
             yield f"there are not {manifest.t} {name}triggers of every memory."
         gates = triggers[f"{name}gate"]
         if not np.array_equal(gates != 0, (prefixes != NO_PREFIX) & manifest.model.gated):
@@ -184,7 +185,7 @@ def _list(
 
 def _values(index: Index, layer: int) -> Iterator[str]:
     values = read_columns(index.folder / layer_file("values", layer))
-    if not np.array_equal(values["memory"], np.arange(index.n_memories)):
+    if not np.array_equal(values["memory"], np.arange(index.layout.widths[layer])):
         yield "the values are not those of the model's memories."
     for side, sign in (("top", 1), ("bottom", -1)):
         ids, logits = values[f"{side}_ids"], values[f"{side}_logits"] * sign

@@ -11,6 +11,7 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
     """Return the facts of a model that decide how its memories are read."""
     tokenizer = memories.tokenizer
     shown = tokenizer.shown(memories.vocabulary)
+    some = next(layer for layer, width in enumerate(memories.layout.widths) if width)
 
     def named(id: int | None) -> str | None:
         return None if id is None else shown[id]
@@ -20,8 +21,8 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
         "revision": memories.revision,
         "family": memories.family,
         "layers": memories.n_layers,
-        "memories": memories.n_memories,
-        "memories_in_all": memories.n_layers * memories.n_memories,
+        "memories": memories.layout.widths,
+        "memories_in_all": len(memories.layout),
         "hidden": memories.hidden,
         "vocabulary": memories.vocabulary,
         "context": memories.context,
@@ -32,8 +33,8 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
         "activation": memories.activation,
         "gated": memories.gated,
         "biases": {
-            "keys": bool(memories.key_bias(0).any()),
-            "values": bool(memories.bias(0).any()),
+            "keys": bool(memories.key_bias(some).any()),
+            "values": bool(memories.bias(some).any()),
         },
         "block": _block(memories),
         "head": _head(memories),
@@ -53,7 +54,7 @@ def index_bytes(memories: Memories, t: int = 50, ends: int = 50, sample: int = 5
     lists = 2 if memories.gated else 1
     values = 2 * ends * (4 + 4 + 4) if memories.has_values else 0
     per_memory = lists * t * (4 + 8 + 1) + values + sample * 4 + 40
-    return memories.n_layers * memories.n_memories * per_memory
+    return len(memories.layout) * per_memory
 
 
 def _kind(memories: Memories) -> dict[str, str]:

@@ -12,6 +12,7 @@ Axes: layer, memory, hidden (the width of the residual stream), vocab, batch, po
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ffmem.cells import Layout
 from ffmem.errors import ModelError, NoStaticValues, UnknownFamily, one_line
 from ffmem.models.argument import IN_MEMORY
 from ffmem.models.families import FAMILIES, FUSED, Family
@@ -30,12 +32,28 @@ from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, Tracer
 from ffmem.networks.memories import LambdaLayer
 
-Read = Callable[[int, Tensor, Tensor | None], None]
-"""What `Memories.reading` calls: (layer, coefficients, gate), both "batch position memory"."""
+Read = Callable[["Bank", Tensor, Tensor | None], None]
+"""What `Memories.reading` calls: (bank, coefficients, gate), both "batch position memory"."""
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Some memories of a layer that share their maps: today, its dense feed-forward part."""
+
+    layer: int
+    size: int
+    values: nn.Module
+    """The linear map whose weights are the values."""
+    keys: nn.Module
+    """The linear map whose weights are the keys; in gated models the gate's."""
+    up: nn.Module | None
+    """Gated models: the linear map whose output multiplies the gate."""
+    offset: int = 0
+    """The number of its first memory in the layer."""
 
 
 class Memories:
-    """The memories of one model: `n_layers` layers of `n_memories` cells each."""
+    """The memories of one model; `layout` says how many each layer has."""
 
     def __init__(
         self,
@@ -64,13 +82,19 @@ class Memories:
 
         self.row = row
         self.blocks = list(module(self.model, row.blocks).children())
-        self.value_maps = [module(block, row.values) for block in self.blocks]
-        self.key_maps = [module(block, row.keys) for block in self.blocks]
         self.gated = row.up is not None
         self.n_layers = len(self.blocks)
-        self.n_memories = self._n_memories()
-        self.hidden = shape(self.value_maps[0])[0]
-        self._refuse_other_shapes()
+        self.banks = [self._bank(layer, block) for layer, block in enumerate(self.blocks)]
+        """The dense bank of each layer; None where a layer has no feed-forward part."""
+        some = next((bank for bank in self.banks if bank is not None), None)
+        if some is None:
+            raise ModelError(
+                f"No layer of this {self.family!r} model has a feed-forward part where others of"
+                f" its family have one ({row.values})."
+            )
+        self.layout = Layout.dense([0 if bank is None else bank.size for bank in self.banks])
+        self.hidden = shape(some.values)[0]
+        self._check_shapes()
         self.multiplier = self._number(row.multiplier) or 1.0
         self.activation: str = getattr(self.config, row.activation, row.activation)
         self.context: int | None = getattr(self.config, row.context or "", None)
@@ -94,27 +118,25 @@ class Memories:
                 return
         raise UnknownFamily(self.family, FAMILIES, reason)
 
-    def _n_memories(self) -> int:
-        """Return how many memories a layer has; all must have as many."""
-        counts = [shape(values)[1] for values in self.value_maps]
-        for layer, count in enumerate(counts):
-            if count != counts[0]:
-                raise ModelError(
-                    f"Layers of this {self.family!r} model differ in their number of memories:"
-                    f" layer 0 has {counts[0]}, layer {layer} has {count}."
-                    " ffmem reads models whose layers all have as many."
-                )
-        return counts[0]
+    def _bank(self, layer: int, block: nn.Module) -> Bank | None:
+        """Return the dense bank of a layer; None if the layer has no feed-forward part."""
+        values = optional(block, self.row.values)
+        if values is None:
+            return None
+        keys = module(block, self.row.keys)
+        up = keys if self.row.up == FUSED else optional(block, self.row.up)
+        return Bank(layer, shape(values)[1], values, keys, up)
 
-    def _refuse_other_shapes(self) -> None:
-        """Raise unless every layer has a key, or two, for each of its values."""
-        for layer in range(self.n_layers):
-            rows = self.n_memories * (2 if self.row.up == FUSED else 1)
-            maps = [self.key_maps[layer], *([self._up_map(layer)] if self.gated else [])]
-            for found in map(shape, maps):
+    def _check_shapes(self) -> None:
+        """Raise unless every bank has a key, or two, for each of its values."""
+        for bank in self.banks:
+            if bank is None:
+                continue
+            rows = bank.size * (2 if self.row.up == FUSED else 1)
+            for found in (shape(one) for one in (bank.keys, bank.up) if one is not None):
                 if found != (rows, self.hidden):
                     raise ModelError(
-                        f"Keys of layer {layer} of this {self.family!r} model have the shape"
+                        f"Keys of layer {bank.layer} of this {self.family!r} model have the shape"
                         f" {found}, where its values ask for {(rows, self.hidden)}."
                     )
 
@@ -141,7 +163,19 @@ class Memories:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        return next(self.value_maps[0].parameters()).dtype
+        return next(self._bank_of(self._first_layer).values.parameters()).dtype
+
+    @property
+    def _first_layer(self) -> int:
+        """The first layer that has memories."""
+        return next(layer for layer, bank in enumerate(self.banks) if bank is not None)
+
+    def _bank_of(self, layer: int) -> Bank:
+        """Return the bank of a layer that must have one."""
+        bank = self.banks[layer]
+        if bank is None:
+            raise ModelError(f"Layer {layer} of this {self.family!r} model has no memories.")
+        return bank
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the weights as they were loaded."""
@@ -158,7 +192,13 @@ class Memories:
         """Return V of a layer, one value per row: a view of the weights if they are here."""
         if not self.has_values:
             raise NoStaticValues("The values of this model's memories were asked for.")
-        return weight(self.value_maps[layer]).T
+        if self.banks[layer] is None:
+            return self._nothing(0)
+        return weight(self._bank_of(layer).values).T
+
+    def _nothing(self, *size: int) -> Tensor:
+        """Return zeros, of one row per memory where there are none."""
+        return torch.zeros(*size, self.hidden, dtype=self.dtype, device=self.device)
 
     def values_at(
         self, layer: int, x: Float[Tensor, "position hidden"], place: int
@@ -175,7 +215,8 @@ class Memories:
 
     def bias(self, layer: int) -> Float[Tensor, " hidden"]:
         """Return b of a layer: zeros where its value map has none."""
-        return bias(self.value_maps[layer])
+        bank = self.banks[layer]
+        return self._nothing() if bank is None else bias(bank.values)
 
     def readable_values(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the values as they reach the residual stream: what gets projected.
@@ -184,37 +225,39 @@ class Memories:
         is one, so that y is the sum of mᵢ times these, up to the norm's σ and a constant.
         """
         values = self.values(layer)
-        if self.row.post_norm is not None:
+        if self.row.post_norm is not None and len(values):
             norm = Norm(module(self.blocks[layer], self.row.post_norm), self.hidden)
             values = norm.fold(values).to(values.dtype)
         return values if self.multiplier == 1 else values * self.multiplier
 
     def keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return K of a layer, one key per row; in gated models the gate's."""
-        return weight(self.key_maps[layer])[: self.n_memories]
+        bank = self.banks[layer]
+        return self._nothing(0) if bank is None else weight(bank.keys)[: bank.size]
 
     def key_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return what is added to x · Kᵀ: zeros where the key map has no bias."""
-        return bias(self.key_maps[layer])[: self.n_memories]
+        bank = self._bank_of(layer)
+        return bias(bank.keys)[: bank.size]
 
     def up_keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the keys whose product with x multiplies the gate; gated models only."""
-        return weight(self._up_map(layer))[-self.n_memories :]
+        bank = self._bank_of(layer)
+        return weight(self._up_map(bank))[-bank.size :]
 
     def up_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return what is added to the product of x and `up_keys`; gated models only."""
-        return bias(self._up_map(layer))[-self.n_memories :]
+        bank = self._bank_of(layer)
+        return bias(self._up_map(bank))[-bank.size :]
 
-    def _up_map(self, layer: int) -> nn.Module:
-        if self.row.up is None:
+    def _up_map(self, bank: Bank) -> nn.Module:
+        if bank.up is None:
             raise ModelError(f"A {self.family!r} model is not gated: it has one key per memory.")
-        if self.row.up == FUSED:
-            return self.key_maps[layer]
-        return module(self.blocks[layer], self.row.up)
+        return bank.up
 
     @contextmanager
     def reading(self, read: Read) -> Iterator[None]:
-        """Call `read` with each layer's coefficients, in layer order, in every forward pass.
+        """Call `read` with each bank's coefficients, in layer order, in every forward pass.
 
         The tensors are the model's own, not copies: read them, do not change or keep them.
         """
@@ -225,28 +268,30 @@ class Memories:
             def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 rows[:] = [first(args, kwargs).shape[:2]]
 
-            def keep_gate(layer: int) -> Callable[..., None]:
+            def keep_gate(bank: Bank) -> Callable[..., None]:
                 def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-                    gates[layer] = output
+                    gates[bank.layer] = output
 
                 return hook
 
-            def give(layer: int) -> Callable[..., None]:
+            def give(bank: Bank) -> Callable[..., None]:
                 def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
                     coefficients: Tensor = args[0]
-                    gate = gates.pop(layer, None)
+                    gate = gates.pop(bank.layer, None)
                     if gate is not None:
-                        gate = gate[..., : self.n_memories].view(*rows[0], self.n_memories)
-                    read(layer, coefficients.view(*rows[0], self.n_memories), gate)
+                        gate = gate[..., : bank.size].view(*rows[0], bank.size)
+                    read(bank, coefficients.view(*rows[0], bank.size), gate)
 
                 return hook
 
             add = hooks.callback
             add(self.blocks[0].register_forward_pre_hook(begin, with_kwargs=True).remove)
-            for layer in range(self.n_layers):
+            for bank in self.banks:
+                if bank is None:
+                    continue
                 if self.gated:
-                    add(self.key_maps[layer].register_forward_hook(keep_gate(layer)).remove)
-                add(self.value_maps[layer].register_forward_pre_hook(give(layer)).remove)
+                    add(bank.keys.register_forward_hook(keep_gate(bank)).remove)
+                add(bank.values.register_forward_pre_hook(give(bank)).remove)
             yield
 
     @torch.no_grad()
@@ -301,7 +346,7 @@ class Memories:
             row, position = at.to(tensor.device).unbind(1)
             return tensor.detach().reshape(*shape, -1)[row, position]
 
-        tracer = Tracer(self.row, self.blocks, self.n_memories, self.multiplier, self.family)
+        tracer = Tracer(self.row, self.blocks, self.layout.widths, self.multiplier, self.family)
         with ExitStack() as hooks:
             for block in self.blocks:
                 for handle in aligned(block):

@@ -60,7 +60,7 @@ def neighbourhood(
         raise NoStaticValues("Neighbours by value were asked for; by key there are some.")
     if n < 1:
         raise FfmemError(f"{n} neighbours were asked for. Give 1 or more.")
-    cell.within(memories.n_layers, memories.n_memories)
+    cell = memories.layout.resolve(cell)
     own = _directions(memories, cell.layer, by)[cell.memory]
     searched: list[int] = []
     found: list[Neighbour] = []
@@ -77,7 +77,10 @@ def neighbourhood(
             cosines[cell.memory] = 0.0  # itself
         # A stable sort, so that equals stay in the order of their cells.
         best = cosines.abs().sort(descending=True, stable=True).indices[:n].tolist()
-        found += [Neighbour(Cell(layer, memory), float(cosines[memory])) for memory in best]
+        found += [
+            Neighbour(memories.layout.cell(layer, memory), float(cosines[memory]))
+            for memory in best
+        ]
     found = [one for one in found if one.cell != cell and not math.isclose(one.cosine, 0.0)]
     best_first = sorted(found, key=lambda one: (-abs(one.cosine), one.cell))
     return Neighbourhood(best_first[:n], sorted(searched))

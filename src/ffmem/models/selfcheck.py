@@ -72,14 +72,15 @@ def check(memories: Memories) -> SelfCheck:
         ) from broken
     for layer, found in enumerate(trace):
         _refuse_non_finite(memories, layer, found)
+    having = [pair for pair in enumerate(trace) if memories.layout.widths[pair[0]]]
     by_layer = {
-        "key_error": [_key_error(memories, *layer) for layer in enumerate(trace)],
-        "value_error": [_value_error(memories, *layer) for layer in enumerate(trace)],
-        "residual_error": [_residual_error(memories, *layer) for layer in enumerate(trace)],
-        "causal_error": _causal_errors(memories, tokens, trace),
+        "key_error": [_key_error(memories, *pair) for pair in having],
+        "value_error": [_value_error(memories, *pair) for pair in having],
+        "residual_error": [_residual_error(memories, *pair) for pair in having],
+        "causal_error": _causal_errors(memories, tokens, having),
     }
     for name, errors in by_layer.items():
-        for layer, error in enumerate(errors):
+        for (layer, _), error in zip(having, errors, strict=True):
             _refuse_large(memories, name, error, f"layer {layer}")
     head_error, fold_error = _head_errors(memories, tokens, trace[-1].layer_output)
     _refuse_large(memories, "head_error", head_error, "the output head")
@@ -161,14 +162,15 @@ def _head_errors(
 
 
 def _causal_errors(
-    memories: Memories, tokens: Int[Tensor, "batch position"], trace: list[LayerTrace]
+    memories: Memories, tokens: Int[Tensor, "batch position"], trace: list[tuple[int, LayerTrace]]
 ) -> list[float]:
     """Return how far coefficients of all positions but the last depend on the last token."""
     others = tokens.clone()
     others[:, -1] = (tokens[:, -1] + 1) % (int(tokens.max()) + 1)
+    again = memories.trace(others)
     return [
-        _error(other.coefficients[:, :-1], found.coefficients[:, :-1])
-        for other, found in zip(memories.trace(others), trace, strict=True)
+        _error(again[layer].coefficients[:, :-1], found.coefficients[:, :-1])
+        for layer, found in trace
     ]
 
 

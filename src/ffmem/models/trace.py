@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -51,11 +52,16 @@ class Tracer:
     """Reads what the blocks of a model compute, as the row of its family says."""
 
     def __init__(
-        self, row: Family, blocks: list[nn.Module], n_memories: int, multiplier: float, family: str
+        self,
+        row: Family,
+        blocks: list[nn.Module],
+        widths: list[int],
+        multiplier: float,
+        family: str,
     ) -> None:
         self.row = row
         self.blocks = blocks
-        self.n_memories = n_memories
+        self.widths = widths
         self.multiplier = multiplier
         self.family = family
 
@@ -65,7 +71,7 @@ class Tracer:
         with ExitStack() as hooks:
             for layer, block in enumerate(self.blocks):
                 seen: dict[str, Tensor] = {}
-                for handle in self._watch(block, seen, pick):
+                for handle in self._watch(layer, block, seen, pick):
                     hooks.callback(handle.remove)
                 hooks.callback(block.register_forward_hook(self._give(layer, seen, read)).remove)
             yield
@@ -79,7 +85,7 @@ class Tracer:
         return hook
 
     def _watch(
-        self, block: nn.Module, seen: dict[str, Tensor], pick: Pick
+        self, layer: int, block: nn.Module, seen: dict[str, Tensor], pick: Pick
     ) -> Iterator[RemovableHandle]:
         """Hook everything that a trace shows."""
 
@@ -99,6 +105,8 @@ class Tracer:
         row = self.row
         yield input_of("block_input", "")
         yield output_of("layer_output", "")
+        if not self.widths[layer]:
+            return
         yield input_of("ff_input", row.keys)
         if row.up is not None:
             yield output_of("gate", row.keys)
@@ -114,6 +122,8 @@ class Tracer:
     def _put_together(self, layer: int, seen: dict[str, Tensor]) -> LayerTrace:
         """Return a layer's trace from what its hooks saw."""
         row = self.row
+        if not self.widths[layer]:
+            return _without_memories(seen["block_input"], seen["layer_output"], row.up is not None)
         try:
             if row.attention is None:
                 residual = seen["residual"]
@@ -124,7 +134,7 @@ class Tracer:
                 block_input=seen["block_input"],
                 ff_input=seen["ff_input"],
                 coefficients=seen["coefficients"],
-                gate=None if row.up is None else seen["gate"][..., : self.n_memories],
+                gate=None if row.up is None else seen["gate"][..., : self.widths[layer]],
                 value_output=seen["value_output"],
                 ff_output=ff_output if self.multiplier == 1 else ff_output * self.multiplier,
                 residual=residual,
@@ -135,3 +145,18 @@ class Tracer:
                 f"Layer {layer} of this {self.family!r} model computed without the module where"
                 f" ffmem reads its {missing.args[0]}: the model takes a path past it."
             ) from None
+
+
+def _without_memories(block_input: Tensor, layer_output: Tensor, gated: bool) -> LayerTrace:
+    """Return the trace of a layer without a feed-forward part: r = o, y = 0."""
+    nothing = layer_output.new_zeros(*layer_output.shape[:-1], 0)
+    return LayerTrace(
+        block_input=block_input,
+        ff_input=layer_output,
+        coefficients=nothing,
+        gate=nothing if gated else None,
+        value_output=torch.zeros_like(layer_output),
+        ff_output=torch.zeros_like(layer_output),
+        residual=layer_output,
+        layer_output=layer_output,
+    )
