@@ -153,7 +153,7 @@ def _refuse_unknown_cells(
         place = Index(place)
     if isinstance(place, Index):
         for cell in cells:
-            cell.within(place.n_layers, place.n_memories)
+            place.layout.resolve(cell)
 
 
 def _opened(

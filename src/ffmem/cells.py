@@ -81,13 +81,18 @@ class BankRecord(Record):
     """dense, expert or shared."""
     count: int = 1
 
-    def names(self) -> list[str]:
-        """Return how the banks are written in names of memories."""
+    def name(self, number: int) -> str:
+        """Return how one of the banks is written in names of memories."""
         if self.kind == "dense":
-            return [""]
+            return ""
         if self.kind == "shared" and self.count == 1:
-            return ["S"]
-        return [f"{'E' if self.kind == 'expert' else 'S'}{i}" for i in range(self.count)]
+            return "S"
+        return f"{'E' if self.kind == 'expert' else 'S'}{number}"
+
+    @property
+    def names(self) -> list[str]:
+        """How the banks are written in names of memories."""
+        return [self.name(number) for number in range(self.count)]
 
 
 class Layout:
@@ -101,6 +106,8 @@ class Layout:
         self.widths = [sum(bank.count * bank.size for bank in layer) for layer in self.layers]
         self.starts = [0, *accumulate(self.widths)]
         self.n_layers = len(self.layers)
+        self.memory_layers = [layer for layer, width in enumerate(self.widths) if width]
+        """The layers that have memories."""
 
     @classmethod
     def dense(cls, widths: Sequence[int]) -> "Layout":
@@ -119,6 +126,11 @@ class Layout:
         return isinstance(other, Layout) and self.layers == other.layers
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def per_layer(self) -> int | list[int]:
+        """How many memories a layer has, for JSON: one number where all have as many."""
+        return self.widths[0] if len(set(self.widths)) == 1 else self.widths
 
     @property
     def shown(self) -> str:
@@ -141,7 +153,7 @@ class Layout:
             size = bank.count * bank.size
             if memory < offset + size:
                 number = (memory - offset) // bank.size
-                return Cell(layer, memory, bank.names()[number], offset + number * bank.size)
+                return Cell(layer, memory, bank.name(number), offset + number * bank.size)
             offset += size
         raise IndexError(f"layer {layer} has no memory {memory}")
 
@@ -158,7 +170,7 @@ class Layout:
             raise UnknownCell(f"There is no memory {found}: {self._about(found.layer)}.")
         offset = 0
         for bank in self.layers[found.layer]:
-            names = bank.names()
+            names = bank.names
             number = found.memory - found.offset
             if found.bank in names and 0 <= number < bank.size:
                 first = offset + names.index(found.bank) * bank.size
@@ -170,7 +182,7 @@ class Layout:
         """Return what a layer has, in words."""
         parts = []
         for bank in self.layers[layer]:
-            names = bank.names()
+            names = bank.names
             span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
             span = f"banks {span} with " if names[0] else ""
             parts.append(f"{span}memories 0 to {bank.size - 1}")

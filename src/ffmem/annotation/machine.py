@@ -57,12 +57,12 @@ def _examined(patterns: Patterns, items: list[Item]) -> list[Item]:
     """Return the items whose list of triggers a source examined."""
     layers = {Cell.parse(str(item.cell)).layer for item in items}
     lists = {
-        (one.cell, one.sign)
+        (str(one.cell), one.sign)
         for layer in layers
-        if layer < patterns.n_layers
+        if layer < patterns.layout.n_layers
         for one in patterns.lists(layer)
     }
-    return [item for item in items if (Cell.parse(str(item.cell)), item.sign) in lists]
+    return [item for item in items if (str(Cell.parse(str(item.cell))), item.sign) in lists]
 
 
 def _sheet(patterns: Patterns, item: Item) -> Sheet:

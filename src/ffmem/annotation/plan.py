@@ -75,7 +75,10 @@ class _Lists:
         able = np.flatnonzero(signs != NO_SIGN).tolist()
         self.without_triggers += len(signs) - len(able)
         chosen = sorted(self._order.sample(able, min(n, len(able))))
-        return [self._memory(Cell(layer, memory), int(signs[memory])) for memory in chosen]
+        return [
+            self._memory(self._index.layout.cell(layer, memory), int(signs[memory]))
+            for memory in chosen
+        ]
 
     def control(self, place: Item) -> Item:
         """Return random prefixes as long as the triggers of an item, and whole where they are."""
@@ -133,8 +136,8 @@ def draw(
     each = _refuse_odd(per_layer, top, people, heads, controls, overlap)
     order = random.Random(f"ffmem annotation {seed}")
     lists = _Lists(index, top, order)
-    drawn = [lists.memories(layer, per_layer) for layer in range(index.n_layers)]
-    memories = [item for layer in drawn for item in layer]
+    drawn = {layer: lists.memories(layer, per_layer) for layer in index.layout.memory_layers}
+    memories = [item for some in drawn.values() for item in some]
     if not memories:
         raise FfmemError(f"Nothing triggers any memory of {index.folder}: there is nothing to see.")
     n_controls = round(len(memories) * controls / (1 - controls))
@@ -151,7 +154,7 @@ def draw(
         "memories_without_triggers": lists.without_triggers,
         "lists_shorter_than_top": sum(len(item.texts) < top for item in memories),
         "layers_with_fewer": {
-            str(layer): len(some) for layer, some in enumerate(drawn) if len(some) < per_layer
+            str(layer): len(some) for layer, some in drawn.items() if len(some) < per_layer
         },
         "control_texts_of_a_repeated_sentence": lists.repeated,
     }
@@ -262,7 +265,7 @@ def _facts(index: Index) -> dict[str, Any]:
         "model_hash": manifest.model.hash,
         "corpus_hash": manifest.corpus.hash,
         "layers": index.n_layers,
-        "memories": index.n_memories,
+        "memories": index.layout.per_layer,
         "gated": manifest.model.gated,
         "t": manifest.t,
         "prefixes": manifest.prefixes,

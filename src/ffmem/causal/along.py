@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ffmem.cells import Cell
-from ffmem.models.memories import Memories
+from ffmem.models.memories import Bank, Memories
 
 
 @torch.inference_mode()
@@ -20,12 +20,12 @@ def along(
 
     Each text is run by itself, and stopped at the memory's layer.
     """
-    cell.within(memories.n_layers, memories.n_memories)
+    cell = memories.layout.resolve(cell)
     before = [] if start is None else [start]
     found: list[list[float]] = []
 
-    def read(layer: int, coefficients: Tensor, _: Tensor | None) -> None:
-        if layer == cell.layer:
+    def read(bank: Bank, coefficients: Tensor, _: Tensor | None) -> None:
+        if bank.layer == cell.layer:
             found.append(coefficients[0, len(before) :, cell.memory].float().cpu().tolist())
 
     with memories.reading(read):

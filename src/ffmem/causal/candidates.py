@@ -12,30 +12,28 @@ from jaxtyping import Float
 
 from ffmem.causal.edits import cells_of
 from ffmem.causal.estimates import Estimates
-from ffmem.cells import Cell
+from ffmem.cells import Cell, Layout
 from ffmem.errors import FfmemError
 from ffmem.models.memories import Memories
 
 
-def candidates(estimates: Estimates, n: int, named: Iterable[Cell] = ()) -> list[Cell]:
+def candidates(
+    layout: Layout, estimates: Estimates, n: int, named: Iterable[Cell] = ()
+) -> list[Cell]:
     """Return n memories of large estimates, and behind them those named that are not among them."""
     orders = []
     for estimate in estimates:
         if estimate is None:
             continue
-        n_memories = estimate.shape[1]
-        sizes = np.abs(estimate.numpy()).ravel()
-        best = np.argsort(-sizes, kind="stable")[:n].tolist()
-        orders.append([Cell(*divmod(number, n_memories)) for number in best])
+        best = np.argsort(-np.abs(estimate.numpy()), kind="stable")[:n].tolist()
+        orders.append([layout.at(number) for number in best])
     in_turn = list(dict.fromkeys(chain.from_iterable(zip(*orders, strict=True))))[:n]
     return list(dict.fromkeys([*in_turn, *named]))
 
 
 def named_cells(memories: Memories, names: object, n: int) -> list[Cell]:
     """Return the memories that were asked for by name; with no others, there must be one."""
-    cells = [
-        cell.within(memories.n_layers, memories.n_memories) for cell in cells_of("cells", names)
-    ]
+    cells = [memories.layout.resolve(cell) for cell in cells_of("cells", names)]
     if n < 0 or not (n or cells):
         raise FfmemError(
             f"{n} candidates and {len(cells)} named memories were asked for: nothing to measure."

@@ -26,7 +26,7 @@ def editing(memories: Memories, edits: Edits) -> Iterator[None]:
 
     Positions count from the first token of the text: with a cache of earlier tokens, behind it.
     """
-    edits.within(memories.n_layers, memories.n_memories)
+    edits = edits.resolve(memories.layout)
     places = _Places()
     with ExitStack() as hooks:
         if edits.positions is not None:
@@ -40,7 +40,8 @@ def editing(memories: Memories, edits: Edits) -> Iterator[None]:
                 hooks.callback(handle.remove)
         for layer, changes in edits.by_layer().items():
             change = _change(changes, edits.positions, places)
-            hooks.callback(memories.value_maps[layer].register_forward_pre_hook(change).remove)
+            values = memories.bank(layer).values
+            hooks.callback(values.register_forward_pre_hook(change).remove)
         yield
 
 

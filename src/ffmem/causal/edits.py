@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from ffmem.cells import Cell
+from ffmem.cells import Cell, Layout
 from ffmem.errors import FfmemError
 from ffmem.indexing.store import Index
 
@@ -91,11 +91,10 @@ class Edits:
     def __str__(self) -> str:
         return ", ".join(map(str, self.edits)) or "no edit"
 
-    def within(self, n_layers: int, n_memories: int) -> "Edits":
-        """Return the edits themselves, if a model of this size has all their memories."""
-        for edit in self.edits:
-            edit.cell.within(n_layers, n_memories)
-        return self
+    def resolve(self, layout: Layout) -> "Edits":
+        """Return the edits with their memories resolved, if the model has them all."""
+        found = [edit._replace(cell=layout.resolve(edit.cell)) for edit in self.edits]
+        return Edits(_one_per_cell(found), self.positions)
 
     def placed(self, n_tokens: int) -> "Edits":
         """Return the edits with their positions counted from 0 in a prompt of so many tokens."""

@@ -26,7 +26,7 @@ from ffmem.causal.prompt_values import source_of
 from ffmem.causal.source import INPUT_VALUES
 from ffmem.causal.tabled import TokenChance
 from ffmem.causal.upward import Upward
-from ffmem.cells import Cell
+from ffmem.cells import Cell, Layout
 from ffmem.errors import FfmemError
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -94,12 +94,14 @@ def effect(
     asked = ask(memories, prompt, target, at)
     say = progress or Progress(quiet=True)
     steps = choose.integration
-    with say.bar("Integrating", memories.n_layers if steps else 0, "layers") as step:
+    with say.bar(
+        "Integrating", len(memories.layout.memory_layers) if steps else 0, "layers"
+    ) as step:
         estimated = estimates(asked.upward, asked.target.id, reached, steps, step)
-    cells = candidates(estimated, choose.candidates, named)
+    cells = candidates(memories.layout, estimated, choose.candidates, named)
     with say.bar("Ablating", len(cells), "memories") as step:
         changes = ablation(asked.upward, asked.target.id, cells, reached, step)
-    by_name = {"change": changes, **at_cells(estimated, cells)}
+    by_name = {"change": changes, **at_cells(memories.layout, estimated, cells)}
     return Effect(
         prompt.text,
         prompt.tokens,
@@ -167,13 +169,12 @@ def ask(memories: Memories, prompt: Prompt, target: str | None, at: int) -> Aske
 
 
 def at_cells(
-    estimated: Estimates, cells: Sequence[Cell]
+    layout: Layout, estimated: Estimates, cells: Sequence[Cell]
 ) -> dict[str, Float[Tensor, " cell"] | None]:
     """Return what each estimate says of some memories."""
-    layer = torch.tensor([cell.layer for cell in cells])
-    memory = torch.tensor([cell.memory for cell in cells])
+    numbers = torch.tensor([layout.number(cell) for cell in cells], dtype=torch.long)
     return {
-        name: None if estimate is None else estimate[layer, memory]
+        name: None if estimate is None else estimate[numbers]
         for name, estimate in estimated._asdict().items()
     }
 

@@ -29,12 +29,15 @@ NO_DIRECT = (
 
 
 class Estimates(NamedTuple):
-    """What each estimate says of every memory, as a change of log p; None: not there."""
+    """What each estimate says of every memory, as a change of log p; None: not there.
 
-    gradient: Float[Tensor, "layer memory"]
-    direct: Float[Tensor, "layer memory"] | None
+    Memories are numbered through all layers (`Layout.number`).
+    """
+
+    gradient: Float[Tensor, " memory"]
+    direct: Float[Tensor, " memory"] | None
     """None where blocks norm their whole output."""
-    integrated: Float[Tensor, "layer memory"] | None
+    integrated: Float[Tensor, " memory"] | None
     """None unless asked for."""
 
 
@@ -58,7 +61,7 @@ def estimates(
 
 def gradient(
     upward: Upward, target: int, positions: Sequence[int] | None = None
-) -> Float[Tensor, "layer memory"]:
+) -> Float[Tensor, " memory"]:
     """Return −Σ m · ∂log p/∂m over the positions, through the whole model."""
     memories = upward.memories
     seen: dict[int, Tensor] = {}
@@ -73,32 +76,35 @@ def gradient(
         return change
 
     with torch.enable_grad():
-        layers = range(memories.n_layers)
+        layers = memories.layout.memory_layers
         output = upward.outputs(0, 1, {layer: keep(layer) for layer in layers})
         score = log_probability(memories.head, output, target).sum()
     slopes = torch.autograd.grad(score, [seen[layer] for layer in layers])
-    return torch.stack(
-        [-_product(seen[layer], slopes[layer], positions).sum(dim=0) for layer in layers]
+    return torch.cat(
+        [
+            -_product(seen[layer], slope, positions).sum(dim=0)
+            for layer, slope in zip(layers, slopes, strict=True)
+        ]
     )
 
 
 def direct(
     upward: Upward, target: int, positions: Sequence[int] | None = None
-) -> Float[Tensor, "layer memory"] | None:
+) -> Float[Tensor, " memory"] | None:
     """Return −m · (g · v) at the position; None in models whose blocks norm their output."""
     memories = upward.memories
     if memories.row.output_norm is not None:
         return None
     if positions is not None and upward.n_tokens - 1 not in positions:
-        return torch.zeros(memories.n_layers, memories.n_memories, dtype=torch.float64)
+        return torch.zeros(len(memories.layout), dtype=torch.float64)
     slope = frozen_slope(upward, target)
     found = []
-    for layer, trace in enumerate(upward.layers):
-        values = upward.values.of(layer)
+    for layer in memories.layout.memory_layers:
+        trace, values = upward.layers[layer], upward.values.of(layer)
         pulls = values.float() @ slope.to(values.device)
         parts = trace.coefficients[0].to(values.device).double() * pulls.double()
         found.append(-parts.cpu() / divisor(memories, layer, trace))
-    return torch.stack(found)
+    return torch.cat(found)
 
 
 def frozen_slope(upward: Upward, target: int) -> Float[Tensor, " hidden"]:
@@ -118,17 +124,17 @@ def integrated(
     steps: int,
     positions: Sequence[int] | None = None,
     step: Step = lambda n: None,
-) -> Float[Tensor, "layer memory"]:
+) -> Float[Tensor, " memory"]:
     """Return the integrated gradients of every layer, its coefficients scaled all together."""
     alphas = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
     found = []
-    for layer in range(upward.memories.n_layers):
+    for layer in upward.memories.layout.memory_layers:
         parts = [
             _scaled(upward, target, layer, part, positions) for part in alphas.split(upward.n_rows)
         ]
         found.append(-torch.stack(parts).sum(dim=0) / steps)
         step(1)
-    return torch.stack(found)
+    return torch.cat(found)
 
 
 def _scaled(

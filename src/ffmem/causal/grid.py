@@ -25,16 +25,20 @@ class Place(NamedTuple):
 
     residual: TokenChance
     """top(r)"""
-    ff: TokenChance
-    """top(y)"""
+    ff: TokenChance | None
+    """top(y); None where the layer has no memories"""
     output: TokenChance
     """top(o)"""
     case: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `trace --grid --json` prints."""
-        tops = {name: getattr(self, name)._asdict() for name in ("residual", "ff", "output")}
-        return {**tops, "case": self.case}
+        return {
+            "residual": self.residual._asdict(),
+            "ff": None if self.ff is None else self.ff._asdict(),
+            "output": self.output._asdict(),
+            "case": self.case,
+        }
 
 
 Grid = list[list[Place]]
@@ -90,7 +94,11 @@ def _places(projector: Projector, layers: list[LayerTrace], shown: list[str]) ->
     ]
     cases = predicted.cases()
     named = [next(case for case in CASES if cases[case][row, 0]) for row in range(n_rows)]
-    return [Place(*place) for place in zip(*chances, named, strict=True)]
+    has_memories = [layer.coefficients.shape[1] > 0 for layer in layers for _ in layer.residual]
+    return [
+        Place(r, y, o, case) if has else Place(r, None, o, "residual")
+        for r, y, o, case, has in zip(*chances, named, has_memories, strict=True)
+    ]
 
 
 def lines(found: Grid, tokens: list[str]) -> list[str]:

@@ -56,13 +56,14 @@ def effect_of_facts(
     asked = {path: _questions(memories, facts, start) for path, facts in read.items()}
     measure = _Measure(memories, progress or Progress(quiet=True))
     averaged, mean, targets = measure.estimates(asked[prompts], choose.integration)
-    cells = candidates(averaged, choose.candidates, named)
+    layout = memories.layout
+    cells = candidates(layout, averaged, choose.candidates, named)
     changes = measure.changes(asked[prompts], cells)
     control = None if against is None else measure.changes(asked[against], cells).mean(dim=0)
-    rows = _rows(cells, changes, control, at_cells(averaged, cells))
+    rows = _rows(cells, changes, control, at_cells(layout, averaged, cells))
     by_mean = np.argsort([row.sorted_by for row in rows], kind="stable")[: choose.top].tolist()
     shown = [rows[number] for number in by_mean]
-    coefficients = [float(mean[row.cell]) for row in shown]
+    coefficients = [float(mean[layout.number(row.cell)]) for row in shown]
     tops = measure.tops(asked[prompts], [row.cell for row in shown], coefficients)
     overall = changes.mean(dim=0).tolist()
     return Knowledge(
@@ -75,7 +76,7 @@ def effect_of_facts(
         len(cells),
         {
             name: None if of is None else rank_correlation(of.tolist(), overall)
-            for name, of in at_cells(averaged, cells).items()
+            for name, of in at_cells(layout, averaged, cells).items()
         },
         [
             row._replace(coefficient=m, value_top=tokens)
@@ -95,7 +96,7 @@ class _Measure:
 
     def estimates(
         self, questions: list[_Question], steps: int | None
-    ) -> tuple[Estimates, Float[Tensor, "layer memory"], list[Target]]:
+    ) -> tuple[Estimates, Float[Tensor, " memory"], list[Target]]:
         """Return estimates and coefficients averaged over prompts, and every prompt's target."""
         sums: dict[str, Tensor | None] = {}
         targets = []
@@ -104,7 +105,7 @@ class _Measure:
                 asked = ask(self.memories, prompt, target, len(prompt.ids) - 1)
                 found = estimates(asked.upward, asked.target.id, None, steps)._asdict()
                 m = [layer.coefficients[0].double().cpu() for layer in asked.upward.layers]
-                for name, part in {**found, "coefficient": torch.stack(m)}.items():
+                for name, part in {**found, "coefficient": torch.cat(m)}.items():
                     before = sums.get(name)
                     sums[name] = part if before is None else before + part
                 targets.append(asked.target)

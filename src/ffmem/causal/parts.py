@@ -20,7 +20,7 @@ VALUE_TOKENS = 5
 def divisor(memories: Memories, layer: int, trace: LayerTrace) -> float:
     """Return what the post-norm divides the parts by at a traced place; 1 where there is none."""
     path = memories.row.post_norm
-    if path is None:
+    if path is None or memories.banks[layer] is None:
         return 1.0
     norm = Norm(module(memories.blocks[layer], path), memories.hidden)
     return float(norm.denominator(trace.value_output)[0])

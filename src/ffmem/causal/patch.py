@@ -237,9 +237,7 @@ def _changes(memories: Memories, patch: Patch) -> list[LayerChange]:
             )
         return tensor
 
-    for layer, edits in (
-        patch.edits.within(memories.n_layers, memories.n_memories).by_layer().items()
-    ):
+    for layer, edits in patch.edits.resolve(memories.layout).by_layer().items():
         path = rows_path(memories.row, layer)
         written = rows(module(memories.model, path))
         width, dtype = written.shape[1], written.dtype

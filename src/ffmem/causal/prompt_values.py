@@ -37,9 +37,11 @@ class PromptValues:
 
         with ExitStack() as hooks:
             if not self.memories.has_values:
-                for layer, keys in enumerate(self.memories.key_maps):
-                    handle = keys.register_forward_pre_hook(keep(layer), with_kwargs=True)
-                    hooks.callback(handle.remove)
+                for bank in self.memories.banks:
+                    if bank is not None:
+                        hook = keep(bank.layer)
+                        handle = bank.keys.register_forward_pre_hook(hook, with_kwargs=True)
+                        hooks.callback(handle.remove)
             yield
 
     def of(self, layer: int) -> Float[Tensor, "memory hidden"]:

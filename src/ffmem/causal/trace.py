@@ -66,8 +66,7 @@ def trace(
             raise FfmemError(f"{name} {number!r} was asked for. Give {least} or more.")
     refuse_odd(temperature, seed)
     at = place(position, len(prompt.ids))
-    placed = (edits or Edits()).placed(len(prompt.ids))
-    placed.within(memories.n_layers, memories.n_memories)
+    placed = (edits or Edits()).placed(len(prompt.ids)).resolve(memories.layout)
     sample = None if index is None else index.sample
     reader = Reader(memories, prompt, at, top, sample)
     plain = reader.read()
@@ -189,7 +188,13 @@ class Reader:
             sizes = m.abs() * lengths / divisor(self.memories, layer, trace)
             best = largest(sizes.numpy(), self.top)
             total = max(float(sizes.double().sum()), np.finfo(np.float64).tiny)
-            at_work.append([(Cell(layer, i), float(m[i]), float(sizes[i]), total) for i in best])
+            cells = [self.memories.layout.cell(layer, i) for i in best]
+            at_work.append(
+                [
+                    (cell, float(m[i]), float(sizes[i]), total)
+                    for cell, i in zip(cells, best, strict=True)
+                ]
+            )
             vectors.append(values[best].float())
             coefficients.append(m[best])
         tokens = iter(self._promoted(vectors, coefficients))
@@ -227,6 +232,8 @@ def _layer(
     memories: list[MemoryAtWork],
 ) -> TracedLayer:
     working = trace.coefficients if trace.gate is None else trace.gate
+    if not working.numel():  # a layer without memories
+        return TracedLayer(layer, residual, [], output, "residual", None, [])
     case = CASES[output[0].id == residual[0].id, output[0].id == ff[0].id]
     active = float((working > 0).double().mean())
     return TracedLayer(layer, residual, ff, output, case, active, memories)

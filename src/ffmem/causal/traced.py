@@ -39,11 +39,13 @@ class TracedLayer:
     layer: int
     residual_top: list[TokenChance]
     ff_top: list[TokenChance]
+    """Empty where the layer has no memories."""
     output_top: list[TokenChance]
     case: str
     """Where the layer's prediction comes from: residual, agreement, ffn or composition."""
-    active: float
-    """The share of memories at work: m > 0, in gated models those whose gate is open."""
+    active: float | None
+    """The share of memories at work: m > 0, in gated models those whose gate is open; None where
+    the layer has no memories."""
     memories: list[MemoryAtWork]
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,6 +177,8 @@ COLUMNS = ("layer", "residual", "ff", "output", "case", "active", "memories that
 
 def _cells(layer: TracedLayer, n: int = 3) -> tuple[str, ...]:
     def best(chances: list[TokenChance]) -> str:
+        if not chances:
+            return "–"
         return f"{visible_token(chances[0].token)} {chances[0].probability:.2f}"
 
     memories = "  ".join(
@@ -188,7 +192,7 @@ def _cells(layer: TracedLayer, n: int = 3) -> tuple[str, ...]:
         best(layer.ff_top),
         best(layer.output_top),
         layer.case,
-        f"{layer.active:.0%}",
+        "–" if layer.active is None else f"{layer.active:.0%}",
         memories,
     )
 

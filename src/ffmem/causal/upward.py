@@ -80,7 +80,7 @@ class Upward:
                 undone.enter_context(_replaced(memories.blocks[layer], stub))
             for layer, change in changes.items():
                 hook = self._changing(change, n_rows)
-                handle = memories.value_maps[layer].register_forward_pre_hook(hook)
+                handle = memories.bank(layer).values.register_forward_pre_hook(hook)
                 undone.callback(handle.remove)
             undone.callback(memories.blocks[-1].register_forward_hook(keep).remove)
             tokens = self.tokens.repeat(n_rows, 1).to(memories.device)

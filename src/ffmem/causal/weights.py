@@ -59,6 +59,7 @@ class Change(NamedTuple):
 
 def changed(memories: Memories, edits: Edits) -> Change:
     """Return the change of weights that an edit is; refuse what weights cannot say."""
+    edits = edits.resolve(memories.layout)
     _refuse(memories, edits)
     layers, errors, flag = [], [0.0], None
     for layer, some in edits.by_layer().items():
@@ -71,7 +72,7 @@ def changed(memories: Memories, edits: Edits) -> Change:
         change = LayerChange(layer, cells, before, exact.to(before.dtype))
         errors.append(_error(change.after, exact))
         if constant.any():
-            flag = _switch(memories, edits) or flag
+            flag = _switch(memories, layer, edits) or flag
             old = memories.bias(layer).detach().cpu().clone()
             wanted = old.double() + constant @ before.double()
             change = change._replace(bias_before=old, bias_after=wanted.to(old.dtype))
@@ -143,7 +144,6 @@ def _refuse(memories: Memories, edits: Edits) -> None:
     """Raise where no weights can hold the edits."""
     if not edits:
         raise ModelError("No edit was asked for. Give off, set, scale or mean, or a patch.")
-    edits.within(memories.n_layers, memories.n_memories)
     if edits.positions is not None:
         raise ModelError(
             "An edit at some positions was asked for; weights act at every position."
@@ -172,9 +172,9 @@ def refuse_split(memories: Memories) -> None:
         )
 
 
-def _switch(memories: Memories, edits: Edits) -> str | None:
-    """Return the switch that gives the value maps a bias; None where they have one."""
-    if getattr(memories.value_maps[0], "bias", None) is not None:
+def _switch(memories: Memories, layer: int, edits: Edits) -> str | None:
+    """Return the switch that gives the value maps a bias; None where the layer's has one."""
+    if getattr(memories.bank(layer).values, "bias", None) is not None:
         return None
     flag = memories.row.bias_flag
     if flag is None:

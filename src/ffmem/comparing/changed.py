@@ -53,7 +53,7 @@ def described(
     first: Index, second: Index, numbers: dict[str, ndarray], place: int
 ) -> dict[str, Any]:
     """Return a memory with its numbers, its best triggers and its value's tokens on both sides."""
-    cell = Cell(*divmod(place, first.n_memories))
+    cell = first.layout.at(place)
     return {
         "cell": str(cell),
         "layer": cell.layer,

@@ -33,7 +33,7 @@ def layer_changes(
     gated = first.manifest.model.gated
     found = _triggers(first, second, layer, ["", "negative_"] if gated else [""])
     found |= _value_tokens(first, second, layer, gated)
-    missing = np.full(first.n_memories, np.nan)
+    missing = np.full(first.layout.widths[layer], np.nan)
     found |= {
         "value_cosine": missing if values is None else values.cosine,
         "value_norm_ratio": missing if values is None else values.norm_ratio,
@@ -68,7 +68,7 @@ def _value_tokens(first: Index, second: Index, layer: int, gated: bool) -> Colum
     if gated:
         names["negative_value_tokens"] = "bottom_ids"
     if not first.manifest.model.has_values:
-        return {name: np.full(first.n_memories, np.nan) for name in names}
+        return {name: np.full(first.layout.widths[layer], np.nan) for name in names}
     one, other = (_read(index, "values", layer, list(names.values())) for index in (first, second))
 
     def outermost(ids: Int32[ndarray, "memory token"]) -> ndarray:

@@ -87,10 +87,10 @@ def _layers(
 ) -> list[Numbers]:
     found = []
     with progress.bar("Comparing", len(first), "memories") as step:
-        for layer in range(first.n_layers):
+        for layer, width in enumerate(first.layout.widths):
             change = None if values is None else values(layer)
             found.append(layer_changes(first, second, layer, change))
-            step(first.n_memories)
+            step(width)
     return found
 
 
@@ -105,11 +105,12 @@ def _comparison(
 
     return Comparison(
         settings=_settings(first, second, models, top),
-        rows=[{"layer": layer} | summed_up(found) for layer, found in enumerate(layers)],
+        rows=[{"layer": layer} | summed_up(layers[layer]) for layer in first.layout.memory_layers],
         overall=summed_up(numbers),
         changed=[told(place) for place in most_changed(numbers, top).tolist()],
         changed_values=[told(place) for place in most_changed_values(numbers, top).tolist()],
         numbers=numbers,
+        layout=first.layout,
     )
 
 
@@ -122,7 +123,7 @@ def _settings(first: Index, second: Index, models: bool, top: int) -> dict[str, 
         "differences": differences(first.manifest, second.manifest),
         "family": manifest.model.family,
         "layers": manifest.model.layers,
-        "memories": manifest.model.memories,
+        "memories": first.layout.per_layer,
         "gated": manifest.model.gated,
         "corpus": {
             "sources": [source.source for source in manifest.corpus.sources],

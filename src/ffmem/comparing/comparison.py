@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy import ndarray
 
+from ffmem.cells import Layout
 from ffmem.counted import counted
 from ffmem.experiments.spread import share, spread
 from ffmem.files import write_text
@@ -46,6 +47,8 @@ class Comparison:
     """Memories whose values changed most; none where the models were not read."""
     numbers: dict[str, ndarray]
     """One column per number, one row per memory; NaN where a number does not exist."""
+    layout: Layout
+    """How many memories each layer has."""
 
     def to_dict(self) -> Row:
         """Return the content of compare.json."""
@@ -65,8 +68,9 @@ class Comparison:
 
     def table(self) -> pa.Table:
         """Return all numbers of all memories."""
-        n_memories, total = self.settings["memories"], len(self.numbers["change"])
-        layers, memories = np.divmod(np.arange(total, dtype=np.int32), np.int32(n_memories))
+        widths = self.layout.widths
+        layers = np.repeat(np.arange(len(widths), dtype=np.int32), widths)
+        memories = np.concatenate([np.arange(width, dtype=np.int32) for width in widths])
         columns = {
             name: pa.array(column, mask=np.isnan(column)) for name, column in self.numbers.items()
         }
@@ -90,9 +94,8 @@ def summed_up(numbers: dict[str, ndarray]) -> Row:
 def _heading(settings: Row) -> list[str]:
     corpus = settings["corpus"]
     lines = [
-        f"{counted(settings['layers'], 'layers')} ×"
-        f" {counted(settings['memories'], 'memories')}, over"
-        f" {counted(corpus['sentences'], 'sentences')}, {counted(corpus['tokens'], 'tokens')}"
+        f"{_shape(settings)}, over {counted(corpus['sentences'], 'sentences')},"
+        f" {counted(corpus['tokens'], 'tokens')}"
     ]
     for which in ("first", "second"):
         side = settings[which]
@@ -105,6 +108,13 @@ def _heading(settings: Row) -> list[str]:
     elif not settings["models"]:
         lines.append("The models were not read: nothing is said about their values' directions.")
     return lines
+
+
+def _shape(settings: Row) -> str:
+    layers, memories = counted(settings["layers"], "layers"), settings["memories"]
+    if isinstance(memories, list):
+        return f"{layers} with {counted(sum(memories), 'memories')} in all"
+    return f"{layers} × {counted(memories, 'memories')}"
 
 
 def _shown_columns(comparison: Comparison) -> dict[str, tuple[str, str]]:

@@ -10,7 +10,7 @@ from ffmem.errors import StoreError
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.store import Index
 
-_SHAPE = ("family", "layers", "memories", "hidden", "vocabulary", "gated")
+_SHAPE = ("family", "layers", "hidden", "vocabulary", "gated")
 
 _WHAT_TO_DO = {
     "model": "Only models of one architecture have memories that correspond.",
@@ -41,6 +41,7 @@ def _binding(manifest: Manifest) -> dict[str, dict[str, tuple[Any, Any]]]:
     sources = ", ".join(source.source for source in corpus.sources)
     read = f"{sources} ({corpus.sentences:,} sentences, hash {corpus.hash[:12]})"
     shape = {name: getattr(manifest.model, name) for name in _SHAPE}
+    shape["memories"] = manifest.model.layout.per_layer
     # Indexes of models of ours that were made before there were kinds name the activation alone.
     shape["memory"] = manifest.model.memory or manifest.model.activation
     settings = {name: getattr(manifest, name) for name in ("t", "prefixes", "projection")}

@@ -36,6 +36,7 @@ class Activity:
     """Shares of active memories, by definition, example and layer."""
 
     def __init__(self, memories: Memories, n_examples: int) -> None:
+        self.layers = memories.layout.memory_layers
         gate, effect = ("gate",) * memories.gated, ("effect",) * memories.has_values
         self.shares: dict[str, Float32[ndarray, "example layer"]] = {
             name: np.zeros((n_examples, memories.n_layers), np.float32)
@@ -54,10 +55,9 @@ class Activity:
 
     def rows(self) -> list[Row]:
         """Return the rows of `active-memories`."""
-        n_layers = self.shares["positive"].shape[1]
         return [
             {"layer": layer, "definition": name, **spread(shares[:, layer])}
-            for layer in range(n_layers)
+            for layer in self.layers
             for name, shares in self.shares.items()
         ]
 

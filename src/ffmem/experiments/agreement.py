@@ -28,10 +28,13 @@ def agreement(context: ExperimentContext) -> Result:
     unigram = share(int(context.frequencies[commonest]), int(context.frequencies.sum()))
     baselines = {"uniform": 1 / context.memories.vocabulary, "unigram": unigram}
     rows = [
-        {"layer": layer, **agreement_row(top_triggers, values, context.memories, baselines)}
-        for layer, (top_triggers, values) in enumerate(
-            zip(context.top_triggers, context.values, strict=True)
-        )
+        {
+            "layer": layer,
+            **agreement_row(
+                context.top_triggers[layer], context.values[layer], context.memories, baselines
+            ),
+        }
+        for layer in context.index.layout.memory_layers
     ]
     also = {"unigram_token": context.index.token(commonest), "unigram_over": UNIGRAM_OVER}
     return Result("agreement", "Fig. 4", context.settings(), rows, also)
@@ -40,10 +43,11 @@ def agreement(context: ExperimentContext) -> Result:
 def next_token_rank(context: ExperimentContext) -> Result:
     """Return where the values of each layer rank the next token of their top trigger, from 0."""
     rows = [
-        {"layer": layer, **rank_row(top_triggers, values, context.memories)}
-        for layer, (top_triggers, values) in enumerate(
-            zip(context.top_triggers, context.values, strict=True)
-        )
+        {
+            "layer": layer,
+            **rank_row(context.top_triggers[layer], context.values[layer], context.memories),
+        }
+        for layer in context.index.layout.memory_layers
     ]
     return Result("next-token-rank", "Fig. 5", context.settings(), rows)
 

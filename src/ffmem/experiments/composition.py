@@ -49,11 +49,12 @@ def last_layer_composition(context: ExperimentContext) -> Result:
     """Return some compositions of the last layer, for people to judge, and a rule's judgement."""
     predictions = context.metrics.predictions
     assert predictions is not None
-    compositions = np.flatnonzero(predictions.cases()["composition"][:, -1])
+    layer = context.memories.layout.memory_layers[-1]
+    compositions = np.flatnonzero(predictions.cases()["composition"][:, layer])
     rng = np.random.default_rng(context.seed)
     chosen = np.sort(rng.permutation(compositions)[:CASES])
     vectors = embeddings(context.memories)
-    threshold = _threshold(vectors, predictions.output_top[:, -1], rng)
+    threshold = _threshold(vectors, predictions.output_top[:, layer], rng)
     prefixes = list(context.prompt_sample.prefixes())
     rows = [
         _row(context, prefixes[case.number], case, vectors, threshold)
@@ -71,6 +72,8 @@ def last_layer_composition(context: ExperimentContext) -> Result:
         "chance": round(1 - LEVEL, 6),
         "rule": RULE,
     }
+    if layer != context.memories.n_layers - 1:
+        also["layer"] = layer  # the last one with memories
     settings = context.settings(sample=context.sample_settings())
     return Result("last-layer-composition", "Sec. 5.2", settings, rows, also)
 
@@ -126,7 +129,8 @@ def first_tokens(
         # Only the sentences with a chosen prefix run again.
         at = some.at[rows]
         kept, sentence = at[:, 0].unique(return_inverse=True)
-        last = memories.trace(some.tokens[kept], torch.stack([sentence, at[:, 1]], dim=1))[-1]
+        traces = memories.trace(some.tokens[kept], torch.stack([sentence, at[:, 1]], dim=1))
+        last = traces[memories.layout.memory_layers[-1]]
         readings = (
             head.logits(last.residual),
             head.folded(last.ff_output),

@@ -132,11 +132,10 @@ class ExperimentContext:
     def values(self) -> list[ValueReadings]:
         """What every value predicts, layer by layer."""
         found = []
-        n_memories = self.index.n_memories
-        with self.progress.bar("values", self.index.n_layers * n_memories, "values") as step:
+        with self.progress.bar("values", len(self.index), "values") as step:
             for layer, top_triggers in enumerate(self.top_triggers):
                 found.append(read_values(self.memories, top_triggers, layer))
-                step(n_memories)
+                step(self.index.layout.widths[layer])
         return found
 
     @cached_property

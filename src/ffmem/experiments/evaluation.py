@@ -162,7 +162,7 @@ def groups(sample: PromptSample, start: int | None, memories: Memories) -> Itera
 
 def held_by(memories: Memories) -> int:
     """Return the bytes of one prefix's traces of all layers."""
-    return int(memories.n_layers * 4 * (6 * memories.hidden + 2 * memories.n_memories))
+    return 4 * (6 * memories.hidden * memories.n_layers + 2 * len(memories.layout))
 
 
 class SampleEvaluator:
@@ -236,12 +236,14 @@ class SampleEvaluator:
         final: Int64[ndarray, " row"] | None,
     ) -> None:
         predicted = None
-        if found.softmax is not None:
-            found.softmax.read(slice(None), layer, trace)
         if found.predictions is not None and self.projector is not None and final is not None:
             predicted = self.projector.read(trace, final)
             for table, column in zip(found.predictions, predicted, strict=True):
                 table[:, layer] = column[:, 0]
+        if not self.memories.layout.widths[layer]:
+            return
+        if found.softmax is not None:
+            found.softmax.read(slice(None), layer, trace)
         for begin in range(0, len(trace.coefficients), COUNTED):
             rows = slice(begin, begin + COUNTED)
             work = _work(trace, rows, self.lengths[layer])

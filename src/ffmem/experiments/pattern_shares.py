@@ -57,9 +57,9 @@ def patterns(index: Index, seed: int = 0) -> Result:
     if not sources:
         raise NoPatterns(index)
     rows = [
-        _row(found, layer, keys, seed)
+        _row(found, layer, _keys(index, found, layer), seed)
         for found in sources
-        for layer, keys in enumerate(_keys(index, found))
+        for layer in index.layout.memory_layers
     ]
     also: dict[str, Any] = {
         "sources": {found.source: found.settings for found in sources},
@@ -70,16 +70,11 @@ def patterns(index: Index, seed: int = 0) -> Result:
     return Result("patterns", "Fig. 2, Table 1", made, rows, also)
 
 
-def _keys(index: Index, found: Patterns) -> list[list[Key]]:
-    """Return the memories whose main list was examined, layer by layer."""
-    layers = []
-    for layer in range(index.n_layers):
-        main = main_sign(index, layer)
-        examined = [
-            one for one in found.lists(layer) if one.n and one.sign == main[one.cell.memory]
-        ]
-        layers.append([_key(found, one) for one in examined])
-    return layers
+def _keys(index: Index, found: Patterns, layer: int) -> list[Key]:
+    """Return the memories of a layer whose main list was examined."""
+    main = main_sign(index, layer)
+    examined = [one for one in found.lists(layer) if one.n and one.sign == main[one.cell.memory]]
+    return [_key(found, one) for one in examined]
 
 
 def _key(found: Patterns, examined: Examined) -> Key:

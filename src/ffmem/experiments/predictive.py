@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int64
 from numpy import ndarray
 
-from ffmem.cells import Cell
 from ffmem.experiments.agreement import agrees
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.depth import first_of
@@ -101,36 +100,40 @@ class Precision(NamedTuple):
 
 def predictive_values(context: ExperimentContext) -> Result:
     """Return the most probable values of all layers, and how often their triggers agree."""
-    n_layers, n_memories = context.index.n_layers, context.index.n_memories
+    layout, n_layers = context.index.layout, context.index.n_layers
     sign, top, probability = (
         np.concatenate([getattr(values, name) for values in context.values])
         for name in ("sign", "top", "probability")
     )
     cells = most_probable(probability, MOST)
+    named = [layout.at(cell) for cell in cells.tolist()]
+    layers = np.array([cell.layer for cell in named], np.int64)
     upper_from = first_of(n_layers, UPPER)
     found = precision(context.index, cells, sign, top)
     rows = [
         {
-            "cell": str(Cell(*divmod(cell, n_memories))),
-            "layer": cell // n_memories,
-            "memory": cell % n_memories,
-            "sign": int(sign[cell]),
-            "token": context.index.token(int(top[cell])),
-            "token_id": int(top[cell]),
-            "probability": float(probability[cell]),
+            "cell": str(cell),
+            "layer": cell.layer,
+            "memory": cell.memory,
+            "sign": int(sign[number]),
+            "token": context.index.token(int(top[number])),
+            "token_id": int(top[number]),
+            "probability": float(probability[number]),
             "precision": share(agreeing, n),
             "n_triggers": n,
             "agreeing": agreeing,
         }
-        for cell, n, agreeing in zip(cells.tolist(), *map(ndarray.tolist, found), strict=True)
+        for cell, number, n, agreeing in zip(
+            named, cells.tolist(), *map(ndarray.tolist, found), strict=True
+        )
     ]
     also = {
         "n": len(cells),
         "upper_from": upper_from,
-        "upper_share": share(int((cells // n_memories >= upper_from).sum()), len(cells)),
+        "upper_share": share(int((layers >= upper_from).sum()), len(cells)),
         "with_agreeing_trigger": found.n_agreeing(),
         "mean_precision": found.mean(),
-        "layer_histogram": np.bincount(cells // n_memories, minlength=n_layers).tolist(),
+        "layer_histogram": np.bincount(layers, minlength=n_layers).tolist(),
         "random_control": _random_control(context, upper_from, len(cells), sign, top),
     }
     return Result("predictive-values", "Sec. 4, Table 2", context.settings(), rows, also)
@@ -144,7 +147,7 @@ def _random_control(
     top: Int[ndarray, " cell"],
 ) -> Row:
     """Return the same statistics of random values of the upper layers."""
-    first, past = upper_from * context.index.n_memories, len(context.index)
+    first, past = context.index.layout.starts[upper_from], len(context.index)
     drawn = np.random.default_rng(context.seed).choice(
         past - first, min(n, past - first), replace=False
     )
@@ -168,7 +171,9 @@ def precision(
     top: Int[ndarray, " cell"],
 ) -> Precision:
     """Return how many triggers of some values, of the sign that was read, agree with them."""
-    layers, places = np.divmod(cells, index.n_memories)
+    starts = np.array(index.layout.starts)
+    layers = np.searchsorted(starts, cells, side="right") - 1
+    places = cells - starts[layers]
     found = Precision(np.zeros(len(cells), np.int64), np.zeros(len(cells), np.int64))
     for layer in np.unique(layers).tolist():
         for side in (1, -1):

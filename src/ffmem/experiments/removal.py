@@ -68,9 +68,10 @@ def token_removal(context: ExperimentContext) -> Result:
             inside = Measured(*(column[_interior(plan, trials)] for column in found))
             interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
     unk = _unknown(context)
+    excluded = {trials.layer: trials.excluded for trials in plan.layers}
     also = {
         "interior": interior,
-        "excluded": [trials.excluded for trials in plan.layers],
+        "excluded": [excluded.get(layer, 0) for layer in range(context.index.n_layers)],
         "replacement": DRAWN if unk is None else context.index.token(unk),
     }
     settings = context.settings(per_layer=context.per_layer, triggers=context.triggers)
@@ -90,7 +91,7 @@ def planned(context: ExperimentContext) -> Plan:
             context.triggers,
             context.seed,
         )
-        for layer in range(index.n_layers)
+        for layer in index.layout.memory_layers
     ]
     return Plan(layers, corpus_tokens(index), index.manifest.start.id)
 

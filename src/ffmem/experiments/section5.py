@@ -29,7 +29,7 @@ def neural_memory(context: ExperimentContext) -> Result:
     softmax = measured(context.metrics.softmax, "softmax")
     also = {
         "keys": "gate" if context.memories.gated else "keys",
-        "max_entropy": float(np.log(context.memories.n_memories / softmax.groups)),
+        "max_entropy": float(np.log(max(context.memories.layout.widths) / softmax.groups)),
     }
     return _result(context, "neural-memory", "Eq. 1, 2", softmax.rows(), also)
 
@@ -38,7 +38,7 @@ def zero_agreement(context: ExperimentContext) -> Result:
     """Return how often no single memory says what its layer says (Figure 8)."""
     token_hits = measured(context.metrics.token_hits, "token_hits")
     rows = []
-    for layer in range(context.memories.n_layers):
+    for layer in context.memories.layout.memory_layers:
         for target, memories, place in token_hits.variants():
             agreeing = token_hits.agreeing[place][:, layer]
             n, none = len(agreeing), int((agreeing == 0).sum())
@@ -65,7 +65,8 @@ def stop_words(context: ExperimentContext) -> Result:
     predictions = measured(context.metrics.predictions, "predictions")
     token_hits = measured(context.metrics.token_hits, "token_hits")
     is_stop = are_stop_words(context.memories.tokenizer.shown(context.memories.vocabulary))
-    tokens = {"y": predictions.ff_top, "o": predictions.output_top}
+    layers = context.memories.layout.memory_layers
+    tokens = {"y": predictions.ff_top[:, layers], "o": predictions.output_top[:, layers]}
 
     def rows(target: str, agreeing: Bool[ndarray, "example layer"]) -> list[Row]:
         groups = {"agreeing": agreeing, "all": np.ones_like(agreeing)}
@@ -77,7 +78,7 @@ def stop_words(context: ExperimentContext) -> Result:
     variants = [
         {"target": target, "memories": memories, **row}
         for target, memories, place in token_hits.variants()
-        for row in rows(target, token_hits.agreeing[place] > 0)
+        for row in rows(target, token_hits.agreeing[place][:, layers] > 0)
     ]
     main = [row for row in variants if (row["target"], row["memories"]) == ("y", "all")]
     kept = [{k: v for k, v in row.items() if k not in ("target", "memories")} for row in main]
@@ -153,7 +154,7 @@ def prediction_cases(context: ExperimentContext) -> Result:
     broken = cases["composition"] & (found.residual_top == found.ff_top)
     kept = cases["residual"] | cases["agreement"]
     rows = []
-    for layer in range(context.memories.n_layers):
+    for layer in context.memories.layout.memory_layers:
         n = len(kept)
         under_y = found.ff_residual_rank[:, layer]
         rows.append(

@@ -15,7 +15,7 @@ def settings(index: Index, dtype: str, seed: int) -> dict[str, Any]:
         "model": manifest.model.source,
         "model_hash": manifest.model.hash,
         "layers": manifest.model.layers,
-        "memories": manifest.model.memories,
+        "memories": manifest.model.layout.per_layer,
         "vocabulary": manifest.model.vocabulary,
         "activation": manifest.model.activation,
         "gated": manifest.model.gated,

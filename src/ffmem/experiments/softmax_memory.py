@@ -71,7 +71,7 @@ class SoftmaxMemory:
 
     def rows(self) -> list[Row]:
         """Return the rows of `neural-memory`."""
-        return [self._row(layer) for layer in range(self.memories.n_layers)]
+        return [self._row(layer) for layer in self.memories.layout.memory_layers]
 
     def _row(self, layer: int) -> Row:
         by_name = {name: column[:, layer] for name, column in self.found.items()}

@@ -81,7 +81,7 @@ def listed(index: Index, layer: int, sign: int) -> Listed:
     """Return a layer's triggers of one sign; none of sign −1 in an ungated model."""
     name = "" if sign > 0 else "negative_"
     if sign < 0 and not index.manifest.model.gated:
-        shape = (index.n_memories, index.manifest.t)
+        shape = (index.layout.widths[layer], index.manifest.t)
         vacant = np.full(shape, NO_PREFIX, np.int64)
         return Listed(np.zeros(shape, np.float32), vacant, np.zeros_like(vacant), vacant, vacant)
     wanted = [f"{name}coefficient", f"{name}prefix"]

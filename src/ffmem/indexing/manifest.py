@@ -8,6 +8,7 @@ gives the same bytes.
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,13 @@ class ModelRecord(Record):
     has_values: bool = True
     """Whether memories have static values; those of a lambda layer have none."""
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         """The kind of its memories, in words."""
         width = max(self.layout.widths)
         return Kind(self.memory, self.gated, width, self.groups, self.has_values)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """Where each memory stands."""
         return Layout(self.banks)

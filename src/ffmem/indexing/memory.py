@@ -101,6 +101,7 @@ class Memory:
             "cell": str(self.cell),
             "layer": self.cell.layer,
             "memory": self.cell.memory,
+            **({"bank": self.cell.bank} if self.cell.bank else {}),
             **place,
             "triggers": [trigger.to_dict() for trigger in self.triggers],
             "negative_triggers": [trigger.to_dict() for trigger in self.negative_triggers],

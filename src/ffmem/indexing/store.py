@@ -109,7 +109,7 @@ class Index:
     def __iter__(self) -> Iterator[Cell]:
         return iter(self.layout)
 
-    def __getitem__(self, cell: str | tuple[int, int]) -> Memory:
+    def __getitem__(self, cell: str | tuple[int, int] | Cell) -> Memory:
         return self.memory(self.layout.resolve(cell))
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
     """Return the facts of a model that decide how its memories are read."""
     tokenizer = memories.tokenizer
     shown = tokenizer.shown(memories.vocabulary)
-    some = next(layer for layer, width in enumerate(memories.layout.widths) if width)
+    some = memories.layout.memory_layers[0]
 
     def named(id: int | None) -> str | None:
         return None if id is None else shown[id]
@@ -21,7 +21,7 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
         "revision": memories.revision,
         "family": memories.family,
         "layers": memories.n_layers,
-        "memories": memories.layout.widths,
+        "memories": memories.layout.per_layer,
         "memories_in_all": len(memories.layout),
         "hidden": memories.hidden,
         "vocabulary": memories.vocabulary,

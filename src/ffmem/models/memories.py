@@ -163,15 +163,10 @@ class Memories:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        return next(self._bank_of(self._first_layer).values.parameters()).dtype
+        return next(self.bank(self.layout.memory_layers[0]).values.parameters()).dtype
 
-    @property
-    def _first_layer(self) -> int:
-        """The first layer that has memories."""
-        return next(layer for layer, bank in enumerate(self.banks) if bank is not None)
-
-    def _bank_of(self, layer: int) -> Bank:
-        """Return the bank of a layer that must have one."""
+    def bank(self, layer: int) -> Bank:
+        """Return the bank of a layer; raise if the layer has none."""
         bank = self.banks[layer]
         if bank is None:
             raise ModelError(f"Layer {layer} of this {self.family!r} model has no memories.")
@@ -192,9 +187,8 @@ class Memories:
         """Return V of a layer, one value per row: a view of the weights if they are here."""
         if not self.has_values:
             raise NoStaticValues("The values of this model's memories were asked for.")
-        if self.banks[layer] is None:
-            return self._nothing(0)
-        return weight(self._bank_of(layer).values).T
+        bank = self.banks[layer]
+        return self._nothing(0) if bank is None else weight(bank.values).T
 
     def _nothing(self, *size: int) -> Tensor:
         """Return zeros, of one row per memory where there are none."""
@@ -237,17 +231,17 @@ class Memories:
 
     def key_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return what is added to x · Kᵀ: zeros where the key map has no bias."""
-        bank = self._bank_of(layer)
+        bank = self.bank(layer)
         return bias(bank.keys)[: bank.size]
 
     def up_keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the keys whose product with x multiplies the gate; gated models only."""
-        bank = self._bank_of(layer)
+        bank = self.bank(layer)
         return weight(self._up_map(bank))[-bank.size :]
 
     def up_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return what is added to the product of x and `up_keys`; gated models only."""
-        bank = self._bank_of(layer)
+        bank = self.bank(layer)
         return bias(self._up_map(bank))[-bank.size :]
 
     def _up_map(self, bank: Bank) -> nn.Module:

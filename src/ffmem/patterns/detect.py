@@ -68,13 +68,14 @@ def detect(
     _refuse(index, top, alpha, space)
     view, words = look(index, seed, progress)
     topic_space = _space(space, index, words)
-    asked = [Examination(n, seed if shuffled else None) for n in range(index.n_layers)]
+    layers = index.layout.memory_layers
+    asked = [Examination(layer, seed if shuffled else None) for layer in layers]
     if not shuffled:
-        n = min(CONTROLS, index.n_layers)
-        asked += [Examination(place * index.n_layers // n, seed) for place in range(n)]
+        n = min(CONTROLS, len(layers))
+        asked += [Examination(layers[place * len(layers) // n], seed) for place in range(n)]
     examiner = LayerExaminer(index, view, topic_space, top, seed)
     every = examine_layers(examiner, asked, execution, progress)
-    tests, controls = every[: index.n_layers], every[index.n_layers :]
+    tests, controls = every[: len(layers)], every[len(layers) :]
     p_values = np.concatenate(
         [part.p_value for one in tests for part in (one.shallow, one.semantic)]
     )

@@ -238,7 +238,7 @@ def _chosen(
     seed: int,
 ) -> list[Cell]:
     """Return the memories to explain: those that are named, or some of each layer."""
-    named = [Cell.of(cell).within(index.n_layers, index.n_memories) for cell in cells]
+    named = [index.layout.resolve(cell) for cell in cells]
     if bool(named) == (per_layer is not None):
         raise FfmemError(
             "Say which memories a language model should explain: name some (L5N1234 …), or give a"
@@ -249,5 +249,5 @@ def _chosen(
     for layer in range(index.n_layers) if per_layer is not None else ():
         able = np.flatnonzero(main_sign(index, layer) != NO_SIGN).tolist()
         drawn = random.Random(f"{seed} {layer}").sample(able, min(per_layer or 0, len(able)))
-        named += [Cell(layer, memory) for memory in sorted(drawn)]
+        named += [index.layout.cell(layer, memory) for memory in sorted(drawn)]
     return list(dict.fromkeys(named))

@@ -32,7 +32,7 @@ def export(several: Sequence[Patterns], out: Path) -> int:
 def by_layer(several: Sequence[Patterns]) -> Iterator[Rows]:
     """Return the patterns as flat rows, a source and a layer at a time."""
     for patterns in several:
-        for layer in range(patterns.n_layers):
+        for layer in range(patterns.layout.n_layers):
             found = patterns.layer(layer)
             yield [_row(patterns.source, one) for memory in sorted(found) for one in found[memory]]
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ffmem.cells import Cell, check_layer
+from ffmem.cells import Cell, Layout
 from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
 from ffmem.indexing.store import Index
@@ -55,7 +55,7 @@ class Patterns:
     def __init__(self, index: Index, source: str) -> None:
         self.source = source
         self.folder = folder(index, source)
-        self.n_layers, self.n_memories = index.n_layers, index.n_memories
+        self.layout = index.layout
         self.manifest = _manifest(self.folder)
         if self.manifest["index"] != fingerprint(index):
             raise StoreError(
@@ -70,27 +70,29 @@ class Patterns:
         settings: dict[str, Any] = self.manifest["settings"]
         return settings
 
-    def of(self, cell: str | tuple[int, int]) -> list[Pattern]:
+    def of(self, cell: str | tuple[int, int] | Cell) -> list[Pattern]:
         """Return the patterns of one memory, the positive list's first."""
-        place = Cell.of(cell).within(self.n_layers, self.n_memories)
+        place = self.layout.resolve(cell)
         table = self._found(place.layer)
         memories = table["memory"].to_numpy()  # ascending: one memory is decoded, not the layer
         first, past = np.searchsorted(memories, [place.memory, place.memory + 1]).tolist()
-        return _patterns(place.layer, table[first:past])
+        return _patterns(self.layout, place.layer, table[first:past])
 
     def layer(self, layer: int) -> dict[int, list[Pattern]]:
         """Return the patterns of a layer by memory."""
-        check_layer(layer, self.n_layers)
+        self.layout.check_layer(layer)
         found: dict[int, list[Pattern]] = {}
-        for one in _patterns(layer, self._found(layer)):
+        for one in _patterns(self.layout, layer, self._found(layer)):
             found.setdefault(one.cell.memory, []).append(one)
         return found
 
     def lists(self, layer: int) -> list[Examined]:
         """Return which lists of a layer were examined."""
-        check_layer(layer, self.n_layers)
+        self.layout.check_layer(layer)
         rows = self._read("lists", layer).to_pylist()
-        return [Examined(Cell(layer, row["memory"]), row["sign"], row["n"]) for row in rows]
+        return [
+            Examined(self.layout.cell(layer, row["memory"]), row["sign"], row["n"]) for row in rows
+        ]
 
     def _read(self, kind: str, layer: int) -> pa.Table:
         path = self.folder / layer_file(kind, layer)
@@ -139,8 +141,11 @@ class Writing:
 
     def layer(self, layer: int, examined: Iterable[Examined], patterns: Iterable[Pattern]) -> None:
         """Write what was found in a layer; the same findings give the same bytes."""
-        lists = sorted(examined, key=lambda one: (one.cell, -one.sign))
-        found = sorted(patterns, key=lambda one: (one.cell, -one.sign, one.number))
+        resolve = self._index.layout.resolve  # people's sheets have names alone
+        lists = [one._replace(cell=resolve(one.cell)) for one in examined]
+        found = [one._replace(cell=resolve(one.cell)) for one in patterns]
+        lists.sort(key=lambda one: (one.cell, -one.sign))
+        found.sort(key=lambda one: (one.cell, -one.sign, one.number))
         rows = [
             {"memory": one.cell.memory, **{k: v for k, v in one._asdict().items() if k != "cell"}}
             for one in found
@@ -199,12 +204,12 @@ def damaged(index: Index) -> list[str]:
     return wrong
 
 
-def _patterns(layer: int, table: pa.Table) -> list[Pattern]:
+def _patterns(layout: Layout, layer: int, table: pa.Table) -> list[Pattern]:
     """Return the rows of a layer's table as patterns."""
     found = []
     for row in table.to_pylist():
         row |= {name: tuple(row[name]) for name in ("ranks", "held_ranks")}
-        found.append(Pattern(cell=Cell(layer, row.pop("memory")), **row))
+        found.append(Pattern(cell=layout.cell(layer, row.pop("memory")), **row))
     return found
 
 

@@ -51,7 +51,7 @@ def read_lists(
     if shuffled is not None:
         held = rows >= 0
         rows[held] = np.random.default_rng([shuffled, layer]).permutation(rows[held])
-    n = index.n_memories
+    n = index.layout.widths[layer]
     return Lists(
         np.repeat(np.arange(n), len(signs)),
         np.tile(np.array(list(signs), np.int8), n),

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.files import committing, sha256
 from ffmem.indexing.excerpt import Excerpt
@@ -136,9 +135,9 @@ class PatternSearch:
 
     def _rows(self, layer: int | None) -> tuple[int, int]:
         """Return the first and the last number that a pattern of a layer can have."""
-        n = self.index.n_memories
-        cells = (0, len(self.index)) if layer is None else (layer * n, (layer + 1) * n)
-        return cells[0] << _CELL, (cells[1] << _CELL) - 1
+        starts = self.index.layout.starts
+        first, past = (0, starts[-1]) if layer is None else starts[layer : layer + 2]
+        return first << _CELL, (past << _CELL) - 1
 
     def _matching(
         self, query: Query, expression: Expression, layer: int | None
@@ -166,7 +165,7 @@ class PatternSearch:
             begin, end = self._span(row, phrase, count_words(query.text))
         else:
             begin, end = expression.search(text).span()
-        cell = Cell(*divmod(row >> _CELL, self.index.n_memories))
+        cell = self.index.layout.at(row >> _CELL)
         rest = row & (1 << _CELL) - 1
         finding = Finding(
             str(cell),
@@ -240,7 +239,7 @@ def _texts(index: Index, every: list[Patterns]) -> Iterator[tuple[int, str, str]
         source = SOURCES.index(patterns.source)
         for layer in range(index.n_layers):
             for memory, several in patterns.layer(layer).items():
-                cell = layer * index.n_memories + memory
+                cell = index.layout.starts[layer] + memory
                 for one in several:
                     place = (one.number << 2 | source) << 1 | (one.sign < 0)
                     yield cell << _CELL | place, one.kind, text_of(one)

@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from numpy import ndarray
 
-from ffmem.cells import Cell
 from ffmem.indexing.store import Index
 from ffmem.patterns import closeness
 from ffmem.patterns.chunk import COLUMNS, LAST_WORD
@@ -73,7 +72,8 @@ class Telling:
         """Return the lists of a layer that hold a trigger."""
         n = (one.lists.rows[:, : one.lists.top] >= 0).sum(axis=1).tolist()
         pairs = zip(one.lists.memory.tolist(), one.lists.sign.tolist(), n, strict=True)
-        return [Examined(Cell(one.layer, memory), sign, k) for memory, sign, k in pairs if k]
+        cell = self._index.layout.cell
+        return [Examined(cell(one.layer, memory), sign, k) for memory, sign, k in pairs if k]
 
     def summary(
         self,
@@ -162,7 +162,7 @@ class Telling:
         """Return the patterns of a layer, those of a list numbered from the best."""
         drafts: list[tuple[float, Pattern]] = []
         some = one.shallow.where(np.array(chosen[0], np.int64))
-        scored = _scored(one, some, q_values[0][chosen[0]], "shallow")
+        scored = self._scored(one, some, q_values[0][chosen[0]], "shallow")
         for draft, entry, stands in zip(scored, some.entry.tolist(), places, strict=True):
             rule = rule_of(self._view.kinds, entry)
             pattern = draft[1]._replace(
@@ -176,7 +176,7 @@ class Telling:
             told_words.setdefault(owner, set()).update(_WORD.findall(pattern.what.casefold()))
         topics = one.semantic.where(np.array(chosen[1], np.int64))
         for draft, named in zip(
-            _scored(one, topics, q_values[1][chosen[1]], "semantic"),
+            self._scored(one, topics, q_values[1][chosen[1]], "semantic"),
             self._topic_words(one, topics, told_words),
             strict=True,
         ):
@@ -212,37 +212,40 @@ class Telling:
             )
         ]
 
-
-def _scored(
-    one: LayerTests, found: Candidates, q_values: Float64[ndarray, " candidate"], kind: str
-) -> list[tuple[float, Pattern]]:
-    """Return patterns without names, each with what it is ranked by."""
-    ranked = surprise(found.k_seen + found.k_held, found.n_seen + found.n_held, found.base)
-    drafts = []
-    for place, owner in enumerate(found.owner.tolist()):
-        marks = int(found.marks[place])
-        ranks = [rank + 1 for rank in range(64) if marks >> rank & 1]
-        recall, base = found.k_held[place] / found.n_held[place], float(found.base[place])
-        pattern = Pattern(
-            Cell(one.layer, int(one.lists.memory[owner])),
-            int(one.lists.sign[owner]),
-            0,
-            kind,
-            "",
-            "",
-            "",
-            tuple(rank for rank in ranks if rank <= one.lists.top),
-            tuple(rank for rank in ranks if rank > one.lists.top),
-            int(found.n_held[place]),
-            float(recall / (recall + base)),
-            float(recall),
-            base,
-            float(recall / base),
-            float(found.p_value[place]),
-            float(q_values[place]),
-        )
-        drafts.append((float(ranked[place]), pattern))
-    return drafts
+    def _scored(
+        self,
+        one: LayerTests,
+        found: Candidates,
+        q_values: Float64[ndarray, " candidate"],
+        kind: str,
+    ) -> list[tuple[float, Pattern]]:
+        """Return patterns without names, each with what it is ranked by."""
+        ranked = surprise(found.k_seen + found.k_held, found.n_seen + found.n_held, found.base)
+        drafts = []
+        for place, owner in enumerate(found.owner.tolist()):
+            marks = int(found.marks[place])
+            ranks = [rank + 1 for rank in range(64) if marks >> rank & 1]
+            recall, base = found.k_held[place] / found.n_held[place], float(found.base[place])
+            pattern = Pattern(
+                self._index.layout.cell(one.layer, int(one.lists.memory[owner])),
+                int(one.lists.sign[owner]),
+                0,
+                kind,
+                "",
+                "",
+                "",
+                tuple(rank for rank in ranks if rank <= one.lists.top),
+                tuple(rank for rank in ranks if rank > one.lists.top),
+                int(found.n_held[place]),
+                float(recall / (recall + base)),
+                float(recall),
+                base,
+                float(recall / base),
+                float(found.p_value[place]),
+                float(q_values[place]),
+            )
+            drafts.append((float(ranked[place]), pattern))
+        return drafts
 
 
 def _numbered(drafts: list[tuple[float, Pattern]]) -> list[Pattern]:

@@ -83,8 +83,9 @@ class Card(NamedTuple):
 
 def shared_tokens(index: Index) -> list[Shared]:
     """Return the rows of Table 1."""
-    last = index.n_layers - 1
-    layers = sorted({round(place * last / (LAYERS - 1)) for place in range(LAYERS)})
+    there = index.layout.memory_layers
+    places = {round(place * (len(there) - 1) / (LAYERS - 1)) for place in range(LAYERS)}
+    layers = [there[place] for place in sorted(places)]
     found = (_most_shared(index, layer) for layer in layers)
     return [row for row in found if row is not None]
 
@@ -100,7 +101,7 @@ def _most_shared(index: Index, layer: int) -> Shared | None:
     best = min(
         candidates, key=lambda one: (-one.n, alike[one.which, one.id], one.memory, -one.sign)
     )
-    cell, token = Cell(layer, best.memory), index.token(best.id)
+    cell, token = index.layout.cell(layer, best.memory), index.token(best.id)
     triggers = dict(_lists(index.memory(cell)))[best.sign][:STRONGEST]
     sharing = [one for one in triggers if getattr(one, f"{best.which}_token") == token]
     excerpts = [excerpt(one) for one in sharing[:EXCERPTS]]
@@ -168,7 +169,7 @@ def cards(index: Index, cited: Iterable[tuple[str, int]]) -> list[Card]:
     """Return a card of each cited memory, in the order of the model; `cited` gives cell, sign."""
     signs: dict[Cell, set[int]] = {}
     for cell, sign in cited:
-        signs.setdefault(Cell.parse(cell), set()).add(sign)
+        signs.setdefault(index.layout.resolve(cell), set()).add(sign)
     return [_card(index.memory(cell), signs[cell]) for cell in sorted(signs)]
 
 

@@ -25,6 +25,7 @@ from ffmem.reporting.numbers import (
     shallow,
     span,
     trend,
+    widths_of,
 )
 
 
@@ -154,7 +155,10 @@ def predictive_layers(result: Result) -> Judged | None:
     if not n or len(upper) == n_layers:
         return None
     inside = sum(row["layer"] in upper for row in result.rows)
+    widths = widths_of(result)
     even = len(upper) / n_layers
+    if any(widths):
+        even = sum(widths[layer] for layer in upper) / sum(widths)
     model = f"{inside} of {n} in {span(upper)} ({percent(even)} if spread evenly)"
     low = wilson(inside, n)[0] or 0.0
     return Judged(model, inside / n >= 0.87, low > even)

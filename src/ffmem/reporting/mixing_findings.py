@@ -197,9 +197,10 @@ def last_layer_composition(result: Result) -> str:
     of = f" (of {number(found)} in the sample)" if found is not None else ""
     threshold = result.also.get("threshold")
     rule = result.also.get("rule") or "cosine of the two tokens' embeddings above the threshold"
+    layer = result.also.get("layer", n_layers_of(result) - 1) + 1
     limit = f" (threshold {number(threshold)})" if threshold is not None else ""
     return (
-        f"Of {number(len(rows))} compositions in layer {n_layers_of(result)}{of} {related} go to a"
+        f"Of {number(len(rows))} compositions in layer {layer}{of} {related} go to a"
         f" related token, {percent(related / len(rows))} ({interval(low, high)})."
         f" Related is judged by a rule, not by people: {rule}{limit}."
     )

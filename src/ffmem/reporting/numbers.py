@@ -63,13 +63,19 @@ def sources_of(result: Result) -> list[str]:
 
 def n_values_of(result: Result) -> int:
     """Return how many values the model has."""
-    return int(result.settings.get("memories") or 0) * n_layers_of(result) or 10**9
+    return sum(widths_of(result)) or 10**9
+
+
+def widths_of(result: Result) -> list[int]:
+    """Return how many memories each layer has; 0 where the settings do not say."""
+    memories = result.settings.get("memories") or 0
+    return memories if isinstance(memories, list) else [memories] * n_layers_of(result)
 
 
 def most_entropy(result: Result) -> float | None:
     """Return the entropy of a softmax that is the same for all memories that it runs over."""
-    memories = result.settings.get("memories")
-    found = result.also.get("max_entropy", math.log(memories) if memories else None)
+    widest = max(widths_of(result))
+    found = result.also.get("max_entropy", math.log(widest) if widest else None)
     return None if found is None else float(found)
 
 

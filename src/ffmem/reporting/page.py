@@ -124,12 +124,17 @@ class Page:
         settings, corpus = self.settings, self._corpus()
         memories, projection = settings.get("memories"), settings.get("projection", MISSING)
         gated = _KINDS.get(self.kind, "gated" if self.gated else "ungated")
-        shape = f"{self.n_layers} layers × {number(memories)} memories, {gated}"
+        shape = f"{self.n_layers} layers × {number(memories)} memories"
+        if isinstance(memories, list):
+            shape = f"{self.n_layers} layers with {number(sum(memories))} memories in all"
         read = [
             f"{number(corpus[what])} {what}" for what in ("sentences", "tokens") if what in corpus
         ]
         facts = [
-            ("Model", f"{self.model} ({shape}; hash {str(settings.get('model_hash', ''))[:12]})"),
+            (
+                "Model",
+                f"{self.model} ({shape}, {gated}; hash {str(settings.get('model_hash', ''))[:12]})",
+            ),
             ("Index over", ", ".join([self.corpus, *read])),
             ("Sample of Section 5", self._sample()),
             ("Arithmetic", str(settings.get("dtype", MISSING))),

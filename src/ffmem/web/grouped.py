@@ -156,7 +156,7 @@ def groups(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]
 
 def examples(index: Index) -> dict[str, str]:
     """Return something of each kind that there is to find in an index; empty if there is none."""
-    cell = Cell(index.n_layers - 1, 0)
+    cell = index.layout.cell(index.layout.memory_layers[-1], 0)
     tokens: Iterable[str] = ()
     if index.manifest.model.has_values:
         columns = read_group(index.folder / layer_file("values", cell.layer), 0, ["top_ids"])
@@ -175,7 +175,7 @@ def _named(index: Index, search: Search) -> list[Group]:
     if search.place is not None:
         return []
     try:
-        cell = Cell.parse(search.text).within(index.n_layers, index.n_memories)
+        cell = index.layout.resolve(search.text)
     except UnknownCell:
         return []
     if search.layer not in (None, cell.layer):
@@ -230,7 +230,7 @@ def _patterns(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Gro
 
 
 def _entries(index: Index, found: Sequence[Finding], tokens: bool) -> list[Entry]:
-    cells = [Cell.parse(hit.cell) for hit in found]
+    cells = [index.layout.resolve(hit.cell) for hit in found]
     gated = index.manifest.model.gated
     turned = [gated and hit.side in ("bottom", "negative") for hit in found]
     wanted = [(cell, "bottom" if turn else "top") for cell, turn in zip(cells, turned, strict=True)]

@@ -17,6 +17,7 @@ from ffmem.web.figures import Drawn, Theme, drawn, sections
 from ffmem.web.layer_spread import LayerSpread, spreads
 from ffmem.web.layer_table import refuse_other_layers
 from ffmem.web.library import Shelf, short
+from ffmem.web.limits import NotHere
 from ffmem.web.pattern_view import PatternCount, counts, problems
 from ffmem.web.site import Site
 from ffmem.web.specs import home_spec
@@ -54,7 +55,8 @@ class ModelAnswer(TypedDict):
     hash: str
     family: str
     layers: int
-    memories: int
+    memories: int | list[int]
+    """Of each layer: one number where all have as many."""
     hidden: int
     vocabulary: int
     activation: str
@@ -187,9 +189,11 @@ def router(site: Site) -> APIRouter:
 def drawn_cell(index: Index, layer: int | None) -> Cell:
     """Return any memory, each as likely as the others."""
     if layer is None:
-        layer = random.randrange(index.n_layers)
+        return index.layout.at(random.randrange(len(index)))
     refuse_other_layers(index, layer)
-    return Cell(layer, random.randrange(index.n_memories))
+    if not index.layout.widths[layer]:
+        raise NotHere(f"Layer {layer} has no memories.")
+    return index.layout.cell(layer, random.randrange(index.layout.widths[layer]))
 
 
 def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
@@ -206,7 +210,7 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
             "hash": model.hash,
             "family": model.family,
             "layers": model.layers,
-            "memories": model.memories,
+            "memories": model.layout.per_layer,
             "hidden": model.hidden,
             "vocabulary": model.vocabulary,
             "activation": model.activation,
@@ -301,8 +305,12 @@ def steps(shelf: Shelf) -> list[Step]:
         told = {layer: f"median of the largest |m| {number(rate)}" for layer, rate in rates.items()}
     most = max((rate for rate in rates.values() if rate), default=None)
     return [
-        Step(layer, 100 * (rates.get(layer) or 0) / most if most else 0, told.get(layer, ""))
-        for layer in range(shelf.index.n_layers)
+        Step(
+            layer,
+            100 * (rates.get(layer) or 0) / most if most else 0,
+            told.get(layer, "") if width else "no memories",
+        )
+        for layer, width in enumerate(shelf.index.layout.widths)
     ]
 
 

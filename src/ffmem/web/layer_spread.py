@@ -24,7 +24,7 @@ class LayerSpread(TypedDict):
 def spreads(index: Index) -> list[LayerSpread]:
     """Return how active and how strong the memories of each layer are, from the index alone."""
     found: list[LayerSpread] = []
-    for layer in range(index.n_layers):
+    for layer in index.layout.memory_layers:
         path = index.folder / layer_file("stats", layer)
         stats = read_columns(path, ["active", "max", "min"])
         largest = np.maximum(np.abs(stats["max"]), np.abs(stats["min"])).astype(np.float64)

@@ -19,7 +19,6 @@ from jaxtyping import Bool, Float64, Int8, Int32, Int64
 from numpy import ndarray
 from typing_extensions import TypedDict
 
-from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.experiments.top_triggers import NO_SIGN, NONE, TopTriggers, listed, top_triggers
 from ffmem.indexing.memory import unshown
@@ -203,7 +202,7 @@ class _Said(NamedTuple):
 
 
 def _said(index: Index, layer: int, head: TopTriggers) -> _Said:
-    n = index.n_memories
+    n = index.layout.widths[layer]
     followed, followable = np.zeros(n, np.int64), np.zeros(n, np.int64)
     if not index.manifest.model.has_values:
         nobody, nothing = np.full(n, -1, np.int8), np.empty((n, 0), np.int32)
@@ -286,7 +285,7 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
     kind = index.manifest.model.kind
     seat = kind.seat(memory)
     return {
-        "cell": str(Cell(table.layer, memory)),
+        "cell": str(index.layout.cell(table.layer, memory)),
         "memory": memory,
         "place": None if seat is None else seat.to_dict(),
         "top": [index.token(id) for id in table.top[memory].tolist()],
@@ -358,7 +357,7 @@ def _places(index: Index, layer: int, has: str) -> Bool[ndarray, "memory token"]
     import pyarrow.compute as pc
 
     if not index.manifest.model.has_values:
-        return np.zeros((index.n_memories, 0), bool)
+        return np.zeros((index.layout.widths[layer], 0), bool)
     found = pc.match_substring(index.tokens.column, pattern=unshown(has), ignore_case=True)
     holds = np.asarray(found.to_numpy(zero_copy_only=False), bool)
     ids = _ends(index, layer)

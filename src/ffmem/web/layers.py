@@ -116,7 +116,8 @@ def router(site: Site) -> APIRouter:
             with_pattern={name: int(patterns.kept(name).sum()) for name in CHOICES},
             problems=patterns.problems,
             columns=_columns(index.manifest.model.kind),
-            largest=float(table.largest.max()),
+            n_memories=len(table.sign),
+            largest=float(table.largest.max(initial=0.0)),
         )
 
     @routes.get("/api/layer/{layer}")
@@ -129,7 +130,7 @@ def router(site: Site) -> APIRouter:
             "layer": layer,
             "gated": shelf.index.manifest.model.gated,
             "notes": shelf.index.manifest.model.kind.told,
-            "memories": shelf.index.n_memories,
+            "memories": shelf.index.layout.widths[layer],
             "found": found.n,
             "sort": wanted.sort,
             "page": found.page,

@@ -72,7 +72,7 @@ def router(site: Site) -> APIRouter:
         tokens: bool = False,
     ) -> Response:
         shelf = site.shelf(state)
-        named = Cell.parse(cell).within(shelf.index.n_layers, shelf.index.n_memories)
+        named = shelf.index.layout.resolve(cell)
         if cell != str(named):
             return RedirectResponse(state.link(f"/m/{named}"), 307)
         if similar is None and not tokens:
@@ -98,7 +98,7 @@ def router(site: Site) -> APIRouter:
         n: Annotated[int, Query(ge=1, le=100)] = 10,
     ) -> Similar:
         shelf = site.shelf(state)
-        named = Cell.parse(cell).within(shelf.index.n_layers, shelf.index.n_memories)
+        named = shelf.index.layout.resolve(cell)
         return await _similar(site, shelf, named, by, n)
 
     @routes.get("/api/m/{cell}", summary="One memory, as `ffmem show --json` gives it")
@@ -115,10 +115,10 @@ def _context(shelf: Shelf, cell: Cell) -> dict[str, Any]:
     index = shelf.index
     memory = index[cell]
     sample = index.sample(cell)
-    flat = cell.layer * index.n_memories + cell.memory
+    number = index.layout.number(cell)
     around = [
-        Cell(*divmod(place, index.n_memories)) if 0 <= place < len(index) else None
-        for place in (flat - 1, flat + 1)
+        index.layout.at(place) if 0 <= place < len(index) else None
+        for place in (number - 1, number + 1)
     ]
     return {
         "memory": memory,

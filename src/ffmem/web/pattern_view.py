@@ -187,7 +187,8 @@ class LayerPatterns:
 
     def holding(self, text: str) -> Bool[ndarray, " memory"]:
         """Return which memories have a pattern that holds a text."""
-        return np.array([self.shown(memory, text) is not None for memory in range(len(self.rows))])
+        has = [self.shown(memory, text) is not None for memory in range(len(self.rows))]
+        return np.array(has, bool)
 
     def shown(self, memory: int, text: str = "") -> RowPattern | None:
         """Return the first pattern of a memory that holds a text."""
@@ -205,9 +206,9 @@ def of_layer(index: Index, layer: int) -> LayerPatterns:
 def _of_layer(index: Index, layer: int, state: State) -> LayerPatterns:
     hand = _at_hand(index, state)
     try:
-        found = LayerPatterns(hand.patterns, layer, index.n_memories)
+        found = LayerPatterns(hand.patterns, layer, index.layout.widths[layer])
     except StoreError:
-        found = LayerPatterns([], layer, index.n_memories)
+        found = LayerPatterns([], layer, index.layout.widths[layer])
         found.problems.append(UNREAD)
     found.problems += hand.problems
     return found

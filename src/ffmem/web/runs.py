@@ -59,7 +59,7 @@ class Runs:
         prompt = self.prompt(at, name, asked.text)
         n_tokens = len(prompt.ids)
         here = place(-1 if asked.position is None else asked.position, n_tokens)
-        edits = asked.edits.placed(n_tokens)
+        edits = asked.edits.placed(n_tokens).resolve(at.memories.layout)
         part = _Parts(self, at, name, prompt, here, asked)
         plain = Edits()
         found = Trace(

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
-from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.experiments.result import Result
 from ffmem.indexing.kind import Kind
@@ -177,7 +176,7 @@ def _points(
     drawn = {tip["field"] for tip in _tips(kind)} | {"height", "kept", "url"}
     rows = []
     for memory in np.argsort(table.agreement, kind="stable").tolist():
-        cell = str(Cell(table.layer, memory))
+        cell = str(index.layout.cell(table.layer, memory))
         point = {
             "cell": cell,
             **{end: tokens[id] for end, ids in first.items() for id in ids[memory].tolist()},

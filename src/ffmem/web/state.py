@@ -65,11 +65,12 @@ class State:
 
     def without(self, cell: Cell) -> "State":
         """Return the state without an edit of one memory."""
+        name = str(cell)  # an address knows no more of a memory
         return replace(
             self,
-            off=tuple(one for one in self.off if one != cell),
-            set=tuple(pair for pair in self.set if pair[0] != cell),
-            scale=tuple(pair for pair in self.scale if pair[0] != cell),
+            off=tuple(one for one in self.off if str(one) != name),
+            set=tuple(pair for pair in self.set if str(pair[0]) != name),
+            scale=tuple(pair for pair in self.scale if str(pair[0]) != name),
         )
 
     def with_edit(self, cell: Cell, how: str, number: float | None = None) -> "State":
@@ -112,7 +113,7 @@ class State:
 
     def how(self, cell: Cell) -> Edit | None:
         """Return what becomes of one memory, if anything."""
-        return next((edit for edit in self.edits() if edit.cell == cell), None)
+        return next((edit for edit in self.edits() if str(edit.cell) == str(cell)), None)
 
 
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~,=")

@@ -32,7 +32,8 @@ class LayerAnswer(TypedDict):
     ff_top: list[ChanceAnswer]
     output_top: list[ChanceAnswer]
     case: str
-    active: float
+    active: float | None
+    """None where the layer has no memories."""
     memories: list[MemoryAnswer]
 
 
@@ -40,7 +41,8 @@ class PlaceAnswer(TypedDict):
     """One layer at one position."""
 
     residual: ChanceAnswer
-    ff: ChanceAnswer
+    ff: ChanceAnswer | None
+    """None where the layer has no memories."""
     output: ChanceAnswer
     case: str
 

@@ -247,16 +247,16 @@ class TracedPage:
         self, layer: int, position: int, plain: "Place", shown: "Place", base: str
     ) -> GridCell:
         here, before = self._viewed(shown), self._viewed(plain)
-        changed = here.id != before.id
+        changed = here is not None and before is not None and here.id != before.id
         said = (
             f"L{layer} at {position} {visible_token(self.trace.tokens[position])}:"
             f" before {_said(shown.residual)}, feed-forward {_said(shown.ff)},"
             f" after {_said(shown.output)} ({shown.case})"
         )
         return GridCell(
-            here.token,
-            here.probability,
-            f"p{round(10 * here.probability)}",
+            "" if here is None else here.token,
+            0.0 if here is None else here.probability,
+            "p0" if here is None else f"p{round(10 * here.probability)}",
             shown.case,
             f"{said}; unedited {_said(before)}" if changed else said,
             f"{base}&position={position}&layer={layer}#L{layer}",
@@ -264,7 +264,8 @@ class TracedPage:
             changed,
         )
 
-    def _viewed(self, place: "Place") -> TokenChance:
+    def _viewed(self, place: "Place") -> TokenChance | None:
+        """Return what a cell shows; None of y where a layer has no memories."""
         return {"before": place.residual, "ff": place.ff, "after": place.output}[self.look.view]
 
     def views(self) -> list[Switch]:
@@ -288,7 +289,11 @@ class TracedPage:
         if self.trace.grid is None or self.trace.edited_grid is None:
             return 0
         pairs = zip(_flat(self.trace.grid), _flat(self.trace.edited_grid), strict=True)
-        return sum(self._viewed(one).id != self._viewed(two).id for one, two in pairs)
+        return sum(
+            before.id != after.id
+            for one, two in pairs
+            if (before := self._viewed(one)) and (after := self._viewed(two))
+        )
 
     # The prediction.
 
@@ -328,6 +333,11 @@ class TracedPage:
         return [(name, text) for name, text in found if text is not None]
 
     # The memories.
+
+    @property
+    def most_memories(self) -> int:
+        """How many memories of a layer are listed; fewer where it has no more."""
+        return max(len(layer.memories) for layer in self.shown.layers)
 
     def layers(self) -> list[LayerCard]:
         """Return the layers at the picked position, the last first."""
@@ -391,7 +401,9 @@ def listed(trace: "Trace", look: Look) -> list[Cell]:
     return list(dict.fromkeys([*edited, *(memory.cell for memory in by_share)]))
 
 
-def _said(chance: TokenChance) -> str:
+def _said(chance: TokenChance | None) -> str:
+    if chance is None:
+        return "–"
     share = 100 * chance.probability
     return f"{visible_token(chance.token)} {share:.{0 if share >= 9.95 else 1}f} %"
 

@@ -106,8 +106,7 @@ def router(site: Site) -> APIRouter:
         named = [name for name in (cells or "").split(",") if name.strip()]
         asked = Question(state.text, state.position, top=refuse_odd_top(top))
         wanted = [
-            cell.within(shelf.index.n_layers, shelf.index.n_memories)
-            for cell in dict.fromkeys(cells_of("cells", named))
+            shelf.index.layout.resolve(cell) for cell in dict.fromkeys(cells_of("cells", named))
         ]
         n = (0 if wanted else CANDIDATES) if candidates is None else candidates
         if n < 0:
@@ -144,7 +143,7 @@ def job(runs: Runs, at: "Opened", shelf: Shelf, state: State, look: Look) -> Tra
 
 def edits_of(state: State, shelf: Shelf) -> Edits:
     """Return a visitor's edits, if the model has all their memories."""
-    return state.edits().within(shelf.index.n_layers, shelf.index.n_memories)
+    return state.edits().resolve(shelf.index.layout)
 
 
 def refuse_other_layer(look: Look, shelf: Shelf) -> None:

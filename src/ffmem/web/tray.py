@@ -39,7 +39,7 @@ def router(site: Site) -> APIRouter:
         back: str = "/trace",
     ) -> Response:
         shelf = site.shelf(state)
-        named = Cell.parse(cell).within(shelf.index.n_layers, shelf.index.n_memories)
+        named = shelf.index.layout.resolve(cell)
         place = Back.of(back)
         if times is not None:  # a button, beside which the number field was left empty
             changed = state.with_edit(named, "scale", times)
