@@ -112,7 +112,7 @@ def _pass(memories: Memories, t: int, n: int) -> Callable[[], None]:
     rows = [(i * (LENGTH + 1), row) for i, row in enumerate(ids.tolist())]
     lease = Lease(0, 0, n, 0, n * LENGTH)
     scan = Scan(memories, t, "best", reach(has_start=True, empty_prefix=False))
-    shape = (memories.n_layers, memories.n_memories)
+    shape = (memories.n_layers, memories.layout.widths[0])
     floors = [np.zeros(shape, np.float32)]
     drawn = draw("0" * 64, [np.full(n, LENGTH)], False)
 

@@ -33,7 +33,7 @@ class Bench:
         self.sentences = sentences
         self.leases = list(cut([lengths], 65_536))
         self.sampled = sample.draw("0" * 64, [lengths], False)
-        self.found = Found.nothing(memories.n_layers, memories.n_memories, T, memories.gated)
+        self.found = Found.nothing(memories.n_layers, memories.layout.widths[0], T, memories.gated)
 
     def batches(self, lease: Lease) -> list[Batch]:
         numbers = range(lease.first_sentence, lease.first_sentence + lease.n_sentences)
@@ -80,8 +80,10 @@ def indexing(bench: Bench, lease: Lease) -> Callable[[Batch], None]:
 
 def straightforward(memories: Memories) -> Callable[[Batch], None]:
     """Hooks and `torch.topk`: the running top t of every memory over every prefix."""
-    best = [torch.full((T, memories.n_memories), -torch.inf) for _ in range(memories.n_layers)]
-    places = [torch.zeros((T, memories.n_memories), dtype=torch.long) for _ in best]
+    best = [
+        torch.full((T, memories.layout.widths[0]), -torch.inf) for _ in range(memories.n_layers)
+    ]
+    places = [torch.zeros((T, memories.layout.widths[0]), dtype=torch.long) for _ in best]
 
     def run(batch: Batch) -> None:
         mask, prefixes = _prefixes(batch)
@@ -103,8 +105,10 @@ def transformer_lens(folder: str, memories: Memories) -> Callable[[Batch], None]
     from transformer_lens.model_bridge import TransformerBridge
 
     bridge = TransformerBridge.boot_transformers(folder)
-    best = [torch.full((T, memories.n_memories), -torch.inf) for _ in range(memories.n_layers)]
-    places = [torch.zeros((T, memories.n_memories), dtype=torch.long) for _ in best]
+    best = [
+        torch.full((T, memories.layout.widths[0]), -torch.inf) for _ in range(memories.n_layers)
+    ]
+    places = [torch.zeros((T, memories.layout.widths[0]), dtype=torch.long) for _ in best]
 
     def run(batch: Batch) -> None:
         mask, prefixes = _prefixes(batch)

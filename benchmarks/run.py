@@ -134,7 +134,9 @@ def values_of_smollm2() -> dict[str, Any]:
             write_values(Path(folder) / f"{layer}.parquet", memories, layer)
     seconds = time.perf_counter() - begin
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    flops = 2 * memories.n_layers * memories.n_memories * memories.hidden * memories.vocabulary
+    flops = (
+        2 * memories.n_layers * memories.layout.widths[0] * memories.hidden * memories.vocabulary
+    )
     return {
         "seconds": seconds,
         "gflops": flops / seconds / 1e9,
@@ -149,7 +151,7 @@ def look_ups(folder: str | None = None) -> dict[str, Any]:
     index = ffmem.open(where)
     random = np.random.default_rng(0)
     cells = [
-        f"L{random.integers(index.n_layers)}N{random.integers(index.n_memories)}"
+        f"L{random.integers(index.n_layers)}N{random.integers(index.layout.widths[0])}"
         for _ in range(200)
     ]
     show = [str(Path(sys.executable).with_name("ffmem")), "show", where, cells[0]]

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ffmem.errors import FfmemError, UnknownCell
-from ffmem.records import Record
+from ffmem.records import NotARecord, Record
 
 _FORMS = re.compile(
     r"L(\d{1,18})(E\d{1,18}|S\d{0,18})?[ND](\d{1,18})|(\d{1,18})[.:/](\d{1,18})",
@@ -52,7 +52,9 @@ class Cell(NamedTuple):
         layer, bank, memory, *plain = match.groups()
         if layer is None:
             return cls(int(plain[0]), int(plain[1]))
-        return cls(int(layer), int(memory), (bank or "").upper())
+        if bank:  # L5e012N3 is L5E12N3
+            bank = bank[0].upper() + (str(int(bank[1:])) if bank[1:] else "")
+        return cls(int(layer), int(memory), bank or "")
 
     @classmethod
     def of(cls, cell: object) -> "Cell":
@@ -80,6 +82,10 @@ class BankRecord(Record):
     kind: str = "dense"
     """dense, expert or shared."""
     count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.count < 1 or self.kind not in ("dense", "shared", "expert"):
+            raise NotARecord(f"{self} is no bank of memories")
 
     def name(self, number: int) -> str:
         """Return how one of the banks is written in names of memories."""
@@ -183,8 +189,8 @@ class Layout:
         parts = []
         for bank in self.layers[layer]:
             names = bank.names
-            span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-            span = f"banks {span} with " if names[0] else ""
+            span = f"bank {names[0]}" if len(names) == 1 else f"banks {names[0]} to {names[-1]}"
+            span = f"{span} with " if names[0] else ""
             parts.append(f"{span}memories 0 to {bank.size - 1}")
         return f"layer {layer} has {', and '.join(parts) or 'no memories'}"
 

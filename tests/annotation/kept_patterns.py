@@ -24,7 +24,7 @@ def keep(index, source, seen, settings=None):
     writing = Writing(index, source)
     for layer in range(index.n_layers):
         examined, found = [], []
-        for memory in range(index.n_memories):
+        for memory in range(index.layout.widths[0]):
             cell = Cell(layer, memory)
             for sign in (1, -1) if index.manifest.model.gated else (1,):
                 n = len(listed(index, cell, sign))

@@ -171,7 +171,7 @@ def test_memories_are_drawn_uniformly(tiny_index):
         for item in draw(tiny_index, per_layer=12, top=1, controls=0, seed=seed).items
     )
     # Half of the memories, twelve times: by chance each is drawn 6 times, hardly ever 0 or 12.
-    assert len(counts) == tiny_index.n_layers * tiny_index.n_memories
+    assert len(counts) == tiny_index.n_layers * tiny_index.layout.widths[0]
     assert 0 < min(counts.values()) <= max(counts.values()) < 12
 
 

@@ -12,5 +12,5 @@ def planted():
     embedding = memories.head.embedding
     embedding.div_(embedding.norm(dim=1, keepdim=True))
     memories.values(1)[7] = 500 * embedding[11]
-    memories.key_maps[1].bias[7] = 3.0
+    memories.bank(1).keys.bias[7] = 3.0
     return memories

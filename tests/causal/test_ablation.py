@@ -48,7 +48,7 @@ def small_batches(monkeypatch):
 def compare(memories, at, positions):
     cells = [
         Cell(layer, memory)
-        for memory in range(0, memories.n_memories, 7)
+        for memory in range(0, memories.layout.widths[0], 7)
         for layer in reversed(range(memories.n_layers))
     ]
     steps = []
@@ -70,7 +70,7 @@ def test_memories_are_off_where_they_are_told_to_be(name):
 
 def test_a_memory_that_rests_changes_nothing():
     memories = ffmem.load(tiny("opt"), tiny_tokenizer())
-    memories.key_maps[1].bias[4] = -1000
+    memories.bank(1).keys.bias[4] = -1000
     found = ablation(Upward(memories, IDS, 6), TARGET, [Cell(1, 4)])
     assert abs(float(found[0])) < 1e-6
 

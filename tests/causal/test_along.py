@@ -21,7 +21,7 @@ def test_every_token_has_the_coefficient_of_the_prefix_that_ends_there(name):
             for length, number in enumerate(numbers, start=1):
                 prefix = [*([] if start is None else [start]), *ids[:length]]
                 last = memories.trace(torch.tensor([prefix]))[cell.layer].coefficients
-                expected = last.reshape(-1, memories.n_memories)[-1, 3]
+                expected = last.reshape(-1, memories.layout.widths[0])[-1, 3]
                 assert number == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
 
 

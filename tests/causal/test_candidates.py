@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 import ffmem
 from ffmem.causal.candidates import candidates, named_cells, rank_correlation
 from ffmem.causal.estimates import Estimates
-from ffmem.cells import Cell
+from ffmem.cells import Cell, Layout
 from ffmem.errors import FfmemError, UnknownCell
 from tests.tiny import tiny, tiny_tokenizer
 
@@ -24,28 +24,31 @@ def test_a_rank_correlation_is_spearmans(pairs):
         assert found == pytest.approx(float(spearmanr(one, other).statistic), abs=1e-12)
 
 
+LAYOUT = Layout.dense([3, 0, 3])
+
+
 def numbers(*rows):
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor([number for row in rows for number in row], dtype=torch.float64)
 
 
 def test_the_largest_of_each_estimate_are_taken_in_turn():
     gradient = numbers([9, 0, -8], [0, 7, 0])
     direct = numbers([0, -5, 0], [0, 4, 3])
-    found = candidates(Estimates(gradient, direct, None), 4)
-    assert list(map(str, found)) == ["L0N0", "L0N1", "L0N2", "L1N1"]
-    assert candidates(Estimates(gradient, None, None), 2) == [Cell(0, 0), Cell(0, 2)]
+    found = candidates(LAYOUT, Estimates(gradient, direct, None), 4)
+    assert list(map(str, found)) == ["L0N0", "L0N1", "L0N2", "L2N1"]
+    assert candidates(LAYOUT, Estimates(gradient, None, None), 2) == [Cell(0, 0), Cell(0, 2)]
 
 
 @given(st.integers(0, 8), st.integers(0, 3))
 def test_there_are_as_many_as_asked_for_none_twice(n, seed):
     torch.manual_seed(seed)
-    found = candidates(Estimates(*(torch.randn(2, 3).double() for _ in range(3))), n)
+    found = candidates(LAYOUT, Estimates(*(torch.randn(6).double() for _ in range(3))), n)
     assert len(found) == len(set(found)) == min(n, 6)
 
 
 def test_named_memories_come_on_top_and_only_once():
     estimated = Estimates(numbers([3, 2, 1]), None, None)
-    found = candidates(estimated, 1, [Cell(0, 0), Cell(0, 2)])
+    found = candidates(Layout.dense([3]), estimated, 1, [Cell(0, 0), Cell(0, 2)])
     assert found == [Cell(0, 0), Cell(0, 2)]
 
 

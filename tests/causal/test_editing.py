@@ -31,7 +31,8 @@ def rewritten(memories, changes):
     """Logits of a copy of the model in which values, or a lambda layer's keys, were multiplied."""
     other = ffmem.load(copy.deepcopy(memories.model), memories.tokenizer)
     for (layer, memory), factor in changes.items():
-        linear = (other.value_maps if other.has_values else other.key_maps)[layer]
+        bank = other.bank(layer)
+        linear = bank.values if other.has_values else bank.keys
         rows = linear.weight if isinstance(linear, FactoredLinear) else other.values(layer)
         rows[memory] *= factor
     return other.logits(TOKENS)
@@ -39,12 +40,12 @@ def rewritten(memories, changes):
 
 def patched(memories, layer, change):
     """Logits of the model while `change` rewrites one layer's coefficients as (batch, position)."""
-    shape = (*TOKENS.shape, memories.n_memories)
+    shape = (*TOKENS.shape, memories.layout.widths[0])
 
     def hook(_, args):
         return (change(args[0].clone().reshape(shape)).reshape(args[0].shape), *args[1:])
 
-    handle = memories.value_maps[layer].register_forward_pre_hook(hook)
+    handle = memories.bank(layer).values.register_forward_pre_hook(hook)
     try:
         return memories.logits(TOKENS)
     finally:

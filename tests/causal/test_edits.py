@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffmem.causal.edits import Edit, Edits, place
-from ffmem.cells import Cell
+from ffmem.cells import BankRecord, Cell, Layout
 from ffmem.errors import FfmemError, UnknownCell
 
 
@@ -54,9 +54,16 @@ def test_a_list_with_numbers_is_refused():
 
 def test_a_memory_that_the_model_lacks_is_refused():
     edits = Edits.of(off=["L2N0"])
-    assert edits.within(3, 1) is edits
+    assert edits.resolve(Layout.dense([1, 1, 1])) == edits
     with pytest.raises(UnknownCell, match="L2N0"):
-        edits.within(2, 10)
+        edits.resolve(Layout.dense([10, 10]))
+
+
+def test_a_memory_of_a_bank_gets_its_place_and_two_names_of_it_are_one():
+    layout = Layout([[BankRecord(size=3), BankRecord(size=2, kind="expert", count=4)]])
+    edits = Edits.of(off=["L0E2N1", (0, 8)], positions=[0]).resolve(layout)
+    assert [(str(edit.cell), edit.cell.memory) for edit in edits] == [("L0E2N1", 8)]
+    assert edits.positions == (0,)
 
 
 @given(st.integers(1, 50), st.data())

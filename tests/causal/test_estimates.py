@@ -38,12 +38,18 @@ def difference(memories, cell, step, positions):
     return (less - more) / (2 * step)
 
 
+def by_layer(memories, estimate):
+    return estimate.split(memories.layout.widths)
+
+
 def compare_slopes(memories, positions):
     found = gradient(Upward(memories, IDS, AT), TARGET, positions)
-    assert found.shape == (memories.n_layers, memories.n_memories)
-    for layer in range(memories.n_layers):
+    assert found.shape == (len(memories.layout),)
+    for layer in memories.layout.memory_layers:
         for memory in (0, 7):
-            slope = pytest.approx(float(found[layer, memory]), abs=1e-3, rel=1e-2)
+            slope = pytest.approx(
+                float(by_layer(memories, found)[layer][memory]), abs=1e-3, rel=1e-2
+            )
             # A large step may cross the kink of a ReLU; a small one is noisier.
             steps = (0.02, 0.002, 0.0005)
             assert any(
@@ -99,7 +105,9 @@ def test_direct_parts_sum_to_what_the_layer_adds(memories):
             continue  # the norm sees m · V + b together
         else:
             y = trace.ff_output[0]
-        assert float(found[layer].sum()) == pytest.approx(-float(g @ y), rel=1e-3, abs=1e-4)
+        assert float(by_layer(memories, found)[layer].sum()) == pytest.approx(
+            -float(g @ y), rel=1e-3, abs=1e-4
+        )
 
 
 def test_direct_is_exact_where_everything_behind_a_memory_is_linear():
@@ -108,9 +116,11 @@ def test_direct_is_exact_where_everything_behind_a_memory_is_linear():
     memories.values(1).mul_(1e-2)
     upward = Upward(memories, IDS, AT)
     found, clean = direct(upward, TARGET), log_p(memories)
-    for memory in range(0, memories.n_memories, 5):
+    for memory in range(0, memories.layout.widths[0], 5):
         change = edited(memories, off=[(1, memory)]) - clean
-        assert float(found[1, memory]) == pytest.approx(change, rel=5e-2, abs=5e-6)
+        assert float(by_layer(memories, found)[1][memory]) == pytest.approx(
+            change, rel=5e-2, abs=5e-6
+        )
 
 
 def test_away_from_the_position_nothing_is_direct():
@@ -121,7 +131,7 @@ def test_away_from_the_position_nothing_is_direct():
 
 
 def layer_off(memories, layer, positions=None):
-    every = [(layer, memory) for memory in range(memories.n_memories)]
+    every = [(layer, memory) for memory in range(memories.layout.widths[0])]
     return edited(memories, off=every, positions=positions) - log_p(memories)
 
 
@@ -130,9 +140,11 @@ def test_integrated_gradients_are_complete(name):
     memories, positions = ffmem.load(tiny(name), tiny_tokenizer()), [1, 2, AT]
     upward = Upward(memories, IDS, AT)
     found = integrated(upward, TARGET, 60, positions)
-    for layer in range(memories.n_layers):
+    for layer in memories.layout.memory_layers:
         exact = layer_off(memories, layer, positions)
-        assert float(found[layer].sum()) == pytest.approx(exact, rel=2e-2, abs=2e-2)
+        assert float(by_layer(memories, found)[layer].sum()) == pytest.approx(
+            exact, rel=2e-2, abs=2e-2
+        )
 
 
 def test_more_steps_come_closer():
@@ -140,7 +152,8 @@ def test_more_steps_come_closer():
     upward = Upward(memories, IDS, AT)
     exact = layer_off(memories, 0)
     errors = [
-        abs(float(integrated(upward, TARGET, steps)[0].sum()) - exact) for steps in (1, 4, 40)
+        abs(float(by_layer(memories, integrated(upward, TARGET, steps))[0].sum()) - exact)
+        for steps in (1, 4, 40)
     ]
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 1e-2 * abs(exact)  # the middles of the steps, not their ends

@@ -37,7 +37,7 @@ def test_a_cache_changes_nothing(memories):
 @pytest.mark.parametrize("positions", [None, [1], [0, 4]])
 def test_edits_act_on_the_same_positions_with_and_without_a_cache(memories, positions):
     prompt = read_prompt(memories, TEXT, 0)
-    many = {f"L0N{memory}": 4.0 for memory in range(0, memories.n_memories, 2)}
+    many = {f"L0N{memory}": 4.0 for memory in range(0, memories.layout.widths[0], 2)}
     with editing(memories, Edits.of(set=many, positions=positions)):
         assert continued(memories, prompt, 6).ids == plain(memories, prompt.ids, 6)
 

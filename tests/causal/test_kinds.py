@@ -77,7 +77,7 @@ def test_the_rest_of_a_softmax_is_not_made_larger(kind):
         hooks = memories.trace(tokens)[0].coefficients
     assert (before[..., 3] > 0).all()
     assert torch.equal(weights, before)  # it is its value that is gone
-    others = [memory for memory in range(memories.n_memories) if memory != 3]
+    others = [memory for memory in range(memories.layout.widths[0]) if memory != 3]
     assert torch.equal(hooks[..., others], before[..., others])
 
 
@@ -102,7 +102,7 @@ def test_one_row_is_rewritten_and_nothing_else(name):
 def test_a_patch_holds_the_row_before_and_after(name):
     memories = read(name)
     change = changed(memories, Edits.of(off=["L0N1"], scale={"L0N2": -2.0})).layers[0]
-    written = rows((memories.value_maps if memories.has_values else memories.key_maps)[0])
+    written = rows(memories.bank(0).values if memories.has_values else memories.bank(0).keys)
     assert torch.equal(change.before, written[[1, 2]])
     assert torch.equal(change.after, torch.stack([0 * written[1].abs(), -2.0 * written[2]]))
 
@@ -163,7 +163,7 @@ def test_values_of_a_lambda_layer_come_from_the_prompt_and_its_results_say_so():
 def test_what_a_lambda_layer_multiplies_is_read_at_the_position(position):
     memories = read(LAMBDA)
     found = trace(
-        memories, read_prompt(memories, TEXT, 0), position=position, top=memories.n_memories
+        memories, read_prompt(memories, TEXT, 0), position=position, top=memories.layout.widths[0]
     )
     ids = IDS[: found.position + 1]
     shown = memories.tokenizer.shown(memories.vocabulary)
@@ -172,7 +172,7 @@ def test_what_a_lambda_layer_multiplies_is_read_at_the_position(position):
         for memory in layer.memories:
             i = memory.cell.memory
             assert memory.contribution == pytest.approx(float((m[i] * v[i]).norm()), rel=1e-4)
-            if i % (memories.n_memories // 2) >= len(ids):  # no token is so far in front
+            if i % (memories.layout.widths[0] // 2) >= len(ids):  # no token is so far in front
                 assert (memory.coefficient, memory.contribution, memory.value_top) == (0, 0, [])
             else:
                 best = memories.head.folded(m[i] * v[i][None]).argmax()
@@ -182,7 +182,7 @@ def test_what_a_lambda_layer_multiplies_is_read_at_the_position(position):
 def test_values_move_with_an_edit_below_them():
     memories = read(LAMBDA)
     prompt = read_prompt(memories, TEXT, 0)
-    found = trace(memories, prompt, Edits.of(scale={"L0N0": 9.0}), top=memories.n_memories)
+    found = trace(memories, prompt, Edits.of(scale={"L0N0": 9.0}), top=memories.layout.widths[0])
     with editing(memories, Edits.of(scale={"L0N0": 9.0})):
         m, v = at_end(memories, 1)
     for memory in found.edited.layers[1].memories:

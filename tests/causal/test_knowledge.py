@@ -34,7 +34,7 @@ def files(tmp_path):
 
 def alone(memories, rows, **options):
     """Every memory's effect on every prompt, one prompt at a time."""
-    every = memories.n_layers * memories.n_memories
+    every = memories.n_layers * memories.layout.widths[0]
     found = [
         effect(
             memories,

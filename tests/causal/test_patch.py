@@ -19,7 +19,7 @@ from tests.tiny import TINY, tiny, tiny_tokenizer
 
 def edits_of(memories):
     """Return edits of every kind that the model can hold."""
-    has_bias = getattr(memories.value_maps[0], "bias", None) is not None
+    has_bias = getattr(memories.bank(0).values, "bias", None) is not None
     fixed = has_bias or memories.row.bias_flag is not None
     asked = {"off": ["L0N3", "L1N0"], "scale": {"L0N4": 0.3}}
     return asked | ({"set": {"L1N7": 1.5}} if fixed else {})

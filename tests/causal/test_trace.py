@@ -72,7 +72,7 @@ def acting_values(memories, layer, plain):
 
 def test_contributions_of_all_memories_are_parts_of_y(memories):
     """Σ mᵢ · vᵢ, each as long as its contribution says, is y but for what is constant."""
-    n = memories.n_memories
+    n = memories.layout.widths[0]
     found = traced(memories, top=n)
     tokens = torch.tensor([[0, *(int(word[1:]) for word in TEXT.split())]])
     plain = memories.trace(tokens)
@@ -98,7 +98,7 @@ def test_contributions_of_all_memories_are_parts_of_y(memories):
 @pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "olmo2"])
 def test_behind_a_post_norm_the_parts_add_up_to_y(name):
     memories = ffmem.load(tiny(name), tiny_tokenizer())
-    found = traced(memories, top=memories.n_memories)
+    found = traced(memories, top=memories.layout.widths[0])
     tokens = torch.tensor([[0, *(int(word[1:]) for word in TEXT.split())]])
     for layer, plain in zip(found.layers, memories.trace(tokens), strict=True):
         values = memories.readable_values(layer.layer)
@@ -132,7 +132,7 @@ def test_a_prediction_that_never_changes_is_saturated_from_the_first_layer():
     memories = ffmem.load(tiny("gpt2"), tiny_tokenizer())
     for layer in range(memories.n_layers):
         memories.values(layer).zero_()
-        memories.value_maps[layer].bias.zero_()
+        memories.bank(layer).values.bias.zero_()
         memories.blocks[layer].attn.c_proj.weight.zero_()
         memories.blocks[layer].attn.c_proj.bias.zero_()
     found = traced(memories)

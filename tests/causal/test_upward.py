@@ -28,12 +28,12 @@ def traces_left(model):
 
 def whole(memories, layer, change):
     """The last layer's output at the position, of a whole pass with one layer changed."""
-    shape = (1, len(IDS), memories.n_memories)
+    shape = (1, len(IDS), memories.layout.widths[0])
 
     def hook(_, args):
         return (change(args[0].clone().reshape(shape)).reshape(args[0].shape), *args[1:])
 
-    handle = memories.value_maps[layer].register_forward_pre_hook(hook)
+    handle = memories.bank(layer).values.register_forward_pre_hook(hook)
     try:
         return memories.trace(torch.tensor([IDS]))[-1].layer_output[0, AT]
     finally:

@@ -32,7 +32,7 @@ def test_a_saved_checkpoint_predicts_as_under_the_edit_of_coefficients(name, tmp
     memories = loaded(name)
     last = memories.n_layers - 1
     asked = {"off": ["L0N3", f"L{last}N0"], "scale": {"L0N4": -2.5}}
-    has_bias = getattr(memories.value_maps[0], "bias", None) is not None
+    has_bias = getattr(memories.bank(0).values, "bias", None) is not None
     if has_bias or memories.row.bias_flag is not None:
         asked["set"] = {"L1N7": 1.5, "L1N8": -0.5}
     else:
@@ -48,9 +48,9 @@ def test_a_saved_checkpoint_predicts_as_under_the_edit_of_coefficients(name, tmp
 @pytest.mark.parametrize("name", SWITCHED)
 def test_a_switched_on_bias_changes_nothing_by_itself(name, tmp_path):
     memories = ffmem.load(without_bias(name), tiny_tokenizer())
-    assert memories.value_maps[0].bias is None
+    assert memories.bank(0).values.bias is None
     other = ffmem.load(twin(memories.model, memories.row.bias_flag), tiny_tokenizer())
-    assert other.value_maps[0].bias is not None
+    assert other.bank(0).values.bias is not None
     assert torch.equal(other.logits(TOKENS), memories.logits(TOKENS))
     edits = {"set": {"L0N3": 2.0}, "off": ["L1N1"]}
     found = kept(memories, tmp_path / "out", **edits)

@@ -45,7 +45,7 @@ def plain_rows(context):
     rows = []
     for layer in range(memories.n_layers):
         seen = []
-        for memory in range(memories.n_memories):
+        for memory in range(memories.layout.widths[0]):
             head = triggers.head(layer, memory, memories.gated)
             if head is not None:
                 sign, _, ids, p = head
@@ -172,7 +172,7 @@ def test_a_corpus_without_next_tokens_gives_no_rate(tmp_path):
     context = context_of(tmp_path / "index", "llama", corpus)
     for row in agreement(context).rows:
         assert row["n"] == 0
-        assert row["no_next"] + row["no_trigger"] == context.index.n_memories
+        assert row["no_next"] + row["no_trigger"] == context.index.layout.widths[0]
         for field in ("rate", "low", "high", "permutation", "last_token_rate", "positive_rate"):
             assert row[field] is None
     for row in next_token_rank(context).rows:
@@ -187,7 +187,7 @@ def test_every_memory_is_counted_once(tmp_path):
     rows = agreement(context).rows
     assert rows[0]["no_trigger"] >= 1
     for row in rows:
-        assert row["n"] + row["no_next"] + row["no_trigger"] == context.index.n_memories
+        assert row["n"] + row["no_next"] + row["no_trigger"] == context.index.layout.widths[0]
 
 
 def test_the_same_index_gives_the_same_bytes(tmp_path):

@@ -165,7 +165,7 @@ def test_an_index_without_any_next_token_is_measured(tmp_path):
     for row in found["agreement"].rows:
         assert row["n"] == 0
         assert row["rate"] is row["low"] is row["permutation"] is None
-        assert row["no_next"] + row["no_trigger"] == model.n_memories
+        assert row["no_next"] + row["no_trigger"] == model.layout.widths[0]
     assert all(row["n"] == 0 for row in found["token-removal"].rows)
     assert all(row["precision"] is None for row in found["predictive-values"].rows)
 

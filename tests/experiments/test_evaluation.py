@@ -145,7 +145,7 @@ def test_active_memories_are_counted_as_defined(context, plain):
 def check_activity(context, plain):
     shares = context.metrics.activity.shares
     assert ("gate" in shares) == context.memories.gated
-    n = context.memories.n_memories
+    n = context.memories.layout.widths[0]
     for example, layers in enumerate(plain):
         for layer, trace in enumerate(layers):
             m = trace.coefficients
@@ -371,7 +371,8 @@ def test_a_layer_that_one_memory_dictates_is_seen_as_such(tmp_path):
     assert (found.predictions.final[ruled] == 17).all()
     assert (found.token_hits.agreeing[ruled, -1, 0, 0] >= 1).all()
     assert (
-        found.activity.shares["effect"][ruled, -1].max() <= 1 / context.memories.n_memories + 1e-6
+        found.activity.shares["effect"][ruled, -1].max()
+        <= 1 / context.memories.layout.widths[0] + 1e-6
     )
     assert (found.token_hits.carried[ruled, -1, 0, 0] > 0.99).all()
     cases = found.predictions.cases()

@@ -86,7 +86,7 @@ def test_the_prediction_is_the_authors(ours, theirs):
 
 
 def test_active_memories_are_the_authors_without_their_residual(context, ours, theirs):
-    counts = ours.activity.shares["positive"] * context.memories.n_memories
+    counts = ours.activity.shares["positive"] * context.memories.layout.widths[0]
     assert (np.rint(counts) == theirs["coeffs_l0"] - 1).all()
 
 

@@ -27,7 +27,7 @@ def own(index, tmp_path):
 def counted(index, layer, seen):
     """Return the labels of all triggers of a layer's main lists, and patterns per list."""
     found, per_list = [], []
-    for memory in range(index.n_memories):
+    for memory in range(index.layout.widths[0]):
         sign = int(signs(index)[layer][memory])
         if not sign:
             continue

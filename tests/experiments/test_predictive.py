@@ -50,7 +50,7 @@ def test_the_most_probable_values_come_first_with_their_precision(context, monke
     everything = sorted(
         (-float(values.probability[memory]), layer, memory)
         for layer, values in enumerate(context.values)
-        for memory in range(context.index.n_memories)
+        for memory in range(context.index.layout.widths[0])
     )
     assert [(-r["probability"], r["layer"], r["memory"]) for r in result.rows] == everything[:30]
     precisions = []
@@ -76,7 +76,7 @@ def test_a_small_model_gives_all_its_values(context):
     assert result.also["n"] == len(result.rows) == min(100, len(context.index))
     upper = context.index.n_layers - result.also["upper_from"]
     assert result.also["random_control"]["n"] == min(
-        result.also["n"], upper * context.index.n_memories
+        result.also["n"], upper * context.index.layout.widths[0]
     )
 
 
@@ -86,7 +86,7 @@ def test_the_control_of_a_whole_layer_is_that_layer(context):
     found = [
         plain_precision(context, layer, memory, int(context.values[layer].sign[memory]))
         for layer in range(result.also["upper_from"], context.index.n_layers)
-        for memory in range(context.index.n_memories)
+        for memory in range(context.index.layout.widths[0])
     ]
     assert len(found) <= 100
     control = result.also["random_control"]
@@ -214,6 +214,6 @@ def test_the_same_seed_draws_the_same_control_and_another_another(tmp_path, monk
         first, second = asked[1], asked[3]
         assert first == second
         assert len(set(first)) == 10
-        assert min(first) >= first_of(2, 11) * context.index.n_memories
+        assert min(first) >= first_of(2, 11) * context.index.layout.widths[0]
         drawn[seed] = first
     assert drawn[0] != drawn[1]

@@ -100,7 +100,7 @@ def test_the_chosen_triggers_are_the_first_of_the_stronger_sign(name, tmp_path):
     context = context_of(tmp_path / "index", name, per_layer=100, triggers=3)
     plain, offsets = PlainTriggers(context), corpus_tokens(context.index)
     for trials in planned(context).layers:
-        for memory in range(context.index.n_memories):
+        for memory in range(context.index.layout.widths[0]):
             signs = (1, -1) if context.memories.gated else (1,)
             lists = [plain.of(trials.layer, memory, sign)[:3] for sign in signs]
             best = max(lists, key=lambda triggers: abs(triggers[0][0]) if triggers else 0)

@@ -170,7 +170,7 @@ def test_active_memories_have_a_row_for_each_definition(context):
 def test_neural_memory_averages_over_examples(context):
     result = neural_memory(context)
     heads = getattr(context.memories.config, "softmax_groups", 0) or 1
-    n_memories = context.memories.n_memories / heads
+    n_memories = context.memories.layout.widths[0] / heads
     assert result.also["max_entropy"] == pytest.approx(np.log(n_memories))
     for row in result.rows:
         for name in ("cosine", "entropy", "top1_mass", "distance", "effective"):

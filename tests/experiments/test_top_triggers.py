@@ -82,7 +82,7 @@ def test_a_top_trigger_is_the_strongest_trigger_of_both_signs_that_has_a_next_to
 def test_listed_triggers_are_those_of_the_index_and_their_tokens(index):
     for sign in (1, -1):
         found = listed(index, 1, sign)
-        assert found.prefixes.shape == (index.n_memories, index.manifest.t)
+        assert found.prefixes.shape == (index.layout.widths[0], index.manifest.t)
         for number, memory in enumerate(index.memories(1)):
             triggers = memory.triggers if sign > 0 else memory.negative_triggers
             n = len(triggers)
@@ -144,7 +144,9 @@ def test_a_dead_memory_has_neither_triggers_nor_a_top_trigger(name, tmp_path):
     assert found.no_trigger[7]
     assert not found.exists[7]
     assert not found.no_next[7]
-    assert found.exists.sum() + found.no_next.sum() + found.no_trigger.sum() == index.n_memories
+    assert (
+        found.exists.sum() + found.no_next.sum() + found.no_trigger.sum() == index.layout.widths[0]
+    )
 
 
 def test_where_all_sentences_are_one_token_long_no_memory_has_a_top_trigger(tmp_path):

@@ -40,7 +40,7 @@ def test_a_value_is_read_as_a_plain_look_at_all_its_logits_says(name, tmp_path):
     memories = context.memories
     for layer in range(memories.n_layers):
         found, head = context.values[layer], context.top_triggers[layer]
-        for memory in range(memories.n_memories):
+        for memory in range(memories.layout.widths[0]):
             sign = int(head.sign[memory]) or 1
             logits = plain_logits(memories, layer, memory, sign)
             top = plain_top(logits)
@@ -139,7 +139,7 @@ def test_the_authors_code_gives_the_same_top_tokens_and_probabilities(oracle):
     assert len(rows) == len(index)
     for layer in range(index.n_layers):
         found = read_values(memories, top_triggers(index, layer), layer)
-        for memory in range(index.n_memories):
+        for memory in range(index.layout.widths[0]):
             row = rows[layer, memory]
             assert found.top[memory] == int(row["embedding_index"])
             assert found.probability[memory] == pytest.approx(float(row["max_prob"]), rel=1e-4)
@@ -165,8 +165,8 @@ def test_the_authors_code_gives_the_same_ranks_of_last_tokens(oracle):
         for slot in np.argwhere(filled):
             line, length = words[sentence[tuple(slot)]], int(triggers.lengths[tuple(slot)])
             targets[tuple(slot)] = published_target(memories, line, length)
-        found = readings(memories, layer, np.ones(index.n_memories, np.int8), targets)
-        for memory in range(index.n_memories):
+        found = readings(memories, layer, np.ones(index.layout.widths[0], np.int8), targets)
+        for memory in range(index.layout.widths[0]):
             # The script groups triggers by token, and adds rows that are none.
             theirs = Counter(re.findall(r"\((\d+)\)", rows[layer, memory]["target_rankings"]))
             for slot in np.flatnonzero(filled[memory]):

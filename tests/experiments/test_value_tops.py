@@ -24,7 +24,9 @@ def test_an_adaptive_softmax_is_weighed_band_by_band(seed, monkeypatch):
     memories = load("ffmem_adaptive", seed)
     for layer in range(memories.n_layers):
         tops = AdaptiveTops(memories, layer)
-        c = np.repeat(np.array(COEFFICIENTS, np.float32)[:, None], memories.n_memories, axis=1)
+        c = np.repeat(
+            np.array(COEFFICIENTS, np.float32)[:, None], memories.layout.widths[0], axis=1
+        )
         assert (tops.at(c) == projected(memories, layer, COEFFICIENTS)).all()
         assert (tops.plain == projected(memories, layer, [1.0])[0]).all()
 
@@ -47,18 +49,18 @@ def test_a_negative_coefficient_of_a_gated_memory_promotes_what_minus_v_does(see
     for layer in range(memories.n_layers):
         tops = AdaptiveTops(memories, layer)
         expected = projected(memories, layer, signed.tolist())
-        every = np.repeat(signed[:, None], memories.n_memories, axis=1)
+        every = np.repeat(signed[:, None], memories.layout.widths[0], axis=1)
         assert (tops.at(every) == expected).all()
         # Signs and sizes mixed within a row.
-        places = random.integers(0, len(signed), (9, memories.n_memories))
-        columns = np.arange(memories.n_memories)
+        places = random.integers(0, len(signed), (9, memories.layout.widths[0]))
+        columns = np.arange(memories.layout.widths[0])
         assert (tops.at(signed[places]) == expected[places, columns]).all()
 
 
 def test_an_inactive_memory_stands_for_its_value():
     memories = load("ffmem_adaptive")
     tops = AdaptiveTops(memories, 0)
-    assert (tops.at(np.zeros((1, memories.n_memories), np.float32)) == tops.plain).all()
+    assert (tops.at(np.zeros((1, memories.layout.widths[0]), np.float32)) == tops.plain).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
@@ -67,6 +69,8 @@ def test_a_plain_head_needs_the_sign_alone(tmp_path, name):
     for layer in range(context.memories.n_layers):
         tops = PlainTops.read(context.index, layer)
         signs = (2.5, -0.5)
-        c = np.repeat(np.array(signs, np.float32)[:, None], context.memories.n_memories, axis=1)
+        c = np.repeat(
+            np.array(signs, np.float32)[:, None], context.memories.layout.widths[0], axis=1
+        )
         assert (tops.at(c) == projected(context.memories, layer, signs)).all()
         assert (tops.plain == tops.at(c)[0]).all()

@@ -184,7 +184,7 @@ def test_neuronpedia_is_told_what_the_memories_are(kind_index, tmp_path, kind):
     assert index.manifest.model.kind.told[-1] in (source / "source.jsonl").read_text()
     with gzip.open(source / "features" / "batch-0.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for line in lines]
-    assert len(rows) == index.n_memories
+    assert len(rows) == index.layout.widths[0]
     for row in rows:
         for name in ("pos_str", "pos_values", "neg_str", "neg_values"):
             assert bool(row[name]) == (kind != "lambda")

@@ -97,7 +97,7 @@ def test_every_memory_is_a_feature_with_its_value_and_numbers(index, folder, mem
             source = source_of(index, layer, negative, folder)
             [batch] = features[source]
             assert [feature["index"] for feature in batch] == [
-                str(number) for number in range(index.n_memories)
+                str(number) for number in range(index.layout.widths[0])
             ]
             for feature in batch:
                 memory = memories[layer, int(feature["index"])]
@@ -173,7 +173,10 @@ def test_model_release_set_and_source_name_each_other(index, folder):
             for kind in ("model", "release", "sourceset", "source")
         )
         assert model["id"] == place.parent.name
-        assert (model["layers"], model["neuronsPerLayer"]) == (index.n_layers, index.n_memories)
+        assert (model["layers"], model["neuronsPerLayer"]) == (
+            index.n_layers,
+            index.layout.widths[0],
+        )
         assert sourceset["modelId"] == source["modelId"] == model["id"]
         assert sourceset["releaseName"] == release["name"]
         assert source["setName"] == sourceset["name"]

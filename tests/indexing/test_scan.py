@@ -108,7 +108,7 @@ def test_the_pass_equals_brute_force_over_all_prefixes(name, mode):
     for layer in range(memories.n_layers):
         found = scan.result(layer)
         lists = [found.positive, found.negative] if memories.gated else [found.positive]
-        for memory in range(memories.n_memories):
+        for memory in range(memories.layout.widths[0]):
             for sign, triggers in zip((1, -1), lists, strict=False):
                 expected = expected_list(every, layer, memory, sign, prefixes)
                 assert actual_list(triggers, memory) == expected

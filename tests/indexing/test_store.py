@@ -52,7 +52,7 @@ def test_triggers_are_those_of_the_files_in_their_order(index):
         for sign, name in (("", "triggers"), ("negative_", "negative_triggers")):
             if f"{sign}prefix" not in columns:
                 continue
-            for memory in range(index.n_memories):
+            for memory in range(index.layout.widths[0]):
                 shown = getattr(index[ffmem.Cell(layer, memory)], name)
                 filled = columns[f"{sign}prefix"][memory] != -1
                 assert [t.rank for t in shown] == list(range(1, filled.sum() + 1))
@@ -110,7 +110,7 @@ def test_statistics_are_of_all_prefixes_and_quantiles_of_the_sample(index):
     for layer in range(index.n_layers):
         stats = read_columns(index.folder / layer_file("stats", layer))
         sampled = read_columns(index.folder / layer_file("samples", layer))["coefficient"]
-        for memory in range(index.n_memories):
+        for memory in range(index.layout.widths[0]):
             found = index[ffmem.Cell(layer, memory)].stats
             assert found.active_share == stats["active"][memory] / n_prefixes
             assert 0 <= found.active_share <= 1

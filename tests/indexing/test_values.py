@@ -40,8 +40,8 @@ def check(columns, memories, layer=1):
     n = min(ENDS, logits.shape[1] - len(unlisted))
     for side, sign in (("top", 1), ("bottom", -1)):
         ids = columns[f"{side}_ids"]
-        assert ids.shape == (memories.n_memories, n)
-        for memory in range(memories.n_memories):
+        assert ids.shape == (memories.layout.widths[0], n)
+        for memory in range(memories.layout.widths[0]):
             expected = plain_ends(logits[memory].tolist(), unlisted, sign, n)
             assert ids[memory].tolist() == expected
             np.testing.assert_array_equal(

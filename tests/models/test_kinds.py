@@ -106,7 +106,7 @@ def test_neighbours_are_the_memories_of_largest_cosine(kind, by):
     plain = {
         Cell(layer, memory): float(cosine_similarity(vectors(layer)[memory], vectors(1)[5], dim=0))
         for layer in range(memories.n_layers)
-        for memory in range(memories.n_memories)
+        for memory in range(memories.layout.widths[0])
         if (layer, memory) != (1, 5)
     }
     expected = sorted(plain, key=lambda cell: -abs(plain[cell]))[:7]

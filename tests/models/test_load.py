@@ -262,7 +262,11 @@ def test_a_model_in_memory_needs_its_tokenizer():
 @pytest.mark.parametrize("path", [ORACLE, ORACLE / "model.pt"])
 def test_the_papers_model_loads_from_its_folder_or_its_file(path):
     memories = load(path)
-    assert (memories.family, memories.n_layers, memories.n_memories) == ("ffmem_adaptive", 4, 128)
+    assert (memories.family, memories.n_layers, memories.layout.widths[0]) == (
+        "ffmem_adaptive",
+        4,
+        128,
+    )
 
 
 def test_a_missing_dictionary_is_named(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, MixtralConfig, NemotronHConfig
 from transformers.activations import ACT2FN
 
 from ffmem.errors import MixtureOfExperts, ModelError, NoStaticValues, SelfCheckFailed
@@ -34,24 +34,27 @@ def n_hooks(model):
 
 def test_a_layer_outputs_its_values_weighted_by_their_coefficients(memories):
     """The paper's equation, y = ∑ᵢ mᵢ vᵢ + b, summed memory by memory."""
-    outputs = []
+    outputs = {}
     hooks = [
-        value_map.register_forward_hook(lambda _, args, output: outputs.append(output.clone()))
-        for value_map in memories.value_maps
+        memories.bank(layer).values.register_forward_hook(
+            lambda _, args, output, layer=layer: outputs.update({layer: output.clone()})
+        )
+        for layer in memories.layout.memory_layers
     ]
     trace = memories.trace(TOKENS)
     for hook in hooks:
         hook.remove()
 
     assert len(trace) == memories.n_layers >= LAYERS
-    for layer, found in enumerate(trace):
+    for layer in memories.layout.memory_layers:
+        found = trace[layer]
         total = memories.bias(layer).expand(*TOKENS.shape, -1).clone()
         for row, place in np.ndindex(*TOKENS.shape):
             values = memories.values_at(layer, found.ff_input[row], place)
-            assert values.shape == (memories.n_memories, memories.hidden)
+            assert values.shape == (memories.layout.widths[layer], memories.hidden)
             if memories.has_values:
                 assert torch.equal(values, memories.values(layer))
-            for memory in range(memories.n_memories):
+            for memory in range(memories.layout.widths[layer]):
                 total[row, place] += found.coefficients[row, place, memory] * values[memory]
         assert_close(total, outputs[layer].reshape(total.shape), rtol=1e-4, atol=1e-4)
         assert_close(total, found.value_output, rtol=1e-4, atol=1e-4)
@@ -64,7 +67,9 @@ def test_coefficients_are_what_the_keys_make_of_the_input(memories):
     have a coefficient where there is a token.
     """
     kind = getattr(memories.config, "memory", None)
-    for layer, found in enumerate(memories.trace(TOKENS)):
+    trace = memories.trace(TOKENS)
+    for layer in memories.layout.memory_layers:
+        found = trace[layer]
         x = found.ff_input
         gate = x @ memories.keys(layer).T + memories.key_bias(layer)
         if kind == "persistent":
@@ -72,7 +77,7 @@ def test_coefficients_are_what_the_keys_make_of_the_input(memories):
             expected = gate.unflatten(-1, (HEADS, -1)).softmax(-1) * heads.sum(-1, keepdim=True)
             expected = expected.flatten(-2)
         elif kind == "lambda":
-            distance = torch.arange(memories.n_memories) % memories.config.distances
+            distance = torch.arange(memories.layout.widths[0]) % memories.config.distances
             expected = gate * (distance <= torch.arange(TOKENS.shape[1])[:, None])
         elif kind == "softmax":
             expected = gate.softmax(-1)
@@ -128,7 +133,7 @@ def test_only_lambda_layers_have_no_static_values_and_they_say_so():
     for ask in (memories.values, memories.readable_values):
         with pytest.raises(NoStaticValues, match="lambda layer"):
             ask(1)
-    assert memories.keys(1).shape == (memories.n_memories, memories.hidden)
+    assert memories.keys(1).shape == (memories.layout.widths[0], memories.hidden)
 
 
 def test_a_multiplier_and_a_post_norm_are_in_the_readable_values():
@@ -146,8 +151,9 @@ def test_reading_gives_the_coefficients_of_the_trace_in_layer_order(memories):
         memories.forward(TOKENS)
 
     trace = memories.trace(TOKENS)
-    assert [layer for layer, _, _ in seen] == list(range(memories.n_layers))
-    for (_, coefficients, gate), found in zip(seen, trace, strict=True):
+    assert [bank.layer for bank, _, _ in seen] == memories.layout.memory_layers
+    for bank, coefficients, gate in seen:
+        found = trace[bank.layer]
         assert torch.equal(coefficients, found.coefficients)
         if memories.gated:
             assert torch.equal(gate, found.gate)
@@ -158,10 +164,11 @@ def test_reading_gives_the_coefficients_of_the_trace_in_layer_order(memories):
 def test_reading_copies_nothing(memories):
     inputs, seen = [], []
     hooks = [
-        value_map.register_forward_pre_hook(lambda _, args: inputs.append(args[0].data_ptr()))
-        for value_map in memories.value_maps
+        bank.values.register_forward_pre_hook(lambda _, args: inputs.append(args[0].data_ptr()))
+        for bank in memories.banks
+        if bank is not None
     ]
-    with memories.reading(lambda layer, m, gate: seen.append(m.data_ptr())):
+    with memories.reading(lambda bank, m, gate: seen.append(m.data_ptr())):
         memories.forward(TOKENS)
     for hook in hooks:
         hook.remove()
@@ -171,7 +178,7 @@ def test_reading_copies_nothing(memories):
 
 def test_every_forward_pass_is_read_while_reading_is_open_and_none_afterwards():
     memories, seen = read("llama"), []
-    with memories.reading(lambda layer, m, gate: seen.append(m.shape[0])):
+    with memories.reading(lambda bank, m, gate: seen.append(m.shape[0])):
         memories.forward(TOKENS)
         memories.forward(TOKENS[:1])
         memories.logits(TOKENS[:1])
@@ -192,7 +199,7 @@ def test_hooks_are_gone_after_reading(memories):
 def test_hooks_are_gone_after_an_exception_in_the_reader():
     memories = read("llama")
 
-    def fail(layer, coefficients, gate):
+    def fail(bank, coefficients, gate):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), memories.reading(fail):
@@ -324,14 +331,18 @@ def test_a_mixture_of_experts_is_refused_by_name():
         Memories(model, tiny_tokenizer())
 
 
-def test_layers_with_different_numbers_of_memories_are_refused_by_name():
-    model = tiny("llama")
-    mlp = model.model.layers[1].mlp
-    mlp.gate_proj = torch.nn.Linear(16, 20, bias=False)
-    mlp.up_proj = torch.nn.Linear(16, 20, bias=False)
-    mlp.down_proj = torch.nn.Linear(20, 16, bias=False)
+def test_a_config_that_names_experts_is_read_if_the_model_has_none():
+    memories = read("nemotron_h")
+    assert memories.config.n_routed_experts == 8
+    assert memories.layout.widths == [24, 24, 0, 0, 24]
 
-    with pytest.raises(ModelError, match="layer 0 has 24, layer 1 has 20"):
+
+def test_experts_in_a_family_that_may_do_without_are_refused():
+    config = TINY["nemotron_h"].to_dict() | {"layers_block_type": ["mlp", "moe"]}
+    small = {"moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 24}
+    model = AutoModelForCausalLM.from_config(NemotronHConfig.from_dict(config | small))
+
+    with pytest.raises(MixtureOfExperts, match=r"\(n_routed_experts = 8\)"):
         Memories(model, tiny_tokenizer())
 
 
@@ -373,13 +384,35 @@ def test_a_trace_at_some_places_is_the_whole_trace_there(name):
 
 def test_a_pass_over_the_first_layers_runs_no_others(memories):
     seen = []
-    with memories.reading(lambda layer, coefficients, gate: seen.append(layer)):
+    with memories.reading(lambda bank, coefficients, gate: seen.append(bank.layer)):
         memories.forward(TOKENS, layers=1)
         assert seen == [0]
         memories.forward(TOKENS, layers=memories.n_layers)
         memories.forward(TOKENS)
-    assert seen == [0, *range(memories.n_layers), *range(memories.n_layers)]
+    assert seen == [0, *memories.layout.memory_layers, *memories.layout.memory_layers]
     assert n_hooks(memories.model) == 0
     short, whole = memories.trace(TOKENS, layers=1), memories.trace(TOKENS)
     assert len(short) == 1
     assert torch.equal(short[0].layer_output, whole[0].layer_output)
+
+
+def test_a_layer_without_a_feed_forward_part_adds_nothing():
+    memories = read("nemotron_h")
+    for layer in (2, 3):
+        found = memories.trace(TOKENS)[layer]
+        assert found.coefficients.shape == (*TOKENS.shape, 0)
+        assert torch.equal(found.residual, found.layer_output)
+        assert not found.ff_output.any()
+        assert not torch.equal(found.block_input, found.layer_output)  # it does something else
+        assert memories.values(layer).shape == memories.keys(layer).shape == (0, memories.hidden)
+        assert not memories.bias(layer).any()
+        with pytest.raises(ModelError, match=f"Layer {layer} of this 'nemotron_h' model has no"):
+            memories.bank(layer)
+
+
+def test_a_model_in_which_no_layer_has_a_feed_forward_part_is_refused():
+    config = TINY["nemotron_h"].to_dict() | {"layers_block_type": ["full_attention"]}
+    model = AutoModelForCausalLM.from_config(NemotronHConfig.from_dict(config))
+
+    with pytest.raises(ModelError, match="No layer of this 'nemotron_h' model has a feed-forward"):
+        Memories(model, tiny_tokenizer())

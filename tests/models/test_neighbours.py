@@ -25,7 +25,7 @@ def test_neighbours_are_the_memories_of_largest_cosine(name, by):
     plain = {
         Cell(layer, memory): float(cosine_similarity(read(layer)[memory], own, dim=0))
         for layer in range(memories.n_layers)
-        for memory in range(memories.n_memories)
+        for memory in range(memories.layout.widths[0])
         if (layer, memory) != (1, 5)
     }
     expected = sorted(plain, key=lambda cell: -abs(plain[cell]))[:7]
@@ -48,7 +48,7 @@ def test_a_value_of_zeros_has_no_neighbours_and_is_nobodys():
     memories.values(0)[9] = 0
     assert neighbours(memories, Cell(0, 9)) == []
     everybody = neighbours(memories, Cell(0, 1), n=1000)
-    assert len(everybody) == memories.n_layers * memories.n_memories - 2
+    assert len(everybody) == memories.n_layers * memories.layout.widths[0] - 2
 
 
 def test_the_model_stays_as_it_is():

@@ -228,7 +228,7 @@ def test_on_two_gpus_only_tensors_of_one_device_meet(name):
                 assert tensor is None or tensor.device == (SECOND if layer else FIRST)
                 assert tensor is None or tensor.shape == true.shape
         seen = []
-        with memories.reading(lambda layer, m, gate: seen.append(m.device)):
+        with memories.reading(lambda bank, m, gate: seen.append(m.device)):
             memories.forward(TOKENS)
         assert seen == [FIRST, *[SECOND] * (memories.n_layers - 1)]
         for layer, trace in enumerate(found):

@@ -100,11 +100,11 @@ def plant(index, folder, lists):
         table = open_table(path).read()
         for sign, side in ((1, ""), (-1, "negative_")):
             columns = {
-                name: np.zeros((index.n_memories, index.manifest.t), dtype)
+                name: np.zeros((index.layout.widths[0], index.manifest.t), dtype)
                 for name, dtype in (("coefficient", np.float32), ("prefix", np.int64))
             }
             columns["prefix"] -= 1
-            for memory in range(index.n_memories):
+            for memory in range(index.layout.widths[0]):
                 prefixes = lists.get((layer, memory, sign), [])
                 n = len(prefixes)
                 columns["prefix"][memory, :n] = prefixes

@@ -249,7 +249,7 @@ def test_the_keyboard_alone_is_enough(visit, library):
     page.wait_for_url("**/m/L*")
     page.goto("/layer/0")
     page.keyboard.press("j")
-    page.wait_for_url("**/layer/0?page=2**" if index.n_memories > 50 else "**/layer/1**")
+    page.wait_for_url("**/layer/0?page=2**" if index.layout.widths[0] > 50 else "**/layer/1**")
 
 
 def test_tab_reaches_everything_and_shows_where_it_is(visit):

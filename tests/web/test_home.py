@@ -7,7 +7,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from ffmem.cells import Cell
 from ffmem.indexing.store import Index
 from ffmem.reporting.claims import claims
 from ffmem.reporting.examples import shared_tokens
@@ -41,7 +40,7 @@ def test_it_tells_model_corpus_and_how_the_index_was_made(client, library):
         facts = (shelf.model, model.family, model.activation, manifest.dtype, manifest.projection)
         for told in (*facts, "lines.txt", manifest.coefficient, *manifest.versions.values()):
             assert told in page
-        assert f"{model.layers} × {model.memories}" in page
+        assert f"{model.layers} × {model.layout.per_layer}" in page
         assert f"{source.sentences:,}" in page
         for whole in (model.hash, manifest.corpus.hash, manifest.tokenizer):
             assert f'title="{whole}">{whole[:12]}…' in page
@@ -121,9 +120,7 @@ def test_a_random_memory_is_any_memory_of_the_index_or_of_a_layer(client, librar
         assert answer.headers["cache-control"] == "no-store"
         place = urlsplit(answer.headers["location"])
         assert place.query == "off=L0N1"
-        cells.add(
-            Cell.parse(place.path.removeprefix("/m/")).within(index.n_layers, index.n_memories)
-        )
+        cells.add(index.layout.resolve(place.path.removeprefix("/m/")))
         assert client.get("/api/random?layer=1").json()["cell"].startswith("L1N")
     assert len(cells) > 5
     assert {cell.layer for cell in cells} == {0, 1}

@@ -31,7 +31,7 @@ COLUMNS = list(SORTS)
 
 def every_row(index, layer):
     table = layer_table(index, layer)
-    return [row(index, table, memory) for memory in range(index.n_memories)]
+    return [row(index, table, memory) for memory in range(index.layout.widths[0])]
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def test_sorting_orders_all_memories_equals_by_number_and_those_without_a_number
     table = layer_table(index, 0)
     keys = SORTS[column](index, table)
     order = chosen(index, table, Wanted(sort=f"{minus}{column}")).tolist()
-    assert sorted(order) == list(range(index.n_memories))
+    assert sorted(order) == list(range(index.layout.widths[0]))
     for one, other in itertools.pairwise(order):
         left, right = float(keys[one]), float(keys[other])
         if math.isnan(left):
@@ -184,7 +184,7 @@ def test_pages_follow_each_other_and_hold_every_memory_once(index, monkeypatch):
     cells = [one["memory"] for page in pages for one in page.rows]
     assert cells == chosen(index, layer_table(index, 1), wanted).tolist()
     assert all(len(page.rows) == 7 for page in pages[:-1])
-    assert first.n == index.n_memories
+    assert first.n == index.layout.widths[0]
     assert PAGE == 50
 
 

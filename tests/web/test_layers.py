@@ -36,7 +36,7 @@ def test_page_and_api_show_the_same_memories_in_the_same_order(client, shelf):
         assert page.status_code == 200
         assert cells_of(page.text) == [one["cell"] for one in answer["rows"]]
         assert answer["rows"] == listing(shelf.index, 1, Wanted(sort)).rows
-        assert answer["memories"] == answer["found"] == shelf.index.n_memories
+        assert answer["memories"] == answer["found"] == shelf.index.layout.widths[0]
 
 
 def test_every_heading_sorts_and_sorts_the_other_way_the_second_time(client, shelf):

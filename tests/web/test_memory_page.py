@@ -72,7 +72,7 @@ def test_an_unknown_memory_is_told_in_words(client, name):
 
 def test_neighbours_stand_in_reading_order(client, library):
     index = library.shelf().index
-    last = index.n_memories - 1
+    last = index.layout.widths[0] - 1
     page = client.get(f"/m/L0N{last}").text
     assert 'rel="next" href="/m/L1N0"' in page
     assert f'rel="prev" href="/m/L0N{last - 1}"' in page

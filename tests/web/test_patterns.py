@@ -135,7 +135,7 @@ def test_a_layer_can_be_filtered_by_patterns(visited, choice):
             planted.setdefault(one.cell.memory, set()).add(one.kind)
     wanted = {
         memory
-        for memory in range(index.n_memories)
+        for memory in range(index.layout.widths[0])
         for kinds in [planted.get(memory, set())]
         if (choice in kinds) or (choice == "any" and kinds) or (choice == "none" and not kinds)
     }

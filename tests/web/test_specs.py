@@ -42,7 +42,7 @@ def rows_of(spec):
 
 
 def all_kept(index, layer=0):
-    return np.ones(index.n_memories, bool)
+    return np.ones(index.layout.widths[0], bool)
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -116,7 +116,7 @@ def test_a_layer_has_a_point_for_every_memory_with_its_own_numbers(index):
         table = layer_table(index, layer)
         spec = compiled(layer_spec(index, table, all_kept(index)))
         points = {point["cell"]: point for point in rows_of(spec)}
-        assert len(points) == index.n_memories
+        assert len(points) == index.layout.widths[0]
         for memory in index.memories(layer):
             point, stats = points[str(memory.cell)], memory.stats
             strong = max(abs(stats.max), abs(stats.min)) if memory.gated else stats.max
@@ -140,7 +140,7 @@ def test_memories_that_the_filters_leave_out_are_still_there_but_not_kept(index)
 
 def test_a_layer_with_memories_that_were_never_active_compiles(tiny_index):
     table = layer_table(tiny_index, 0)
-    flat = np.zeros(tiny_index.n_memories)
+    flat = np.zeros(tiny_index.layout.widths[0])
     for numbers in (flat, flat * np.nan, flat - 1):
         dead = table._replace(max=numbers, min=numbers, active_share=flat)
         spec = layer_spec(tiny_index, dead, all_kept(tiny_index), "dark")

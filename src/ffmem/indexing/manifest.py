@@ -50,6 +50,10 @@ class ModelRecord(Record):
     has_values: bool = True
     """Whether memories have static values; those of a lambda layer have none."""
 
+    def __post_init__(self) -> None:
+        if len(self.banks) != self.layers:
+            raise NotARecord(f"banks is of {len(self.banks)} layers, and layers is {self.layers}")
+
     @cached_property
     def kind(self) -> Kind:
         """The kind of its memories, in words."""

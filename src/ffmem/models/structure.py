@@ -120,15 +120,12 @@ def refuse(model: PreTrainedModel) -> None:
             f"{kind} has no output embedding: it is a trunk, not a language model."
             " Load it as a causal language model."
         )
-    for name, count in _experts(config.to_dict()):
-        raise MixtureOfExperts(config.model_type, f"{name} = {count}")
-    for path, module in model.named_modules():
-        for name, weight in module.named_parameters(prefix=path, recurse=False):
-            is_stack = weight.dim() == 3 and min(weight.shape) > 1
-            if is_stack and not isinstance(module, nn.Conv1d):
-                raise MixtureOfExperts(
-                    config.model_type, f"{name} has the shape {tuple(weight.shape)}"
-                )
+    experts = next(_expert_weights(model), None)
+    if experts is not None:
+        # The config's number says more than a path. Alone it says nothing: a family may have
+        # experts in some models and name their number in all.
+        counts = (f"{name} = {count}" for name, count in _expert_counts(config.to_dict()))
+        raise MixtureOfExperts(config.model_type, next(counts, experts))
     nowhere = missing(model)
     if nowhere is not None:
         raise ModelError(
@@ -137,11 +134,22 @@ def refuse(model: PreTrainedModel) -> None:
         )
 
 
-def _experts(config: dict[Any, Any]) -> Iterator[tuple[str, int]]:
+def _expert_weights(model: PreTrainedModel) -> Iterator[str]:
+    """Yield every weight that belongs to experts: by its name, or as a stack of matrices."""
+    for path, module in model.named_modules():
+        for name, weight in module.named_parameters(prefix=path, recurse=False):
+            is_stack = weight.dim() == 3 and min(weight.shape) > 1
+            if is_stack and not isinstance(module, nn.Conv1d):
+                yield f"{name} has the shape {tuple(weight.shape)}"
+            elif "expert" in name:
+                yield name
+
+
+def _expert_counts(config: dict[Any, Any]) -> Iterator[tuple[str, int]]:
     """Yield every number of experts above one that a nested config names."""
     for name, value in config.items():
         if isinstance(value, dict):
-            yield from _experts(value)
+            yield from _expert_counts(value)
         elif _EXPERTS.search(str(name)) and isinstance(value, int) and value > 1:
             yield name, value
 
