@@ -153,9 +153,9 @@ def test_a_layer_that_the_model_lacks_is_refused_with_what_there_is():
 
 def test_sizes_are_one_number_where_layers_are_alike():
     assert Layout.dense([1536] * 30).per_layer == 1536
-    assert Layout.dense([1536] * 30).shown == "30 × 1,536"
+    assert Layout.dense([1536] * 30).shown == "30 × 1,536 memories"
     assert Layout.dense([3, 0, 2000]).per_layer == [3, 0, 2000]
-    assert Layout.dense([3, 0, 2000]).shown == "2,003 in 3 layers,"
+    assert Layout.dense([3, 0, 2000]).shown == "2,003 memories in 3 layers"
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"size": 2, "count": 0}, {"size": 2, "kind": "x"}])

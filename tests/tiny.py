@@ -2,6 +2,7 @@
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -216,11 +217,37 @@ def tiny(name: str, seed: int = 0) -> PreTrainedModel:
     """Return a random model whose every weight is random, biases and norms too."""
     torch.manual_seed(seed)
     config = TINY[name]
-    model = AutoModelForCausalLM.from_config(config.__class__.from_dict(config.to_dict()))
+    return shaken(AutoModelForCausalLM.from_config(config.__class__.from_dict(config.to_dict())))
+
+
+def shaken(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with noise added to every weight."""
     for parameter in model.parameters():
         spread = 0.3 if parameter.dim() > 1 else 0.5
         parameter.data = parameter.data + spread * torch.randn_like(parameter)
     return model.eval()
+
+
+WIDTHS = [0, 24, 150, 0, 7, 0]
+"""Memories of each layer of the ragged model; a group of a Parquet file has 128."""
+
+
+class NoFeedForward(nn.Module):
+    """Stands where a layer has no feed-forward part, and adds nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
+def ragged(seed: int = 0, vocab: int = VOCABULARY) -> PreTrainedModel:
+    """Return a random llama whose layers have different numbers of memories, some none."""
+    torch.manual_seed(seed)
+    config = _llama_like("llama", num_hidden_layers=len(WIDTHS), vocab_size=vocab)
+    model = AutoModelForCausalLM.from_config(config)
+    for layer, width in zip(model.model.layers, WIDTHS, strict=True):
+        config.intermediate_size = width
+        layer.mlp = type(layer.mlp)(config) if width else NoFeedForward()
+    return shaken(model)
 
 
 def tiny_tokenizer(vocab: int = VOCABULARY) -> SubwordTokenizer:

@@ -140,10 +140,10 @@ class Layout:
 
     @property
     def shown(self) -> str:
-        """How many memories there are, for messages: `30 × 1,536`, or all in all."""
+        """How many memories there are, for messages: `30 × 1,536 memories`."""
         if len(set(self.widths)) == 1:
-            return f"{self.n_layers} × {self.widths[0]:,}"
-        return f"{len(self):,} in {self.n_layers} layers,"
+            return f"{self.n_layers} × {self.widths[0]:,} memories"
+        return f"{len(self):,} memories in {self.n_layers} layers"
 
     def check_layer(self, layer: int) -> None:
         """Raise unless there is such a layer."""

@@ -49,7 +49,7 @@ def compare(memories, at, positions):
     cells = [
         Cell(layer, memory)
         for memory in range(0, memories.layout.widths[0], 7)
-        for layer in reversed(range(memories.n_layers))
+        for layer in reversed(memories.layout.memory_layers)
     ]
     steps = []
     found = ablation(Upward(memories, IDS, at), TARGET, cells, positions, steps.append)

@@ -46,7 +46,7 @@ def halved(m):
 
 def test_from_any_layer_upward_is_a_whole_pass(memories):
     upward = Upward(memories, IDS, AT)
-    for changed in range(memories.n_layers):
+    for changed in memories.layout.memory_layers:
         expected = whole(memories, changed, halved)
         assert not torch.allclose(expected, upward.output[0], atol=1e-3)
         for lowest in {0, changed}:

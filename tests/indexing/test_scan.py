@@ -11,7 +11,7 @@ from ffmem.indexing.results import UNIT
 from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.models.memories import Memories
-from tests.tiny import TINY, tiny, tiny_tokenizer
+from tests.tiny import TINY, ragged, tiny, tiny_tokenizer
 
 T, CHUNK_TOKENS, BATCH_TOKENS, START = 4, 60, 48, 0
 MODES = {"best": ("best", False), "all": ("all", False), "ff-layers": ("best", True)}
@@ -55,21 +55,20 @@ def scanned(memories, sentences, prefixes, empty_prefix):
 
 
 def every_coefficient(memories, sentences, empty_prefix):
-    """{prefix: (sentence, m (layer, memory), gate or None)}, from whole traces of the batches."""
+    """{prefix: (sentence, m of each layer, gate or None)}, from whole traces of the batches."""
     found = {}
     offsets = offsets_of(sentences)
     for _, batched in chunks_of(sentences):
         for batch in batched:
             trace = memories.trace(batch.tokens)
-            m = torch.stack([layer.coefficients for layer in trace]).numpy()
-            gate = None
-            if memories.gated:
-                gate = torch.stack([layer.gate for layer in trace]).numpy()
+            m = [layer.coefficients.numpy() for layer in trace]
+            gate = [layer.gate.numpy() for layer in trace] if memories.gated else None
             for row, (length, offset) in enumerate(zip(batch.lengths, batch.offsets, strict=True)):
                 for p in range(0, length) if empty_prefix else range(1, length + 1):
                     # The start token stands at position 0, so prefix p ends at position p.
-                    signs = None if gate is None else gate[:, row, p] > 0
-                    found[offset + p] = (offsets.index(offset), m[:, row, p], signs)
+                    signs = None if gate is None else [layer[row, p] > 0 for layer in gate]
+                    here = [layer[row, p] for layer in m]
+                    found[offset + p] = (offsets.index(offset), here, signs)
     return found
 
 
@@ -77,9 +76,9 @@ def expected_list(every, layer, memory, sign, prefixes):
     """The t strongest (coefficient, prefix, gate) of one sign, written as the definition says."""
     rows = []
     for prefix, (sentence, m, gate) in every.items():
-        if sign * m[layer, memory] > 0:
-            is_open = 0 if gate is None else (1 if gate[layer, memory] else -1)
-            rows.append((float(m[layer, memory]), prefix, is_open, sentence))
+        if sign * m[layer][memory] > 0:
+            is_open = 0 if gate is None else (1 if gate[layer][memory] else -1)
+            rows.append((float(m[layer][memory]), prefix, is_open, sentence))
     rows.sort(key=lambda row: (-abs(row[0]), row[1]))
     if prefixes == "best":
         seen, best = set(), []
@@ -97,10 +96,11 @@ def actual_list(triggers, memory):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, "ragged"])
 def test_the_pass_equals_brute_force_over_all_prefixes(name, mode):
     prefixes, empty_prefix = MODES[mode]
-    memories = Memories(tiny(name), tiny_tokenizer())
+    model = ragged() if name == "ragged" else tiny(name)
+    memories = Memories(model, tiny_tokenizer())
     sentences = corpus()
     scan, sampled = scanned(memories, sentences, prefixes, empty_prefix)
     every = every_coefficient(memories, sentences, empty_prefix)
@@ -108,7 +108,7 @@ def test_the_pass_equals_brute_force_over_all_prefixes(name, mode):
     for layer in range(memories.n_layers):
         found = scan.result(layer)
         lists = [found.positive, found.negative] if memories.gated else [found.positive]
-        for memory in range(memories.layout.widths[0]):
+        for memory in range(memories.layout.widths[layer]):
             for sign, triggers in zip((1, -1), lists, strict=False):
                 expected = expected_list(every, layer, memory, sign, prefixes)
                 assert actual_list(triggers, memory) == expected
@@ -131,7 +131,7 @@ def check_stats(stats, every, layer, gated):
 def test_ties_abound_in_the_corpus_of_these_tests():
     memories = Memories(tiny("llama"), tiny_tokenizer())
     every = every_coefficient(memories, corpus(), empty_prefix=False)
-    values = [float(entry[1][0, 0]) for entry in every.values()]
+    values = [float(entry[1][0][0]) for entry in every.values()]
     assert len(set(values)) < len(values)
 
 

@@ -208,8 +208,8 @@ class Reader:
 
     def _promoted(
         self,
-        values: list[Float[Tensor, "memory hidden"]],
-        coefficients: list[Float[Tensor, " memory"]],
+        values: list[Float[Tensor, "_ hidden"]],
+        coefficients: list[Float[Tensor, " _"]],
     ) -> list[list[str]]:
         """Return what the m · v of all layers promote."""
         rows = torch.cat([value.to(values[0].device) for value in values])

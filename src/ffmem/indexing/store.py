@@ -117,7 +117,7 @@ class Index:
         model = "a model in memory" if source == IN_MEMORY else source
         so_far = "" if self.live is None else f"; unfinished, {self.live.progress}"
         return (
-            f"Index({str(self.folder)!r}: {self.layout.shown} memories"
+            f"Index({str(self.folder)!r}: {self.layout.shown}"
             f" of {model} over {counted(corpus.sentences, 'sentences')},"
             f" {counted(corpus.tokens, 'tokens')}{so_far})"
         )

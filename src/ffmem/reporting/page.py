@@ -124,9 +124,10 @@ class Page:
         settings, corpus = self.settings, self._corpus()
         memories, projection = settings.get("memories"), settings.get("projection", MISSING)
         gated = _KINDS.get(self.kind, "gated" if self.gated else "ungated")
-        shape = f"{self.n_layers} layers × {number(memories)} memories"
         if isinstance(memories, list):
             shape = f"{self.n_layers} layers with {number(sum(memories))} memories in all"
+        else:
+            shape = f"{self.n_layers} layers × {number(memories)} memories"
         read = [
             f"{number(corpus[what])} {what}" for what in ("sentences", "tokens") if what in corpus
         ]
