@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from ffmem.cells import BankRecord
 from ffmem.comparing.matching import differences, refuse_unlike
 from ffmem.errors import StoreError
 from ffmem.indexing.store import Index
@@ -18,6 +19,10 @@ def changed(index, **fields):
     """Return the same index with another manifest."""
     other = Index(index.folder)
     manifest = index.manifest
+    if "layers" in fields:
+        fields["banks"] = fields["layers"] * [[BankRecord(size=24)]]
+    if "memories" in fields:
+        fields["banks"] = manifest.model.layers * [[BankRecord(size=fields.pop("memories"))]]
     model = {name: fields.pop(name) for name in list(fields) if hasattr(manifest.model, name)}
     other.manifest = replace(manifest, model=replace(manifest.model, **model), **fields)
     return other
