@@ -85,7 +85,7 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
 @click.option(
     "--chunk-tokens",
     type=click.IntRange(min=1),
-    default=16_384,
+    default=65_536,
     show_default=True,
     help="Tokens per chunk, the unit of work.",
 )

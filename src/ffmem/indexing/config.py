@@ -58,7 +58,7 @@ class IndexConfig(Record):
     )
     start: str = option("auto", "Start token: auto, none, bos, eos, or a token.")
     batch_tokens: int = option(4096, "Tokens per batch.")
-    chunk_tokens: int = option(16_384, "Tokens per chunk, the unit of work.")
+    chunk_tokens: int = option(65_536, "Tokens per chunk, the unit of work.")
     threads: int | None = option(None, "Threads per worker; all cores by default.")
 
     def __post_init__(self) -> None:

@@ -8,14 +8,15 @@ import os
 import secrets
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError, StoreError
-from ffmem.indexing.chunks import Chunk, batches, prefix_range, read_chunks
+from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range, read_chunks
 from ffmem.indexing.config import read_facts, read_run
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.prepare import SENTENCES
@@ -120,31 +121,17 @@ class IndexWorker:
         if len(rows) < chunk.n_sentences:
             read = np.zeros(len(sample.prefixes), bool)
             for row in rows:
-                read |= (sample.prefixes >= row.offset) & (
-                    sample.prefixes <= row.offset + len(row.ids)
-                )
+                last = row.offset + len(row.ids)
+                read |= (sample.prefixes >= row.offset) & (sample.prefixes <= last)
             sample = Sample(sample.hashes[read], sample.prefixes[read])
-        coefficients = self._scan(self.scan, chunk, rows, sample)
+        with _forward_errors(chunk):
+            coefficients = self.scan.read(chunk, self._batches(rows), sample.prefixes)
         if is_sampled:
             self.partials.commit_sample(chunk.number, sample, coefficients)
 
-    def _scan(
-        self, scan: Scan, chunk: Chunk, rows: list[StoredSentence], sample: Sample
-    ) -> list[np.ndarray]:
-        """Run the pass; what the model raises becomes a ForwardError, except for full memory."""
+    def _batches(self, rows: list[StoredSentence]) -> Iterator[Batch]:
         pairs = ((row.offset, row.ids) for row in rows)
-        some = batches(pairs, self.start, self.run.index.batch_tokens)
-        try:
-            return scan.read(chunk, some, sample.prefixes)
-        except (FfmemError, OSError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if "allocate memory" in str(error):  # what torch raises on a CPU
-                raise MemoryError(str(error)) from None
-            raise ForwardError(
-                f"The model fails on {chunk.name}: {type(error).__name__}:"
-                f" {' '.join(str(error).split())[:300]}."
-            ) from error
+        return batches(pairs, self.start, self.run.index.batch_tokens)
 
     def _bad_sentences(self, chunk: Chunk, rows: list[StoredSentence]) -> dict[int, str]:
         """Return the sentences that fail by themselves, found by halving, and why each does."""
@@ -154,7 +141,8 @@ class IndexWorker:
         while waiting and len(bad) <= MOST_BAD:
             part = waiting.pop()
             try:
-                self._scan(scan, chunk, part, self.sample.between(0, 0))
+                with _forward_errors(chunk):
+                    scan.read(chunk, self._batches(part), np.zeros(0, np.int64))
             except ForwardError as error:
                 if len(part) == 1:
                     bad[part[0].sentence] = str(error)
@@ -180,6 +168,22 @@ class IndexWorker:
                 " What was read is kept. Rerun with --bad-sentences skip to skip such sentences;"
                 " the manifest lists them."
             )
+
+
+@contextmanager
+def _forward_errors(chunk: Chunk) -> Iterator[None]:
+    """Turn what the model raises into a ForwardError, except for full memory."""
+    try:
+        yield
+    except (FfmemError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "allocate memory" in str(error):  # what torch raises on a CPU
+            raise MemoryError(str(error)) from None
+        raise ForwardError(
+            f"The model fails on {chunk.name}: {type(error).__name__}:"
+            f" {' '.join(str(error).split())[:300]}."
+        ) from error
 
 
 def make_worker(
