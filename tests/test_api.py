@@ -100,9 +100,12 @@ def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_fol
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"t": 0}, "-t 0 is out of range; use 1 to 10,000"),
-        ({"t": 99_999_999_999}, "-t 99999999999 is out of range; use 1 to 10,000"),
-        ({"threads": 100_000}, "--threads 100000 is out of range; use 1 to 1,024"),
+        ({"t": 0}, "-t 0: give a whole number at least 1 and at most 10,000"),
+        (
+            {"t": 99_999_999_999},
+            "-t 99999999999: give a whole number at least 1 and at most 10,000",
+        ),
+        ({"threads": 100_000}, "--threads 100000: give a whole number"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_before_any_work(options, message, tmp_path):

@@ -6,7 +6,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ffmem.cli_options import check_options, dataclass_options, option
+from ffmem.cli_options import (
+    check_options,
+    dataclass_options,
+    from_parameters,
+    option,
+    take_options,
+)
 from ffmem.errors import FfmemError
 
 
@@ -18,6 +24,7 @@ class Config:
     mode: str = option("Mode.", "fast", choices=("fast", "slow"))
     sizes: list[int] | None = option("Sizes.", None)
     limit: int | None = option("Limit.", None, minimum=0, below=10)
+    top: int = option("Top.", 5, minimum=1, maximum=1_000, flag="-k")
     quick: bool = option("Quick.", False)
     derived: int = 7  # not an option
 
@@ -38,16 +45,16 @@ def run(*arguments):
 def test_options_have_the_names_types_and_defaults_of_the_fields():
     assert run("--name", "a").output.strip() == repr(Config(name="a"))
     given = ["--name", "b", "--layers", "3", "--rate", "0.25", "--mode", "slow"]
-    found = run(*given, "--sizes", "1, 20,3", "--limit", "0", "--quick").output.strip()
+    found = run(*given, "--sizes", "1, 20,3", "--limit", "0", "-k", "6", "--quick").output.strip()
     expected = Config(
-        name="b", layers=3, rate=0.25, mode="slow", sizes=[1, 20, 3], limit=0, quick=True
+        name="b", layers=3, rate=0.25, mode="slow", sizes=[1, 20, 3], limit=0, top=6, quick=True
     )
     assert found == repr(expected)
 
 
 def test_help_lists_the_options_in_the_order_of_the_fields():
     text = run("--help").output
-    names = ["--name", "--layers", "--rate", "--mode", "--sizes", "--limit", "--quick"]
+    names = ["--name", "--layers", "--rate", "--mode", "--sizes", "--limit", "-k", "--quick"]
     places = [text.index(name) for name in names]
     assert places == sorted(places)
     assert "[required]" in text.split("--layers")[0]
@@ -60,7 +67,7 @@ def test_help_lists_the_options_in_the_order_of_the_fields():
     [
         *(["--layers", "0"], ["--layers", "x"], ["--rate", "0"], ["--rate", "1"]),
         *(["--mode", "odd"], ["--sizes", "1,x"], ["--sizes", ""], ["--sizes", "-3"]),
-        *(["--limit", "10"], ["--limit", "-1"], ["--derived", "1"]),
+        *(["--limit", "10"], ["--limit", "-1"], ["--derived", "1"], ["-k", "0"], ["-k", "1001"]),
     ],
 )
 def test_wrong_options_are_wrong_usage(wrong):
@@ -74,14 +81,49 @@ def test_a_required_option_is_required():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"layers": 0}, "--layers 0: give a number at least 1"),
+        ({"layers": 0}, "--layers 0: give a whole number at least 1"),
         ({"rate": 0.0}, "--rate 0.0: give a number above 0 and below 1"),
         ({"rate": 1.0}, "--rate 1.0"),
         ({"rate": float("nan")}, "--rate nan"),
         ({"mode": "odd"}, "--mode odd: unknown value. Give one of fast, slow"),
-        ({"limit": 10}, "--limit 10: give a number at least 0 and below 10"),
+        ({"layers": 2.0}, "--layers 2.0: give a whole number at least 1"),
+        ({"layers": True}, "--layers True"),
+        ({"rate": "0.5"}, "--rate 0.5"),
+        ({"top": 1_001}, "-k 1001: give a whole number at least 1 and at most 1,000"),
+        ({"limit": 10}, "--limit 10: give a whole number at least 0 and below 10"),
     ],
 )
 def test_python_callers_get_the_same_checks(wrong, message):
     with pytest.raises(FfmemError, match=message):
         Config(name="a", **wrong)
+
+
+def test_an_error_is_of_the_kind_that_is_asked_for():
+    class OwnError(FfmemError):
+        pass
+
+    config = Config(name="a")
+    object.__setattr__(config, "layers", 0)
+    with pytest.raises(OwnError, match="--layers 0"):
+        check_options(config, OwnError)
+
+
+def test_a_command_may_have_some_of_the_options_and_defaults_of_its_own():
+    @click.command()
+    @dataclass_options(Config, only=("layers", "mode"), defaults={"layers": 7, "mode": None})
+    def other(**values):
+        click.echo(repr(values))
+
+    assert CliRunner().invoke(other, []).output == "{'layers': 7, 'mode': None}\n"
+    assert CliRunner().invoke(other, ["--rate", "0.5"]).exit_code == 2
+
+
+def test_the_options_of_a_config_are_taken_from_the_values_of_a_command():
+    values = dict.fromkeys(Config.__dataclass_fields__) | {"name": "a", "more": 1}
+    assert take_options(values, Config)["name"] == "a"
+    assert values == {"derived": None, "more": 1}
+
+
+def test_a_config_is_made_of_the_parameters_of_a_function():
+    given = {name: getattr(Config, name, "a") for name in Config.__dataclass_fields__}
+    assert from_parameters(Config, {**given, "layers": 4, "other": 1}) == Config(name="a", layers=4)

@@ -8,15 +8,14 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffmem.errors import FfmemError, StoreError
+from ffmem.errors import StoreError
 from ffmem.indexing.store import Index, check_weights
 from ffmem.progress import Progress, Step
 from ffmem.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
-    from ffmem.indexing.build import BuildOptions
-    from ffmem.indexing.config import IndexConfig
+    from ffmem.indexing.config import BuildOptions, IndexConfig
     from ffmem.indexing.estimate import Estimate
     from ffmem.indexing.search import Hit
     from ffmem.models.memories import Memories
@@ -214,17 +213,11 @@ def _build_options(
     bad_sentences: str,
 ) -> "BuildOptions":
     """Return how a run is carried out, refusing what cannot be before anything is loaded."""
-    from ffmem.indexing.build import BuildOptions
-    from ffmem.parallel import ExecutionConfig
-    from ffmem.storage import open_storage
+    from ffmem.indexing.config import BuildOptions
 
-    if bad_sentences not in ("stop", "skip"):
-        raise FfmemError(f"--bad-sentences {bad_sentences} is not a choice; use stop or skip.")
-    execution = ExecutionConfig(workers, ray, float(gpus_per_worker))
-    execution.check()
-    if shared is not None:
-        open_storage(shared)
-    return BuildOptions(execution, shared, device, bad_sentences)
+    options = BuildOptions(workers, ray, gpus_per_worker, shared, bad_sentences, device)
+    options.check()
+    return options
 
 
 def merge(

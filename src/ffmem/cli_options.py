@@ -19,13 +19,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
 from ffmem.errors import FfmemError
 
 Command = Callable[..., Any]
+AnyConfig = TypeVar("AnyConfig")
 
 _METAVARS = {int: "N", float: "X"}
 
@@ -35,29 +36,40 @@ def option(
     default: Any = MISSING,
     *,
     minimum: int | float | None = None,
+    maximum: int | float | None = None,
     above: int | float | None = None,
     below: int | float | None = None,
     choices: Sequence[str] = (),
     metavar: str | None = None,
+    flag: str | None = None,
     compare: bool = True,
 ) -> Any:
     """Return a dataclass field that is an option, required unless it has a default.
 
-    Bounds are inclusive (`minimum`) or exclusive (`above`, `below`). `compare` is that
-    of `dataclasses.field`.
+    Bounds are inclusive (`minimum`, `maximum`) or exclusive (`above`, `below`). `flag` is the
+    option's name if it is not the field's own, such as `-t`; `compare` is that of
+    `dataclasses.field`.
     """
-    bounds = {"minimum": minimum, "above": above, "below": below}
-    metadata = {"help": help, "choices": tuple(choices), "metavar": metavar, **bounds}
+    bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
+    names = {"metavar": metavar, "flag": flag}
+    metadata = {"help": help, "choices": tuple(choices), **names, **bounds}
     return field(default=default, metadata=metadata, compare=compare)
 
 
-def dataclass_options(config: type) -> Callable[[Command], Command]:
-    """Return a decorator that gives a click command one option per field, in their order."""
+def dataclass_options(
+    config: type, *, only: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Callable[[Command], Command]:
+    """Return a decorator that gives a click command one option per field, in their order.
+
+    `only` names some of the fields. `defaults` are those of a command that has its own.
+    """
     types = get_type_hints(config)
     options = [
-        _click_option(one, _value_type(types[one.name]))
-        for one in fields(config)
-        if "help" in one.metadata
+        _click_option(
+            one, _value_type(types[one.name]), (defaults or {}).get(one.name, one.default)
+        )
+        for one in _option_fields(config)
+        if not only or one.name in only
     ]
 
     def decorate(command: Command) -> Command:
@@ -68,27 +80,33 @@ def dataclass_options(config: type) -> Callable[[Command], Command]:
     return decorate
 
 
-def check_options(config: Any) -> None:
-    """Raise unless every value of a config is within its field's bounds; None is always allowed."""
-    for one in fields(config):
+def take_options(values: dict[str, Any], config: type) -> dict[str, Any]:
+    """Remove the options of a dataclass from a command's values, and return them."""
+    return {one.name: values.pop(one.name) for one in _option_fields(config)}
+
+
+def from_parameters(config: type[AnyConfig], parameters: Mapping[str, Any]) -> AnyConfig:
+    """Return the config of a function whose parameters include all of its options."""
+    return config(**{one.name: parameters[one.name] for one in _option_fields(config)})
+
+
+def check_options(config: Any, error: type[FfmemError] = FfmemError) -> None:
+    """Raise unless every value of a config is what its field allows; None is always allowed."""
+    types = get_type_hints(type(config))
+    for one in _option_fields(config):
         value, meta = getattr(config, one.name), one.metadata
-        if value is None or "help" not in meta:
+        name, kind = option_name(one), _value_type(types[one.name])
+        if value is None:
             continue
         if meta["choices"] and value not in meta["choices"]:
-            raise FfmemError(
-                f"{option_name(one.name)} {value}: unknown value."
-                f" Give one of {', '.join(meta['choices'])}."
-            )
-        wrong = isinstance(value, float) and not math.isfinite(value)
-        wrong = wrong or (meta["minimum"] is not None and value < meta["minimum"])
-        wrong = wrong or (meta["above"] is not None and value <= meta["above"])
-        if wrong or (meta["below"] is not None and value >= meta["below"]):
-            raise FfmemError(f"{option_name(one.name)} {value}: give {_bounds(meta)}.")
+            raise error(f"{name} {value}: unknown value. Give one of {', '.join(meta['choices'])}.")
+        if kind in (int, float) and not _is_allowed(value, kind, meta):
+            raise error(f"{name} {value}: give {_bounds(kind, meta)}.")
 
 
-def option_name(field_name: str) -> str:
+def option_name(one: Field[Any]) -> str:
     """Return the option of a field: `batch_tokens` is `--batch-tokens`."""
-    return f"--{field_name.replace('_', '-')}"
+    return one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
 
 
 class IntList(click.ParamType[list[int]]):
@@ -106,15 +124,20 @@ class IntList(click.ParamType[list[int]]):
         return [int(part) for part in parts]
 
 
-def _click_option(one: Field[Any], kind: Any) -> Callable[[Command], Command]:
+def _option_fields(config: Any) -> list[Field[Any]]:
+    return [one for one in fields(config) if "help" in one.metadata]
+
+
+def _click_option(one: Field[Any], kind: Any, default: Any) -> Callable[[Command], Command]:
     """Return the click option of one field."""
     if kind is bool:
-        return click.option(option_name(one.name), is_flag=True, help=one.metadata["help"])
+        return click.option(option_name(one), is_flag=True, help=one.metadata["help"])
     settings: dict[str, Any] = {"required": True}
-    if one.default is not MISSING:  # to click, a default of None is a default
-        settings = {"default": one.default, "show_default": one.default is not None}
+    if default is not MISSING:  # to click, a default of None is a default
+        settings = {"default": default, "show_default": default is not None}
     return click.option(
-        option_name(one.name),
+        option_name(one),
+        one.name,
         type=_click_type(kind, one.metadata),
         metavar=one.metadata["metavar"] or _METAVARS.get(kind),
         help=one.metadata["help"],
@@ -131,8 +154,9 @@ def _click_type(kind: Any, meta: Mapping[str, Any]) -> click.ParamType[Any]:
     if kind is str:
         return click.STRING
     low = meta["minimum"] if meta["above"] is None else meta["above"]
+    high = meta["maximum"] if meta["below"] is None else meta["below"]
     is_open = {"min_open": meta["above"] is not None, "max_open": meta["below"] is not None}
-    return (click.IntRange if kind is int else click.FloatRange)(low, meta["below"], **is_open)
+    return (click.IntRange if kind is int else click.FloatRange)(low, high, **is_open)
 
 
 def _value_type(kind: Any) -> Any:
@@ -142,12 +166,21 @@ def _value_type(kind: Any) -> Any:
     return kind
 
 
-def _bounds(meta: Mapping[str, Any]) -> str:
+def _is_allowed(value: Any, kind: type, meta: Mapping[str, Any]) -> bool:
+    """Whether a value is a number of the kind, and within the bounds."""
+    if type(value) is not int and (kind is int or type(value) is not float):
+        return False
+    return math.isfinite(value) and not (
+        (meta["minimum"] is not None and value < meta["minimum"])
+        or (meta["maximum"] is not None and value > meta["maximum"])
+        or (meta["above"] is not None and value <= meta["above"])
+        or (meta["below"] is not None and value >= meta["below"])
+    )
+
+
+def _bounds(kind: type, meta: Mapping[str, Any]) -> str:
     """Return what values a field takes, in words."""
-    parts = {
-        "at least": meta["minimum"],
-        "above": meta["above"],
-        "below": meta["below"],
-    }
-    given = " and ".join(f"{word} {bound}" for word, bound in parts.items() if bound is not None)
-    return f"a number {given}" if given else "a finite number"
+    words = {"minimum": "at least", "above": "above", "maximum": "at most", "below": "below"}
+    given = " and ".join(f"{word} {meta[n]:,}" for n, word in words.items() if meta[n] is not None)
+    number = "a whole number" if kind is int else "a number" if given else "a finite number"
+    return f"{number} {given}".rstrip()

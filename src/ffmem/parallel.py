@@ -32,6 +32,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ffmem.cli_options import check_options, option
 from ffmem.errors import FfmemError, WorkerError
 from ffmem.progress import Progress
 
@@ -49,22 +50,23 @@ POLL = 1.0
 class ExecutionConfig:
     """How many workers there are, and where; nothing of it changes a result."""
 
-    workers: int | None = None
-    ray: str | None = None
-    """`local` starts a Ray here, `auto` finds a running one, anything else is its address."""
-    gpus_per_worker: float = 0.0
+    workers: int | None = option(
+        "Number of worker processes; with --ray, of actors.", None, minimum=1
+    )
+    ray: str | None = option(
+        "Run on Ray: start one here, find a running one, or connect to its address.",
+        None,
+        metavar="local|auto|ADDRESS",
+    )
+    gpus_per_worker: float = option("GPUs that Ray gives each worker.", 0.0, minimum=0)
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise FfmemError(f"--workers {self.workers} is out of range; use 1 or more.")
+        check_options(self)
         if self.workers is not None and self.workers > MOST and self.ray in (None, "local"):
             raise FfmemError(f"--workers {self.workers} is out of range; use 1 to {MOST:,}.")
-        if self.gpus_per_worker < 0:
-            raise FfmemError(f"--gpus-per-worker {self.gpus_per_worker} is negative.")
         if self.gpus_per_worker and self.ray is None:
             raise FfmemError(
-                "--gpus-per-worker needs Ray to share accelerators out: add --ray local, or choose"
-                " a device with --device."
+                "--gpus-per-worker is for Ray. Add --ray local, or choose a device with --device."
             )
 
     @property

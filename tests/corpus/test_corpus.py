@@ -187,9 +187,9 @@ def test_a_corpus_without_sentences_is_refused_with_what_was_read(tmp_path, unit
     ("settings", "message"),
     [
         ({"unit": "word"}, "'word' is no unit"),
-        ({"limit": 0}, "Cannot read 0 sentences. Give a limit of at least 1"),
-        ({"limit": -3}, "Cannot read -3 sentences"),
-        ({"detokenize": "moses"}, "Cannot detokenise 'moses' text. Only wikitext is known: give"),
+        ({"limit": 0}, "--limit 0: give a whole number at least 1"),
+        ({"limit": -3}, "--limit -3"),
+        ({"detokenize": "moses"}, "--detokenize moses: unknown value. Give one of wikitext"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings, message):

@@ -15,8 +15,8 @@ import pytest
 import ffmem
 from ffmem.errors import CorpusError, FfmemError, StorageFull, StoreError
 from ffmem.indexing import worker
-from ffmem.indexing.build import BuildOptions, build, run_folder
-from ffmem.indexing.config import IndexConfig
+from ffmem.indexing.build import build, run_folder
+from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.partials import Partials
 from ffmem.progress import Progress
 from tests.indexing.folders import content, indexed, memories, write_corpus

@@ -47,11 +47,11 @@ def test_heads_divide_the_width():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"layers": 0}, "--layers 0: give a number at least 1"),
+        ({"layers": 0}, "--layers 0: give a whole number at least 1"),
         ({"batch_tokens": -4}, "--batch-tokens -4"),
         ({"evaluate_every": 0}, "--evaluate-every 0"),
         ({"context": 65}, "less than one block of --context 65"),
-        ({"context": 1}, "--context 1: give a number at least 2"),
+        ({"context": 1}, "--context 1: give a whole number at least 2"),
         ({"cutoffs": [20, 10]}, "--cutoffs 20,10"),
         ({"cutoffs": [0, 10]}, "--cutoffs 0,10"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0: give a number above 0"),

@@ -21,7 +21,7 @@ from ffmem.commands.options import (
 )
 from ffmem.counted import counted
 from ffmem.errors import FfmemError
-from ffmem.indexing.config import MOST
+from ffmem.indexing.config import MAX_THREADS
 from ffmem.progress import Progress
 
 WATCH = 5.0
@@ -53,7 +53,7 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
 @out_option
 @click.option(
     "-t",
-    type=click.IntRange(1, MOST["t"]),
+    type=click.IntRange(1, 10_000),
     default=50,
     show_default=True,
     help="Triggers to keep per memory.",
@@ -91,7 +91,7 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
 )
 @click.option(
     "--threads",
-    type=click.IntRange(1, MOST["threads"]),
+    type=click.IntRange(1, MAX_THREADS),
     help="Threads of the pass, per worker; recorded, for the same bytes.",
 )
 @labour_options

@@ -14,7 +14,7 @@ from ffmem.commands.options import (
     out_option,
 )
 from ffmem.experiments.names import NAMES
-from ffmem.indexing.config import MOST
+from ffmem.indexing.config import MAX_THREADS
 from ffmem.progress import Progress
 
 
@@ -71,7 +71,7 @@ def study_options(command: Callable[..., None]) -> Callable[..., None]:
             device_option,
             click.option(
                 "--threads",
-                type=click.IntRange(1, MOST["threads"]),
+                type=click.IntRange(1, MAX_THREADS),
                 help="Threads; the same number gives the same bytes.",
             ),
         )

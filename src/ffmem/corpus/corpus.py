@@ -9,6 +9,7 @@ What is left out on the way is counted.
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 
+from ffmem.cli_options import check_options, option
 from ffmem.corpus import sentences, sources, wikitext
 from ffmem.corpus.sentences import Sentence, TokenSentence
 from ffmem.corpus.sources import Line
@@ -22,30 +23,25 @@ class Corpus:
 
     source: str
     """CORPUS as the user writes it."""
-    unit: str = "sentence"
-    """What one sentence is: `sentence`, `line`, or `window:N`."""
-    column: str = "text"
-    """The field of the text in JSON Lines, Parquet and Hub data."""
-    detokenize: str | None = None
-    """`wikitext` for a text tokenised as WikiText is; the name of one implies it. Headings are
-    dropped; spaces are mended unless the tokenizer takes words as they are."""
-    limit: int | None = None
-    """How many sentences to read at most."""
+    unit: str = option(
+        "What one sentence is: sentence, line, or window:N (tokens).", "sentence", metavar="UNIT"
+    )
+    column: str = option(
+        "Field of the text in JSON Lines, Parquet and Hub data.", "text", metavar="NAME"
+    )
+    detokenize: str | None = option(
+        "Undo WikiText's tokenization and drop its headings.", None, choices=("wikitext",)
+    )
+    limit: int | None = option("Read at most this many sentences.", None, minimum=1)
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):
             raise CorpusError(
-                f"A corpus is named by a text, such as a path; {self.source!r} was given."
-                " Write sentences of your own to a file, and index that with unit='line'."
+                f"A corpus is a path or a name, not {self.source!r}. Write your sentences to a"
+                " file, one per line, and read it with unit='line'."
             )
+        check_options(self, CorpusError)
         sentences.window_size(self.unit)
-        if self.limit is not None and self.limit < 1:
-            raise CorpusError(f"Cannot read {self.limit} sentences. Give a limit of at least 1.")
-        if self.detokenize not in (None, "wikitext"):
-            raise CorpusError(
-                f"Cannot detokenise {self.detokenize!r} text. Only wikitext is known: give that"
-                " or nothing."
-            )
         if self.detokenize is None and sources.is_wikitext(self.source):
             object.__setattr__(self, "detokenize", "wikitext")
 

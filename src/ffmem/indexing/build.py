@@ -10,13 +10,13 @@ import gc
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError, WorkerError
 from ffmem.files import committing, locked, remove_temporaries
-from ffmem.indexing.config import FACTS, IndexConfig, make_manifest
+from ffmem.indexing.config import FACTS, BuildOptions, IndexConfig, make_manifest
 from ffmem.indexing.manifest import Manifest, hash_files
 from ffmem.indexing.partials import Partial
 from ffmem.indexing.prepare import SENTENCES, Plan, configure, prepare
@@ -27,23 +27,11 @@ from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker
 from ffmem.models.argument import IN_MEMORY
 from ffmem.models.memories import Memories
-from ffmem.parallel import ExecutionConfig, Executor, Task, WorkerSpec, executor
+from ffmem.parallel import Executor, Task, WorkerSpec, executor
 from ffmem.progress import Progress
 
 ROUNDS = 3
 """Rounds without progress after which a run gives up: workers die before they commit."""
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How a run is carried out; nothing of it changes the bytes of the index."""
-
-    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
-    shared: str | None = None
-    """Path or URL where workers meet; None: in the folder of the index."""
-    device: str = "auto"
-    bad_sentences: str = "stop"
-    """`skip` leaves out sentences that the model cannot read; `stop` ends the run."""
 
 
 def build(
@@ -55,13 +43,13 @@ def build(
     progress: Progress,
 ) -> bool:
     """Make or resume the index in a folder; return False if it was finished already."""
-    if not options.execution.is_serial and memories.source == IN_MEMORY:
+    if not options.is_serial and memories.source == IN_MEMORY:
         raise FfmemError(
             "A model in memory cannot be sent to other processes. Save it with save_pretrained,"
             " and pass the folder."
         )
     if config.threads is None:
-        config = replace(config, threads=options.execution.threads)
+        config = replace(config, threads=options.threads)
     existed = folder.exists()
     with run_folder(folder) as is_finished:
         if is_finished:
@@ -73,7 +61,7 @@ def build(
         spec, worker = _worker(memories, plan, options)
         del memories  # if others do the work, this process need not keep the weights
         gc.collect()
-        with _resumable(progress), executor(options.execution, spec, progress, worker) as workers:
+        with _resumable(progress), executor(options, spec, progress, worker) as workers:
             _project_values(workers, plan, progress)
             _read_chunks(workers, plan, progress)
         finish(plan)
@@ -98,7 +86,7 @@ def _worker(
         },
         plan.run.threads,
     )
-    if not options.execution.is_serial:
+    if not options.is_serial:
         return spec, None
     return spec, IndexWorker(memories, plan.storage, Sentences(path), plan.sample, skip)
 

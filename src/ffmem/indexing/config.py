@@ -1,17 +1,18 @@
-"""How to index, and what a run consists of.
+"""The configuration of an indexing run.
 
-`IndexConfig` is what a user chooses: its fields are the options of `ffmem index`, the parameters
-of `ffmem.index`, part of what a run records, and what a resumed run must agree with. `RunConfig`
-adds model, corpus and versions: everything that decides the bytes of an index. `CorpusFacts` is
-what is known once the corpus has been read.
+`IndexConfig` is what you choose: its fields are the options of `ffmem index`, the parameters of
+`ffmem.index`, part of what a run records, and what a resumed run must agree with. `RunConfig` adds
+model, corpus and versions: everything that decides the bytes of an index. `BuildOptions` decide
+none of them. `CorpusFacts` is what is known once the corpus has been read.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from ffmem.cli_options import check_options, option
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.manifest import (
     FORMAT,
@@ -24,58 +25,82 @@ from ffmem.indexing.manifest import (
     SourceRecord,
     StartRecord,
 )
+from ffmem.parallel import ExecutionConfig
 from ffmem.records import NotARecord, Record
-from ffmem.storage import Storage
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.models.memories import Memories
+    from ffmem.storage import Storage
 
 COMPAT = "ff-layers"
 
-MOST = {"t": 10_000, "batch_tokens": 1 << 24, "chunk_tokens": 1 << 30, "threads": 1_024}
-"""The largest values that make sense: far above use."""
+MAX_THREADS = 1_024
 
 RUN = "partials/config.json"
 FACTS = "partials/corpus.json"
-
-
-def option(default: Any, help: str, **metadata: Any) -> Any:
-    """Return a field that is also an option of the command line."""
-    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexConfig(Record):
     """The choices of a run; every one is recorded."""
 
-    t: int = option(50, "Triggers to keep per memory and sign.", flag="-t")
+    t: int = option(
+        "Triggers to keep per memory and sign.", 50, minimum=1, maximum=10_000, flag="-t"
+    )
     prefixes: str = option(
-        "best", "Let the best prefix of each sentence trigger, or all.", choices=("best", "all")
+        "Keep the best prefix of each sentence, or all.", "best", choices=("best", "all")
     )
     compat: str | None = option(
-        None, "Imitate the authors' code: prefixes of length 0 to n-1.", choices=(COMPAT,)
+        "Imitate the authors' code: prefixes of length 0 to n-1.", None, choices=(COMPAT,)
     )
-    start: str = option("auto", "Start token: auto, none, bos, eos, or a token.")
-    batch_tokens: int = option(4096, "Tokens per batch.")
-    chunk_tokens: int = option(65_536, "Tokens per chunk, the unit of work.")
-    threads: int | None = option(None, "Threads per worker; all cores by default.")
+    start: str = option(
+        "Start token of every sentence: auto, none, bos, eos, or a token.", "auto", metavar="TOKEN"
+    )
+    batch_tokens: int = option("Tokens per batch.", 4096, minimum=1, maximum=1 << 24)
+    chunk_tokens: int = option(
+        "Tokens per chunk, the unit of work.", 65_536, minimum=1, maximum=1 << 30
+    )
+    threads: int | None = option(
+        "CPU threads per worker. Default: all cores, shared among the workers.",
+        None,
+        minimum=1,
+        maximum=MAX_THREADS,
+    )
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, flag = getattr(self, one.name), f"--{one.name.replace('_', '-')}"
-            flag = one.metadata.get("flag", flag)
-            choices, most = one.metadata.get("choices"), MOST.get(one.name)
-            if value is None:
-                continue
-            if choices and value not in choices:
-                raise FfmemError(f"{flag} {value} is not a choice; use {' or '.join(choices)}.")
-            if most and (type(value) is not int or not 1 <= value <= most):
-                raise FfmemError(f"{flag} {value} is out of range; use 1 to {most:,}.")
+        check_options(self)
         if self.compat and self.prefixes != "best":
             raise FfmemError(
                 f"--compat {COMPAT} keeps the best prefix of a sentence: drop --prefixes all."
             )
+
+
+@dataclass(frozen=True)
+class BuildOptions(ExecutionConfig):
+    """How a run is carried out; nothing of it changes the bytes of the index."""
+
+    shared: str | None = option(
+        "Folder or URL where workers meet, if not all of them see the index folder.",
+        None,
+        metavar="FOLDER|URL",
+    )
+    bad_sentences: str = option(
+        "Stop at sentences that the model cannot read, or skip them.",
+        "stop",
+        choices=("stop", "skip"),
+    )
+    device: str = option(
+        "auto, cpu, cuda, cuda:N, mps, or split (layers over all GPUs).", "auto", metavar="DEVICE"
+    )
+
+    def check(self) -> None:
+        """Raise if Ray or the shared storage is missing, before anything is loaded."""
+        super().check()
+        if self.shared is not None:
+            from ffmem.storage import open_storage
+
+            open_storage(self.shared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,19 +252,19 @@ def make_manifest(
     )
 
 
-def read_run(storage: Storage) -> RunConfig | None:
+def read_run(storage: "Storage") -> RunConfig | None:
     """Return the configuration of the run in a storage, None if there is none."""
     found: RunConfig | None = _read(RunConfig, storage, RUN)
     return found
 
 
-def read_facts(storage: Storage) -> CorpusFacts | None:
+def read_facts(storage: "Storage") -> CorpusFacts | None:
     """Return what a run knows of its corpus, None before it is read."""
     found: CorpusFacts | None = _read(CorpusFacts, storage, FACTS)
     return found
 
 
-def _read(kind: Any, storage: Storage, name: str) -> Any:
+def _read(kind: Any, storage: "Storage", name: str) -> Any:
     text = storage.read_text(name)
     if text is None:
         return None

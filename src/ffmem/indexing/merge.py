@@ -15,8 +15,8 @@ from pathlib import Path
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
 from ffmem.files import locked, storage_errors, sync, write_text
-from ffmem.indexing.build import BuildOptions, build, run_folder
-from ffmem.indexing.config import IndexConfig
+from ffmem.indexing.build import build, run_folder
+from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.manifest import CorpusRecord, SourceRecord, hash_files
 from ffmem.indexing.results import LayerResult, read_layer, write_layer
 from ffmem.indexing.sample import Sample, merge_samples, read_sample, write_sample
