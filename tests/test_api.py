@@ -4,12 +4,19 @@ import inspect
 import os
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 
+import click
 import pytest
 
 import ffmem
+from ffmem.cli import cli
+from ffmem.corpus.corpus import Corpus
 from ffmem.errors import ModelError, StoreError
+from ffmem.indexing.config import BuildOptions, IndexConfig
+from ffmem.parallel import ExecutionConfig
+from ffmem.training.config import TrainConfig
 from tests.conftest import text_model
 
 
@@ -28,6 +35,61 @@ def test_every_public_name_is_documented():
             for method, function in inspect.getmembers(thing, inspect.isfunction):
                 if not method.startswith("_") and function.__module__.startswith("ffmem"):
                     assert inspect.getdoc(function), f"{name}.{method}"
+
+
+def test_public_functions_name_and_type_all_their_parameters():
+    for name in ffmem.__all__:
+        thing = getattr(ffmem, name)
+        if inspect.isfunction(thing):
+            for parameter in inspect.signature(thing).parameters.values():
+                assert parameter.kind is not parameter.VAR_KEYWORD, name
+                assert parameter.annotation is not parameter.empty, f"{name}: {parameter.name}"
+            assert inspect.signature(thing).return_annotation is not inspect.Signature.empty
+
+
+CONFIGS = {
+    "index": (IndexConfig, BuildOptions),
+    "estimate": (IndexConfig, ExecutionConfig),
+    "extend": (BuildOptions,),
+    "train": (TrainConfig,),
+}
+
+
+@pytest.mark.parametrize(("name", "config"), [(n, c) for n, some in CONFIGS.items() for c in some])
+def test_the_parameters_of_a_function_are_the_fields_of_its_config(name, config):
+    parameters = inspect.signature(getattr(ffmem, name)).parameters
+    for field in fields(config):
+        parameter = parameters[field.name]
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        assert (parameter.default, parameter.annotation) == (default, field.type), field.name
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("index", {"model", "corpus", "out", "dtype", "progress"}),
+        ("estimate", {"model", "corpus", "dtype", "device"}),
+        ("extend", {"folder", "corpus", "model", "progress"}),
+        ("train", {"corpus", "out", "valid", "progress"}),
+    ],
+)
+def test_a_function_has_no_option_that_is_not_in_its_config(name, own):
+    options = {field.name for config in CONFIGS[name] for field in fields(config)}
+    assert set(inspect.signature(getattr(ffmem, name)).parameters) == options | own
+
+
+@pytest.mark.parametrize("name", ["index", "extend", "edit", "trace", "effect", "report"])
+def test_a_command_and_its_function_have_the_same_options_and_defaults(name):
+    command = cli.get_command(click.Context(cli), name)
+    defaults = command.make_context(name, ["x"] * 9, resilient_parsing=True).params
+    parameters = inspect.signature(getattr(ffmem, name)).parameters
+    shared = {"as_json", "dry_run", "no_report"} | {field.name for field in fields(Corpus)}
+    for option, value in defaults.items():
+        if option in parameters and isinstance(parameters[option].default, str | int | float):
+            given = {"generate": 0, "seed": 0, "steps": 20}.get(option) if value is None else value
+            assert given == parameters[option].default, option
+        else:
+            assert option in parameters or option in shared, option
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -93,7 +155,7 @@ def test_a_misspelled_option_is_refused(tiny_index, model_folder, tmp_path):
 
 def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_folder, tmp_path):
     model = ffmem.load(model_folder)
-    with pytest.raises(ffmem.FfmemError, match="bfloat16 was asked for beside a model in memory"):
+    with pytest.raises(ffmem.FfmemError, match="bfloat16 does not fit the model in memory"):
         ffmem.experiment("agreement", tiny_index, tmp_path / "out", model=model, dtype="bfloat16")
 
 

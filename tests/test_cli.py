@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import ffmem
 from ffmem import cli
 
-COMMANDS = cli.cli.commands
+COMMANDS = {name: cli.cli.get_command(click.Context(cli.cli), name) for name in cli.COMMANDS}
 LONG = "a" * 5000
 SOURCE = str(Path(ffmem.__file__).parent.parent)
 
@@ -68,6 +68,39 @@ def test_the_commands_of_the_contract_are_there():
     } <= options
 
 
+def every_command():
+    """Return every command and subcommand by its whole name."""
+    found = dict(COMMANDS)
+    for name, command in COMMANDS.items():
+        inner = getattr(command, "commands", {})
+        found |= {f"{name} {below}": one for below, one in inner.items()}
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), every_command().items())
+def test_the_help_of_a_command_is_a_sentence_that_fits_one_line(name, command):
+    first = " ".join(command.help.split("\n\n")[0].split())
+    assert len(first) < 60
+    assert re.fullmatch(r"[A-Z][a-z]+ .*\.", first)
+
+
+def test_the_list_of_commands_says_what_their_own_help_says():
+    lines = run("--help")[1].split("Commands:\n")[1].splitlines()
+    own = {name: command.help.split("\n")[0] for name, command in COMMANDS.items()}
+    assert dict(line.split(maxsplit=1) for line in lines) == own
+    assert {name: help for name, (_, help) in cli.COMMANDS.items()} == own
+
+
+def test_help_imports_no_command():
+    code = (
+        "import sys\nfrom ffmem.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        "ours = {name for name in sys.modules if name.startswith('ffmem')}\n"
+        "print(sorted(ours), 'numpy' in sys.modules, file=sys.stderr)"
+    )
+    done = ffmem_process("--help", code=code)
+    assert done.stderr == "['ffmem', 'ffmem.cli', 'ffmem.errors'] False\n"
+
+
 def test_without_a_command_the_help_is_shown():
     code, out, err = run()
     assert "key-value memories" in out + err
@@ -86,7 +119,7 @@ def test_without_a_command_the_help_is_shown():
         ["index", "model", "corpus", "--out", "x", "--threads", "100000"],
         ["report", "somewhere", "--out", "x", "--corpus", "c", "--threads", "100000"],
         ["report", "somewhere", "--out", "x", "--corpus", "c", "--sample", "9" * 5000],
-        ["train", "--memory", "relu", "--layers", "1", "--bands", "9" * 5000],
+        ["train", "--memory", "relu", "--layers", "1", "--cutoffs", "9" * 5000],
         ["index", "model", "corpus", "--out", "x", "--prefixes", "some"],
         ["index", "model", "corpus", "--out", "x", "--compat", "theirs"],
         ["index", "model", "corpus", "--out", "x", "--dtype", "int8"],

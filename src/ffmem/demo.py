@@ -1,10 +1,10 @@
-"""The demonstration: a real model over real text, from nothing to its memories in one command."""
+"""The demo: a model and a text, from nothing to the explorer in one command."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ffmem import api, measuring, patterning
+import ffmem
 from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
@@ -12,27 +12,27 @@ from ffmem.progress import Progress
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a demonstration shows."""
+    """What a demo shows."""
 
     model: str
     corpus: str
     valid: str
-    """What the report takes its prefixes from."""
+    """Corpus of the report's prefixes."""
     limit: int | None
-    """Sentences to read, unless told otherwise; None for all."""
+    """Sentences to read by default; None for all."""
     out: Path
     words: tuple[str, ...]
-    """Tokens whose values are looked for."""
+    """Tokens to search values for."""
     prompts: tuple[str, str]
-    """What to trace, and what to ask for effects."""
+    """For `trace` and `effect`."""
     searches: tuple[str, str, str]
-    """What to look for among values, triggers and patterns."""
+    """Queries for values, triggers and patterns."""
     cells: tuple[str, str]
     """A memory to show, and one to switch off in the trace."""
     sizes: Mapping[str, int] = field(
         default_factory=lambda: {"sample": 400, "per_layer": 2, "triggers": 5}
     )
-    """Of the report: a minute or two; `ffmem report` takes ten times as much."""
+    """Of the report: a tenth of the defaults, for a minute or two."""
 
 
 FULL = Choice(
@@ -61,22 +61,22 @@ TINY = Choice(
 
 
 def demo(choice: Choice, out: Path, limit: int | None) -> Index:
-    """Index a text, show a few memories, measure the paper, say what to type next."""
+    """Index a text, show a few memories, measure the paper, and suggest what to type next."""
     progress = Progress()
     read = "all" if limit is None else f"{limit:,}"
     progress.say(
         f"Indexing every memory of {choice.model} over {read} sentences of {choice.corpus}."
     )
-    index = api.index(choice.model, Corpus(choice.corpus, limit=limit), out, progress=progress)
+    index = ffmem.index(choice.model, Corpus(choice.corpus, limit=limit), out, progress=progress)
     print(repr(index))
     for word in choice.words:
-        for hit in api.search(index, word, limit=1):
-            print(f"\n── A value that has {word.strip()!r} among its tokens:\n")
+        for hit in ffmem.search(index, word, limit=1):
+            print(f"\n── A value with the token {word.strip()!r}:\n")
             print(index[hit.cell])
     progress.say("\nLooking for patterns in the triggers of every memory.")
-    print(patterning.detect(index, workers=2, progress=progress))
+    print(ffmem.detect(index, workers=2, progress=progress))
     progress.say("\nMeasuring the paper's figures on a small sample.")
-    page = measuring.report(
+    page = ffmem.report(
         index,
         out.with_name(f"{out.name}-report"),
         choice.valid,
@@ -86,14 +86,14 @@ def demo(choice: Choice, out: Path, limit: int | None) -> Index:
         progress=progress,
     )
     print(f"\nThe paper's figures, measured on this model: {page}")
-    print(f"\nNow ask any of the {len(index):,} memories:\n")
-    for line in _next(choice, out):
+    print(f"\nTry these on any of the {len(index):,} memories:\n")
+    for line in _next_commands(choice, out):
         print(f"    ffmem {line}")
     return index
 
 
-def _next(choice: Choice, out: Path) -> list[str]:
-    """Return commands to go on with."""
+def _next_commands(choice: Choice, out: Path) -> list[str]:
+    """Return commands to try next."""
     value, trigger, pattern = choice.searches
     (shown, off), (traced, asked) = choice.cells, choice.prompts
     return [
@@ -108,14 +108,13 @@ def _next(choice: Choice, out: Path) -> list[str]:
 
 
 def explore(out: Path) -> None:
-    """Open the explorer on what was made; if its port is taken, on another."""
+    """Open the explorer on the index; if its port is taken, on another one."""
     import webbrowser
 
-    from ffmem.acting import serve
     from ffmem.web.serving import PORT, is_free
 
     def ready(address: str) -> None:
-        print(f"\nThe explorer is at {address}\nCtrl-C stops it.")
+        print(f"\nThe explorer is at {address}\nPress Ctrl-C to stop it.")
         webbrowser.open(address)
 
-    serve([out], port=PORT if is_free(PORT) else 0, ready=ready)
+    ffmem.serve([out], port=PORT if is_free(PORT) else 0, ready=ready)

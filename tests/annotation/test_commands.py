@@ -14,7 +14,7 @@ import ffmem
 from ffmem.annotation.sheet import Sheet, SheetPattern
 from ffmem.annotation.study import AnnotationStudy, beside
 from ffmem.cli import cli
-from ffmem.commands.annotating import annotate
+from ffmem.cli.annotate import annotate
 from ffmem.experiments.result import Result
 
 SMALL = ("--per-layer", 2, "--top", 4, "--controls", 0.5)
@@ -67,7 +67,7 @@ def test_a_study_is_made_beside_the_index_and_its_links_printed(folder):
 def test_what_is_less_than_asked_is_said(folder):
     done = CliRunner().invoke(annotate, ["init", str(folder), "--per-layer", "30"])
     assert "Some layers have fewer than 30 such memories: L0: 24, L1: 24." in done.stderr
-    assert "48 of the drawn lists have fewer than 25 texts." in done.stderr
+    assert "48 drawn lists have fewer than 25 triggers." in done.stderr
 
 
 def test_everything_is_also_json(folder, tmp_path):
@@ -120,7 +120,7 @@ def test_sheets_that_contradict_are_listed_and_the_command_fails(folder, tmp_pat
     run("export", folder, out, "--db", tmp_path / "other.sqlite")
     done = CliRunner().invoke(annotate, ["import", str(folder), str(out)])
     assert isinstance(done.exception, ffmem.FfmemError)
-    assert "1 sheets of" in str(done.exception)
+    assert "1 sheet of" in str(done.exception)
     assert "was not taken in: Somebody else changed the note" in done.stderr
 
 
@@ -158,7 +158,7 @@ def test_wrong_usage_is_exit_code_2(folder, option):
 def test_no_command_loads_torch_and_their_module_loads_no_database(folder):
     run("init", folder, *SMALL)
     code = (
-        "import sys; from ffmem.commands.annotating import annotate;"
+        "import sys; from ffmem.cli.annotate import annotate;"
         "heavy = {'sqlalchemy', 'alembic', 'torch', 'altair'} & set(sys.modules);"
         f"annotate(['status', {str(folder)!r}], standalone_mode=False);"
         "print(heavy, {'torch', 'transformers', 'alembic'} & set(sys.modules))"

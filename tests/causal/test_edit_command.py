@@ -89,8 +89,8 @@ def test_the_dtype_of_the_checkpoint_stays(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "Give one of the three"),
-        (("--off", "L0N1", "--patch", "x"), 2, "Give one of the three"),
+        ((), 2, "Give exactly one of: edits"),
+        (("--off", "L0N1", "--patch", "x"), 2, "Give exactly one of: edits"),
         (("--patch", "x"), 1, "There is no patch x"),
         (("--off", "L9N1"), 1, "There is no memory L9N1"),
         (("--off", "nonsense"), 1, "is not the name of a memory"),

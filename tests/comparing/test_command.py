@@ -48,7 +48,7 @@ def test_a_folder_that_is_no_index_or_no_place_to_write_is_told(folders, tmp_pat
     with pytest.raises(StoreError, match="There is no index at nowhere"):
         run(folders / "first", "nowhere", "--out", tmp_path)
     both = (folders / "first", folders / "second")
-    with pytest.raises(StoreError, match=r"is an index\. Choose a folder of its own"):
+    with pytest.raises(StoreError, match=r"is an index\. Choose another folder"):
         run(*both, "--out", folders / "second", "--no-models")
 
 

@@ -185,7 +185,7 @@ def test_figure_2_is_left_out_among_others_where_there_are_no_patterns(made, tmp
 
 def test_what_is_missing_or_wrong_is_told_before_the_model_is_loaded(made, tmp_path):
     index, _, valid = made
-    with pytest.raises(CorpusError, match=r"needs prefixes.*--corpus"):
+    with pytest.raises(CorpusError, match=r"runs the model on prefixes.*--corpus"):
         ffmem.experiment("active-memories", index, tmp_path, model="nowhere")
     with pytest.raises(CorpusError, match=r"missing\.txt"):
         ffmem.experiment(
@@ -237,7 +237,7 @@ def test_a_report_asks_for_its_corpus_and_a_sample_for_a_number(made, tmp_path):
 
 
 def test_a_corpus_is_read_as_the_index_read_its_own(made, tmp_path):
-    from ffmem.measuring import _read_as
+    from ffmem.api.experiments import _read_as
 
     index = made[0]
     assert _read_as(index, "x.txt", {}).unit == "line"
@@ -267,7 +267,7 @@ def test_a_place_that_cannot_take_results_is_told_before_the_model_is_loaded(mad
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StoreError, match="Cannot write to the folder"):
             ffmem.experiment("agreement", made[0], out, model="nowhere")
-    with pytest.raises(StoreError, match=r"is an index\. Choose a folder of its own"):
+    with pytest.raises(StoreError, match=r"is an index\. Choose another folder"):
         ffmem.experiment("agreement", made[0], made[0].folder, model="nowhere")
     with pytest.raises(FfmemError):
         ffmem.experiment("agreement", made[0], tmp_path / "new", model="nowhere")
@@ -284,14 +284,14 @@ def test_options_without_use_are_refused(made, tmp_path):
     corpus = ffmem.Corpus(str(made[2]), unit="line")
     with pytest.raises(
         CorpusError,
-        match=r"limit came without .* options to Corpus\(\)",
+        match=r"limit need .* options to Corpus\(\)",
     ):
         measured(made, tmp_path, "active-memories", corpus=corpus, limit=3)
-    with pytest.raises(CorpusError, match="agreement reads the index alone"):
+    with pytest.raises(CorpusError, match="agreement reads only the index"):
         measured(made, tmp_path, "agreement", corpus=None, prompt="w3")
     with pytest.raises(FfmemError, match="Both a prompt and a corpus"):
         measured(made, tmp_path, "active-memories", prompt="w3")
-    with pytest.raises(FfmemError, match="sample = '5' was asked for"):
+    with pytest.raises(FfmemError, match="--sample '5': give a number"):
         measured(made, tmp_path, "active-memories", sample="5")
     assert measured(made, tmp_path, "active-memories", corpus=made[2])
 

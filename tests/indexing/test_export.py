@@ -10,7 +10,7 @@ import pytest
 
 import ffmem
 from ffmem.errors import FfmemError, StoreError
-from ffmem.indexing.export import COLUMNS
+from ffmem.indexing.export import COLUMNS, export
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 
@@ -150,5 +150,5 @@ def test_what_is_no_file_is_left_alone(tiny_index, tmp_path):
 
 def test_every_memory_is_told_of(tiny_index, tmp_path):
     steps = []
-    ffmem.export(tiny_index, "jsonl", tmp_path / "out", steps.append)
+    export(tiny_index, "jsonl", tmp_path / "out", steps.append)
     assert sum(steps) == len(tiny_index)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, set_seed
 import ffmem
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing import neuronpedia
+from ffmem.indexing.export import export
 from ffmem.indexing.neuronpedia import CREATOR, EMPTY, model_id, owner
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import layer_file, read_columns
@@ -262,7 +263,7 @@ def test_an_export_that_fails_leaves_nothing_behind(tiny_index, tmp_path):
 
 def test_every_memory_is_told_of(tiny_index, tmp_path):
     steps = []
-    ffmem.export(tiny_index, "neuronpedia", tmp_path / "out", steps.append)
+    export(tiny_index, "neuronpedia", tmp_path / "out", steps.append)
     assert sum(steps) == len(tiny_index)
 
 

@@ -277,7 +277,7 @@ def test_a_search_file_that_does_not_fit_is_made_again_and_it_is_said(folder, da
     SEARCH_DAMAGE[damage](path)
     assert path.read_bytes() != whole
     assert ffmem.verify(folder, Progress()) == []
-    assert capsys.readouterr().err == "search.sqlite did not fit the index: made again.\n"
+    assert capsys.readouterr().err == "search.sqlite did not fit the index and was made again.\n"
     assert path.read_bytes() == whole
     path.unlink()
     assert ffmem.verify(folder) == []  # the first search makes it

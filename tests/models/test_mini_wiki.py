@@ -11,7 +11,7 @@ from transformers import set_seed
 
 import ffmem
 from ffmem.corpus.corpus import Corpus
-from ffmem.corpus.sources import refuse_missing
+from ffmem.corpus.sources import check_exists
 from ffmem.corpus.wikitext import detokenize, is_heading
 from ffmem.errors import CorpusError, ModelError
 from ffmem.mini_wiki import publish as publishing
@@ -122,8 +122,8 @@ def test_a_subword_model_reads_the_text_as_people_write_it(tokenizer):
 def test_a_part_that_is_not_there_is_refused_before_any_work():
     for source in ("mini-wiki:test", "wikitext-2:all"):
         with pytest.raises(CorpusError, match=r"has no part .*mini-wiki:train\|valid, or hf:"):
-            refuse_missing(source)
-    refuse_missing("mini-wiki:valid")
+            check_exists(source)
+    check_exists("mini-wiki:valid")
 
 
 # Publishing

@@ -90,7 +90,7 @@ def test_a_memory_is_shown_even_if_its_patterns_are_damaged(made, folder):
     path.write_bytes(path.read_bytes()[:-9])
     done = run("show", folder, cell)
     assert done.stdout.startswith(cell)
-    assert "Its patterns are not shown." in done.stderr
+    assert "Cannot show its patterns." in done.stderr
     assert "ffmem patterns detect" in done.stderr
 
 

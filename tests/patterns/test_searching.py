@@ -251,7 +251,10 @@ def test_a_file_that_does_not_fit_is_made_again_by_verify(index, change, capsys)
         base.execute(change)
         base.commit()
     assert ffmem.verify(index.folder, Progress()) == []
-    assert capsys.readouterr().err == "patterns/search.sqlite did not fit the index: made again.\n"
+    assert (
+        capsys.readouterr().err
+        == "patterns/search.sqlite did not fit the index and was made again.\n"
+    )
     assert path.read_bytes() == whole
 
 

@@ -49,7 +49,7 @@ def test_it_trains_and_prints_the_result(corpus, tmp_path):
 
 def test_every_field_is_an_option_with_the_same_default():
     needed = ["--memory", "relu", "--layers", "2", "--corpus", "text.txt", "--out", "model"]
-    train = cli.commands["train"]
+    train = cli.get_command(click.Context(cli), "train")
     above = click.Context(cli, help_option_names=["-h", "--help"])  # as the group sets them
     options = train.make_context("train", needed, parent=above).params
     config = TrainConfig(**{field.name: options[field.name] for field in fields(TrainConfig)})
@@ -73,7 +73,7 @@ def test_contradictions_are_refused_before_the_corpus_is_looked_for(tmp_path):
 def test_a_terminal_shows_one_line_with_loss_speed_and_time_left(corpus, tmp_path):
     ours, theirs = pty.openpty()
     source = Path(__file__).parents[2] / "src"
-    code = "from ffmem.commands.training import train; train()"
+    code = "from ffmem.cli.train import train; train()"
     done = subprocess.run(
         [sys.executable, "-c", code, *SMALL, "--corpus", corpus, "--out", tmp_path / "model"],
         stderr=theirs,
@@ -103,7 +103,7 @@ def test_a_terminal_shows_one_line_with_loss_speed_and_time_left(corpus, tmp_pat
 
 def test_options_need_no_heavy_libraries():
     code = (
-        "import sys, ffmem.commands.training\n"
+        "import sys, ffmem.cli.train\n"
         "heavy = {'torch', 'transformers', 'altair', 'tokenizers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

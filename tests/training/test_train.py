@@ -138,7 +138,7 @@ def test_how_often_checkpoints_are_written_changes_nothing(whole, corpus, tmp_pa
     assert curve(tmp_path / "model") == curve(whole)
 
 
-COMMAND = "from ffmem.commands.training import train; train()"
+COMMAND = "from ffmem.cli.train import train; train()"
 
 
 def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(whole, corpus, tmp_path):

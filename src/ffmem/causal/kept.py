@@ -16,7 +16,6 @@ from ffmem.causal.patch import NAME, Patch, Rewritten, applied, edited, undone
 from ffmem.causal.rows import rows, rows_path
 from ffmem.causal.side_effects import SideEffects, measure, read_text
 from ffmem.corpus.corpus import Corpus
-from ffmem.counted import counted
 from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
 from ffmem.indexing.start import choose
@@ -24,6 +23,7 @@ from ffmem.models.memories import Memories
 from ffmem.models.modules import module
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.progress import Progress
+from ffmem.text import pluralize
 
 OURS = (
     "transformers loads it behind `import ffmem.networks.model`, which tells it the model's type."
@@ -58,7 +58,7 @@ class Request(NamedTuple):
             )
         refuse_taken(folder)
         if corpus is not None:
-            corpus.refuse_missing()
+            corpus.check_exists()
         file = undo if patch is None else patch
         read = None if file is None else Patch.read(Path(file))
         return cls(folder, edits, read, undo is not None, corpus)
@@ -219,5 +219,5 @@ def _side_effects(
         token = choose(memories, [ids for _, ids in text.sentences], "auto").start.id
     else:
         token = at.start
-    progress.say(f"Measuring side effects on {counted(len(text.sentences), 'sentences')}.")
+    progress.say(f"Measuring side effects on {pluralize(len(text.sentences), 'sentences')}.")
     return measure(memories, other, text, token, progress)

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import refuse_foreign
-from ffmem.counted import counted
 from ffmem.errors import CorpusError
 from ffmem.indexing.chunks import batches
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
+from ffmem.text import pluralize
 
 TOP = 10
 """Tokens gained and lost that are named."""
@@ -101,10 +101,10 @@ class SideEffects:
         start = "none" if self.start is None else _code(self.start)
         before, after = _number(self.perplexity_before), _number(self.perplexity_after)
         lines = [
-            f"{counted(self.tokens, 'tokens')} in {counted(self.sentences, 'sentences')} of"
+            f"{pluralize(self.tokens, 'tokens')} in {pluralize(self.sentences, 'sentences')} of"
             f" {self.corpus['source']},"
             f" in {self.dtype}; start token {start}."
-            + (f" {counted(self.cut, 'sentences')} cut at the context." if self.cut else "")
+            + (f" {pluralize(self.cut, 'sentences')} cut at the context." if self.cut else "")
             + (f" {self.too_short:,} of one token were left out." if self.too_short else ""),
             "",
             "| | before | after |",

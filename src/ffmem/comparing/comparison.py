@@ -15,12 +15,12 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Layout
-from ffmem.counted import counted
 from ffmem.experiments.spread import share, spread
 from ffmem.files import write_text
 from ffmem.indexing.kind import NO_VALUES
 from ffmem.indexing.memory import visible_token
 from ffmem.indexing.tables import write_table
+from ffmem.text import pluralize
 
 HALF = 0.5
 LISTED = 10
@@ -94,8 +94,8 @@ def summed_up(numbers: dict[str, ndarray]) -> Row:
 def _heading(settings: Row) -> list[str]:
     corpus = settings["corpus"]
     lines = [
-        f"{_shape(settings)}, over {counted(corpus['sentences'], 'sentences')},"
-        f" {counted(corpus['tokens'], 'tokens')}"
+        f"{_shape(settings)}, over {pluralize(corpus['sentences'], 'sentences')},"
+        f" {pluralize(corpus['tokens'], 'tokens')}"
     ]
     for which in ("first", "second"):
         side = settings[which]

@@ -49,9 +49,9 @@ class Corpus:
         """Return the stream of the corpus' sentences in tokens."""
         return Reading(self, tokenizer)
 
-    def refuse_missing(self) -> None:
-        """Refuse a corpus that is not there, before anything else is done."""
-        sources.refuse_missing(self.source)
+    def check_exists(self) -> None:
+        """Raise if there is no such corpus, before anything else is done."""
+        sources.check_exists(self.source)
 
     def digest(self) -> str | None:
         """Return the SHA-256 of the files behind the corpus, None where there are none."""

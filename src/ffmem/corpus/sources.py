@@ -81,8 +81,8 @@ def lines(source: str, column: str) -> Iterator[Line]:
                 yield from _of_file(path, column, documents)
 
 
-def refuse_missing(source: str) -> None:
-    """Refuse a source that is not there, before anything else is done."""
+def check_exists(source: str) -> None:
+    """Raise if there is no such source, before anything else is done."""
     if source.startswith(_HUB):
         HubName.parse(source)
     elif is_wikitext(source):

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from ffmem.counted import counted
 from ffmem.errors import StoreError
 from ffmem.indexing.config import make_manifest, read_facts, read_run
 from ffmem.indexing.manifest import Manifest
@@ -15,6 +14,7 @@ from ffmem.indexing.partials import Partial, Partials
 from ffmem.indexing.results import LayerResult
 from ffmem.indexing.store import open_run
 from ffmem.indexing.tables import GROUP, as_array
+from ffmem.text import pluralize
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class LiveRun:
     @property
     def progress(self) -> str:
         """How far the run is, in words."""
-        return f"{self.n_prefixes:,} of {counted(self.manifest.corpus.tokens, 'tokens')} so far"
+        return f"{self.n_prefixes:,} of {pluralize(self.manifest.corpus.tokens, 'tokens')} so far"
 
     def group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
         """Return the columns of one row group, as the finished table would have them."""
@@ -66,8 +66,8 @@ def open_live(folder: Path) -> LiveRun | None:
     ]
     if missing:
         raise StoreError(
-            f"The index in {folder} is just begun: the values of {counted(len(missing), 'layers')}"
-            " are not projected yet. Try again in a minute."
+            f"The index in {folder} has just been started:"
+            f" {pluralize(len(missing), 'layers')} have no values yet. Try again in a minute."
         )
     partials = Partials(storage, run.fingerprint)
     committed, _ = partials.committed()

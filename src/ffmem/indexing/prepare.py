@@ -16,7 +16,6 @@ from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus, Reading
 from ffmem.corpus.sentences import refuse_foreign, window_size
-from ffmem.counted import counted
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.files import write_text
 from ffmem.indexing.chunks import CHUNKS, Chunk, cut, read_chunks, write_chunks
@@ -41,6 +40,7 @@ from ffmem.models.memories import Memories
 from ffmem.models.threads import threads
 from ffmem.progress import Progress
 from ffmem.storage import Storage, open_storage
+from ffmem.text import pluralize
 
 SENTENCES = "sentences.parquet"
 VOCABULARY = "vocabulary.parquet"
@@ -180,26 +180,26 @@ def write_vocabulary(path: Path, memories: Memories) -> None:
 
 def _summary(facts: CorpusFacts) -> Iterator[str]:
     """Return what to say of a corpus."""
-    yield f"Corpus: {counted(facts.sentences, 'sentences')}, {counted(facts.tokens, 'tokens')}."
+    yield f"Corpus: {pluralize(facts.sentences, 'sentences')}, {pluralize(facts.tokens, 'tokens')}."
     if facts.headings_dropped:
-        yield f"Dropped {counted(facts.headings_dropped, 'headings')}."
+        yield f"Dropped {pluralize(facts.headings_dropped, 'headings')}."
     if facts.without_tokens:
-        yield f"Dropped {counted(facts.without_tokens, 'sentences')} without tokens."
+        yield f"Dropped {pluralize(facts.without_tokens, 'sentences')} without tokens."
     if facts.cut:
         yield (
-            f"Truncated {counted(facts.cut, 'sentences')} to the model's context, by"
-            f" {counted(facts.cut_tokens, 'tokens')} in all."
+            f"Truncated {pluralize(facts.cut, 'sentences')} to the model's context, by"
+            f" {pluralize(facts.cut_tokens, 'tokens')} in all."
         )
     if facts.control:
         yield (
-            f"{counted(facts.control, 'sentences')} spell out a control token; it is read as one."
+            f"{pluralize(facts.control, 'sentences')} spell out a control token; it is read as one."
         )
     token = "none" if facts.start.token is None else facts.start.token
     losses = ", ".join(f"{name} {loss:.3f}" for name, loss in facts.start.losses.items())
     yield f"Start token: {token} ({facts.start.chosen_by}; loss per token: {losses})."
     if facts.perplexity:
-        tokens = counted(facts.perplexity.tokens, "tokens")
-        of = counted(facts.perplexity.sentences, "sentences")
+        tokens = pluralize(facts.perplexity.tokens, "tokens")
+        of = pluralize(facts.perplexity.sentences, "sentences")
         yield f"Perplexity per token: {facts.perplexity.per_token:,.1f} (on {tokens} of {of})."
 
 

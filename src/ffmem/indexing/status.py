@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from ffmem.counted import counted
 from ffmem.errors import StoreError
 from ffmem.indexing.config import read_facts, read_run
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.store import Index, open_run
+from ffmem.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Status:
         share = int(1000 * self.tokens_read / self.tokens) / 10
         lines = [
             f"{self.state.capitalize()}: {self.tokens_read:,} of"
-            f" {counted(self.tokens, 'tokens')} ({share} %), {self.chunks_read:,} of"
-            f" {counted(self.chunks, 'chunks')}; values of {self.values} of"
-            f" {counted(self.layers, 'layers')}."
+            f" {pluralize(self.tokens, 'tokens')} ({share} %), {self.chunks_read:,} of"
+            f" {pluralize(self.chunks, 'chunks')}; values of {self.values} of"
+            f" {pluralize(self.layers, 'layers')}."
         ]
         if self.skipped:
-            lines.append(f"Skipped {counted(self.skipped, 'sentences')}.")
+            lines.append(f"Skipped {pluralize(self.skipped, 'sentences')}.")
         if self.seconds_since_commit is not None:
-            n = counted(self.workers, "workers")
+            n = pluralize(self.workers, "workers")
             lines.append(
                 f"{n} committed; the last commit was {self.seconds_since_commit:.0f} s ago."
             )

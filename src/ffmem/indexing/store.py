@@ -14,7 +14,6 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Cell
-from ffmem.counted import counted
 from ffmem.errors import StoreError
 from ffmem.indexing.kind import NO_VALUE, ZERO_VALUE
 from ffmem.indexing.manifest import Manifest
@@ -23,6 +22,7 @@ from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, divid
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
 from ffmem.models.argument import IN_MEMORY
 from ffmem.storage import Storage, open_storage
+from ffmem.text import pluralize
 
 if TYPE_CHECKING:
     from ffmem.indexing.live import LiveRun
@@ -117,9 +117,9 @@ class Index:
         model = "a model in memory" if source == IN_MEMORY else source
         so_far = "" if self.live is None else f"; unfinished, {self.live.progress}"
         return (
-            f"Index({str(self.folder)!r}: {self.layout.shown}"
-            f" of {model} over {counted(corpus.sentences, 'sentences')},"
-            f" {counted(corpus.tokens, 'tokens')}{so_far})"
+            f"Index({str(self.folder)!r}: {self.layout.shown} of {model}"
+            f" over {pluralize(corpus.sentences, 'sentences')},"
+            f" {pluralize(corpus.tokens, 'tokens')}{so_far})"
         )
 
     @cached_property

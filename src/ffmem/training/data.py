@@ -22,11 +22,11 @@ from numpy import ndarray
 from torch import Tensor
 
 from ffmem.corpus.corpus import Corpus, Reading
-from ffmem.counted import counted
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.files import write_text
 from ffmem.models.tokenizer import UNKNOWN, Encoding, Tokenizer, WordTokenizer
 from ffmem.records import Record
+from ffmem.text import pluralize
 from ffmem.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _n_held_out(texts: Sequence[str], context: int, source: str) -> int:
         n_words += len(texts[-n_held].split()) + 1
     if n_held == len(texts):
         raise CorpusError(
-            f"{source!r} has {counted(len(texts), 'sentences')}, too few to hold out a block of"
+            f"{source!r} has {pluralize(len(texts), 'sentences')}, too few to hold out a block of"
             f" {context} tokens for validation. Give more text, or --valid."
         )
     return n_held

@@ -7,11 +7,11 @@ from typing import Any
 
 import altair as alt
 
-from ffmem.counted import counted
 from ffmem.files import write_text
 from ffmem.reporting.drawing import dark_style, framed
 from ffmem.reporting.marks import by_series, layered, plot, series
 from ffmem.reporting.style import BLUE, VERMILION, Chart, styled
+from ffmem.text import pluralize
 from ffmem.training.config import TrainConfig
 from ffmem.training.data import StreamStats
 from ffmem.training.run_dir import Plan, TrainResult
@@ -31,7 +31,7 @@ def format_plan(config: TrainConfig, plan: Plan) -> list[str]:
     control = train.control + valid.control
     if control:
         lines.append(
-            f"The text contains {counted(control, 'control tokens')}, such as </s>: they are read"
+            f"The text contains {pluralize(control, 'control tokens')}, such as </s>: they are read"
             " as such."
         )
     if left_out := _format_left_out(train):
@@ -48,10 +48,10 @@ def format_plan(config: TrainConfig, plan: Plan) -> list[str]:
         )
     limit = "at most " if config.stops_early else ""
     lines.append(
-        f"{counted(config.layers, 'layers')} of width {config.width} with"
+        f"{pluralize(config.layers, 'layers')} of width {config.width} with"
         f" {format_memories(config, plan)}, vocabulary {plan.vocabulary:,}:"
         f" {plan.parameters:,} parameters{_format_match(config, plan)};"
-        f" {limit}{counted(plan.steps, 'steps')} of {config.tokens_per_step:,} tokens,"
+        f" {limit}{pluralize(plan.steps, 'steps')} of {config.tokens_per_step:,} tokens,"
         f" {plan.steps_per_epoch:,} per epoch."
     )
     return lines
@@ -59,14 +59,14 @@ def format_plan(config: TrainConfig, plan: Plan) -> list[str]:
 
 def _format_stream(stats: StreamStats) -> str:
     return (
-        f"{counted(stats.sentences, 'sentences')}, {counted(stats.tokens, 'tokens')}"
+        f"{pluralize(stats.sentences, 'sentences')}, {pluralize(stats.tokens, 'tokens')}"
         f" ({stats.unknown_share:.2%} <unk>)"
     )
 
 
 def _format_left_out(stats: StreamStats) -> str:
     counts = {"headings": stats.headings_dropped, "empty sentences": stats.without_tokens}
-    return ", ".join(counted(n, what) for what, n in counts.items() if n)
+    return ", ".join(pluralize(n, what) for what, n in counts.items() if n)
 
 
 def _format_match(config: TrainConfig, plan: Plan) -> str:
@@ -78,14 +78,15 @@ def _format_match(config: TrainConfig, plan: Plan) -> str:
 def format_memories(config: TrainConfig, plan: Plan) -> str:
     """Return how many memories of which kind a layer has."""
     if config.memory == "persistent":
-        return f"{counted(plan.memories, 'persistent memories')} per head"
+        return f"{pluralize(plan.memories, 'persistent memories')} per head"
     if config.memory != "lambda":
-        return counted(plan.memories, f"{config.memory} memories")
+        return pluralize(plan.memories, f"{config.memory} memories")
     heads, distances = config.n_heads, config.n_distances
     cut = f", limited by the context of {config.context}" if distances < config.distances else ""
     return (
-        f"{counted(heads * distances, 'lambda memories')} ({counted(heads, 'heads')} ×"
-        f" {counted(distances, 'distances')}{cut}) and {counted(plan.memories, 'relu memories')}"
+        f"{pluralize(heads * distances, 'lambda memories')} ({pluralize(heads, 'heads')} ×"
+        f" {pluralize(distances, 'distances')}{cut}) and"
+        f" {pluralize(plan.memories, 'relu memories')}"
     )
 
 
@@ -98,7 +99,7 @@ def format_result(result: TrainResult) -> str:
     stopped = ", when validation stopped improving" if result.stopped_early else ""
     return (
         f"Trained {result.plan.parameters:,} parameters with {config.memory} memories for"
-        f" {counted(result.steps, 'steps')} ({result.epochs:.2f} epochs,"
+        f" {pluralize(result.steps, 'steps')} ({result.epochs:.2f} epochs,"
         f" {result.tokens:,} tokens){stopped}, at {result.tokens_per_second:,.0f} tokens/s."
         f" Validation perplexity {result.valid_perplexity:,.2f} after step {result.best_step:,}"
         f"{unknown}."
@@ -125,7 +126,7 @@ def model_card(result: TrainResult) -> str:
         f" ({result.epochs:.2f} epochs)",
         "AdamW": f"learning rate {config.learning_rate:g}, {plan.warmup:,} warm-up steps,"
         f" cosine to a tenth, weight decay {config.weight_decay:g}, dropout {config.dropout:g}",
-        "numbers": f"{config.dtype}, seed {config.seed}, {counted(run.threads, 'threads')},"
+        "numbers": f"{config.dtype}, seed {config.seed}, {pluralize(run.threads, 'threads')},"
         f" {run.device}",
         "versions": ", ".join(f"{name} {number}" for name, number in run.versions.items()),
         "**validation perplexity**": f"**{result.valid_perplexity:,.2f}**"
@@ -173,7 +174,7 @@ def draw_curve(rows: Sequence[Row], folder: Path, result: TrainResult) -> None:
     """Write curve.svg."""
     config = result.run.config
     title = (
-        f"Training {counted(config.layers, 'layers')} of width {config.width} with"
+        f"Training {pluralize(config.layers, 'layers')} of width {config.width} with"
         f" {config.memory} memories on {result.run.corpus['source']}"
     )
     description = (

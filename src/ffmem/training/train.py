@@ -15,13 +15,13 @@ import torch
 from safetensors import SafetensorError
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.counted import counted
 from ffmem.errors import ModelError, StorageFull, StoreError
 from ffmem.files import remove_temporaries, sha256, storage_errors, sync, write_text
 from ffmem.models.load import find_device, quiet
 from ffmem.models.threads import threads
 from ffmem.networks.model import AdaptiveLM
 from ffmem.progress import Progress
+from ffmem.text import pluralize
 from ffmem.training.config import MAX_EPOCHS, TrainConfig
 from ffmem.training.data import Blocks, TokenStreams, make_streams
 from ffmem.training.report import draw_curve, format_plan, model_card
@@ -57,7 +57,7 @@ def train(
     run_dir.check_usable()
     for source in (corpus, valid):
         if source is not None:
-            source.refuse_missing()
+            source.check_exists()
     device = find_device(config.device)
     if run_dir.is_finished:
         return _finished_result(config, corpus, valid, device, run_dir, progress)
@@ -121,7 +121,7 @@ def _finished_result(
         if not (out / name).is_file():
             raise StoreError(f"{out} holds a trained model, but {name} is missing. {START_AGAIN}")
     progress.say(
-        f"{out} is already trained: {counted(result.steps, 'steps')}, validation perplexity"
+        f"{out} is already trained: {pluralize(result.steps, 'steps')}, validation perplexity"
         f" {result.valid_perplexity:,.2f}. Nothing to do."
     )
     return result

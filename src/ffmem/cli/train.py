@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from ffmem.cli_options import dataclass_options
-from ffmem.commands.options import corpus_of, corpus_options, json_option, out_option, print_json
+from ffmem.cli.options import json_option, out_option, print_json
+from ffmem.cli_options import dataclass_options, take_options
+from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
@@ -21,17 +22,17 @@ from ffmem.training.config import TrainConfig
     help="CORPUS for validation, read whole. Default: the last 1 % of the sentences.",
 )
 @dataclass_options(TrainConfig)
-@corpus_options
+@dataclass_options(Corpus)
 @json_option
 def train(corpus: str, out: Path, valid: str | None, as_json: bool, **options: Any) -> None:
-    """Train a small language model with memories of one KIND.
+    """Train a small model with one kind of memory.
 
     Interrupted? Rerun the command to resume; the result is byte-identical. The folder holds the
     weights of the best evaluation, as a model that every command takes.
     """
-    train_corpus = corpus_of(corpus, options)
+    train_corpus = Corpus(corpus, **take_options(options, Corpus))
     valid_corpus = None if valid is None else replace(train_corpus, source=valid, limit=None)
-    config = TrainConfig(**options)  # refuses contradictions before heavy imports
+    config = TrainConfig(**options)  # raises on contradictions before heavy imports
     from ffmem.training.report import format_result
     from ffmem.training.train import train as run
 

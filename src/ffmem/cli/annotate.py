@@ -1,4 +1,4 @@
-"""Commands of a study of patterns: annotate init, status, people, export, import, report, publish.
+"""Commands of an annotation study: init, people, status, export, import, report, publish.
 
 The study is in a database beside DIR, or where `--db` says.
 """
@@ -8,90 +8,88 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ffmem import api
-from ffmem.commands.options import (
+import ffmem
+from ffmem.cli.options import (
+    AT_LEAST_1,
+    PATH,
     NumberOrAll,
-    Ordered,
+    OrderedGroup,
+    db_option,
     folder_argument,
     json_option,
     out_option,
     print_json,
 )
-from ffmem.counted import counted
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
+from ffmem.text import pluralize
 
 if TYPE_CHECKING:
     from ffmem.annotation.study import AnnotationStudy
 
 
-@click.group(cls=Ordered)
+@click.group(cls=OrderedGroup)
 def annotate() -> None:
-    """Let people find patterns in the triggers of memories, by the paper's protocol.
+    """Run a study in which people look for patterns.
 
-    `init` draws the study; `ffmem serve DIR` shows it to those who judge, at /annotate.
+    It follows the paper's protocol. `init` creates the study; `ffmem serve DIR` shows it to
+    annotators at /annotate.
     """
-
-
-db_option = click.option(
-    "--db",
-    metavar="URL",
-    envvar="FFMEM_ANNOTATIONS",
-    help="A SQLite file, or postgresql://…; else DIR-annotations.sqlite beside DIR.",
-)
 
 
 @annotate.command()
 @folder_argument
 @click.option(
     "--per-layer",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=10,
     show_default=True,
-    help="Memories to draw per layer, of those that anything triggers.",
+    help="Memories per layer, drawn from those with triggers.",
 )
 @click.option(
     "--top",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=25,
     show_default=True,
-    help="Triggers to show of each.",
+    help="Triggers to show per memory.",
 )
 @click.option(
     "--annotators",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     show_default="3",
-    help="How many people judge.",
+    help="Number of annotators.",
 )
-@click.option("--names", help="Their names instead, with commas: ana,ben,cai.")
+@click.option("--names", help="Names of the annotators instead: ana,ben,cai.")
 @click.option(
     "--adjudicators",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=1,
     show_default=True,
-    help="How many people decide afterwards; they share one sheet per item.",
+    help="Number of adjudicators; they share one sheet per item.",
 )
 @click.option(
     "--controls",
     type=click.FloatRange(0, 0.9),
     default=0.2,
     show_default=True,
-    help="Share of all lists that are random prefixes.",
+    help="Share of lists that are random prefixes.",
 )
 @click.option(
     "--overlap",
     type=NumberOrAll("annotators"),
     default="all",
     show_default=True,
-    help="How many annotators judge each item; the paper had 1.",
+    help="Annotators per item; the paper had 1.",
 )
 @click.option(
     "--composition",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="JSON",
-    help="Result of last-layer-composition, whose cases are judged too.",
+    help="Result of last-layer-composition, to annotate its cases too.",
 )
-@click.option("--seed", default=0, show_default=True, help="Of everything random but the codes.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Random seed; codes do not depend on it."
+)
 @db_option
 @json_option
 def init(
@@ -103,33 +101,33 @@ def init(
     composition: Path | None,
     **options: Any,
 ) -> None:
-    """Draw a study from the index DIR: memories, blind controls, and who judges what.
+    """Create a study: draw memories and blind controls.
 
-    Prints everybody's link; whoever has it is that person.
+    Prints a link for each person. Anyone who has a link can act as that person.
     """
     from ffmem.annotation.plan import cases_of, draw
     from ffmem.annotation.study import AnnotationStudy
 
     if names is not None and annotators is not None:
         raise click.UsageError("Give --annotators or --names, not both.")
-    index = api.open(folder)
+    index = ffmem.open(folder)
     options["annotators"] = names.split(",") if names is not None else annotators or 3
     cases = None if composition is None else cases_of(composition, index)
     plan = draw(index, composition=cases, **options)
-    with AnnotationStudy.create(_where(folder, db), plan) as study:
+    with AnnotationStudy.create(_database(folder, db), plan) as study:
         drawn = plan.settings["drawn"]
-        for sentence in _shortcomings(drawn, plan.settings["asked"]):
+        for sentence in _warnings(drawn, plan.settings["asked"]):
             Progress(quiet=as_json).say(sentence)
         if not as_json:
             click.echo(
-                f"Drew {counted(drawn['memories'], 'memories')}, {drawn['controls']} controls and"
+                f"Drew {pluralize(drawn['memories'], 'memories')}, {drawn['controls']} controls and"
                 f" {drawn['compositions']} cases of composition into {study.name}."
             )
         _print_people(study, as_json, {"settings": study.settings, "database": study.name})
         if not as_json:
             click.echo(
-                f"Open `ffmem serve {folder}`, and send everybody the address of that page with"
-                " their own link. The code in it is a secret."
+                f"Run `ffmem serve {folder}`, and send each person the address of that page with"
+                " their own link. The code in a link is secret."
             )
 
 
@@ -138,8 +136,8 @@ def init(
 @db_option
 @json_option
 def people(folder: Path, db: str | None, as_json: bool) -> None:
-    """Print everybody's code and link again."""
-    with _study(folder, db) as study:
+    """Print everyone's code and link."""
+    with _open_study(folder, db) as study:
         _print_people(study, as_json, {})
 
 
@@ -148,8 +146,8 @@ def people(folder: Path, db: str | None, as_json: bool) -> None:
 @db_option
 @json_option
 def status(folder: Path, db: str | None, as_json: bool) -> None:
-    """Say how far everybody has come."""
-    with _study(folder, db) as study:
+    """Show everyone's progress."""
+    with _open_study(folder, db) as study:
         progress = study.progress()
         if as_json:
             rows = [
@@ -167,18 +165,19 @@ def status(folder: Path, db: str | None, as_json: bool) -> None:
 
 @annotate.command()
 @folder_argument
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--history", is_flag=True, help="Every revision, not only how sheets stand.")
+@click.argument("out", type=PATH)
+@click.option("--history", is_flag=True, help="Write every revision, not only the current sheets.")
 @db_option
 @json_option
 def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool) -> None:
-    """Write all sheets with the truth to OUT, a .jsonl or .csv file; no codes.
+    """Write all sheets to a .jsonl or .csv file.
 
-    The settings of the study are in a .jsonl only, in its first line.
+    The file tells controls from memories, and holds no codes. The first line of a .jsonl has the
+    settings of the study.
     """
     from ffmem.annotation.exchange import export as export_study
 
-    with _study(folder, db) as study:
+    with _open_study(folder, db) as study:
         n = export_study(study, out, history)
     if as_json:
         print_json({"file": str(out), "sheets": n, "history": history})
@@ -188,31 +187,31 @@ def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool
 
 @annotate.command("import")
 @folder_argument
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @db_option
 @json_option
 def import_sheets(folder: Path, file: Path, db: str | None, as_json: bool) -> None:
-    """Take in the sheets of FILE, which `export` wrote here or elsewhere.
+    """Import sheets from a file that `export` wrote.
 
-    What is here stays; where both cannot be, it is said. Twice is the same as once.
+    Sheets in the study are kept; conflicts are listed. Importing a file twice changes nothing.
     """
     from ffmem.annotation.exchange import import_file
 
-    with _study(folder, db) as study:
+    with _open_study(folder, db) as study:
         done = import_file(study, file)
     if as_json:
         print_json(done._asdict())
     else:
         click.echo(
-            f"Took in {done.saved:,} new sheets, joined {done.merged:,},"
-            f" {done.there:,} were here already."
+            f"Imported {done.saved:,} new sheets and merged {done.merged:,};"
+            f" {done.there:,} were already here."
         )
     for sentence in done.conflicts:
         click.echo(sentence, err=True)
     if done.conflicts:
         raise FfmemError(
-            f"{len(done.conflicts)} sheets of {file} contradict what is here, and were not taken"
-            " in (above). Let these people, or an adjudicator, decide."
+            f"{pluralize(len(done.conflicts), 'sheets')} of {file} conflict with the study and were"
+            " not imported (see above). Let the annotators or an adjudicator decide."
         )
 
 
@@ -222,12 +221,12 @@ def import_sheets(folder: Path, file: Path, db: str | None, as_json: bool) -> No
 @db_option
 @json_option
 def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
-    """Write the numbers of the study: Figure 2, agreement, controls, tables."""
+    """Write the study's figures, tables and agreement."""
     from ffmem.annotation.report import write_report
 
-    with _study(folder, db) as study:
-        path = write_report(study, api.open(folder), out)
-    _say_wrote(path, as_json)
+    with _open_study(folder, db) as study:
+        path = write_report(study, ffmem.open(folder), out)
+    _print_path(path, as_json)
 
 
 @annotate.command()
@@ -235,24 +234,27 @@ def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
 @db_option
 @json_option
 def publish(folder: Path, db: str | None, as_json: bool) -> None:
-    """Put people's patterns into the index: pages, search and Figure 2 show them."""
+    """Add people's patterns to the index.
+
+    Pages, search and Figure 2 then show them.
+    """
     from ffmem.annotation.publish import publish as publish_patterns
 
-    with _study(folder, db) as study:
-        published = publish_patterns(study, api.open(folder))
-    _say_wrote(published.folder, as_json)
+    with _open_study(folder, db) as study:
+        published = publish_patterns(study, ffmem.open(folder))
+    _print_path(published.folder, as_json)
 
 
-def _where(folder: Path, db: str | None) -> str | Path:
+def _database(folder: Path, db: str | None) -> str | Path:
     from ffmem.annotation.study import beside
 
     return db if db else beside(folder)
 
 
-def _study(folder: Path, db: str | None) -> "AnnotationStudy":
+def _open_study(folder: Path, db: str | None) -> "AnnotationStudy":
     from ffmem.annotation.study import AnnotationStudy
 
-    return AnnotationStudy.open(_where(folder, db))
+    return AnnotationStudy.open(_database(folder, db))
 
 
 def _print_people(study: "AnnotationStudy", as_json: bool, also: dict[str, Any]) -> None:
@@ -266,23 +268,23 @@ def _print_people(study: "AnnotationStudy", as_json: bool, also: dict[str, Any])
         click.echo(f"{row['name']:20} {row['role']:12} {row['link']}")
 
 
-def _shortcomings(drawn: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Return what is other than asked, or than one would expect, a sentence each."""
+def _warnings(drawn: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Return how a study falls short of what was asked, a sentence each."""
     sentences = {
-        "memories_without_triggers": "{} memories of the index have no trigger: none was drawn.",
-        "lists_shorter_than_top": f"{{}} of the drawn lists have fewer than {asked['top']} texts.",
+        "memories_without_triggers": "{} memories of the index have no trigger and were not drawn.",
+        "lists_shorter_than_top": f"{{}} drawn lists have fewer than {asked['top']} triggers.",
         "control_texts_of_a_repeated_sentence": (
-            "{} texts of controls share a sentence with another: the index's sample has too few."
+            "{} texts of controls share a sentence with another: the index's sample is too small."
         ),
     }
-    said = [text.format(drawn[name]) for name, text in sentences.items() if drawn[name]]
+    found = [text.format(drawn[name]) for name, text in sentences.items() if drawn[name]]
     if drawn["layers_with_fewer"]:
         layers = ", ".join(f"L{layer}: {n}" for layer, n in drawn["layers_with_fewer"].items())
-        said.append(f"Some layers have fewer than {asked['per_layer']} such memories: {layers}.")
-    return said
+        found.append(f"Some layers have fewer than {asked['per_layer']} such memories: {layers}.")
+    return found
 
 
-def _say_wrote(path: Path, as_json: bool) -> None:
+def _print_path(path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path)})
     else:

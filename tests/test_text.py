@@ -1,6 +1,6 @@
 import pytest
 
-from ffmem.counted import counted
+from ffmem.text import pluralize
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from ffmem.counted import counted
     ],
 )
 def test_one_thing_is_named_in_the_singular(n, things, shown):
-    assert counted(n, things) == shown
+    assert pluralize(n, things) == shown

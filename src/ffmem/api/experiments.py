@@ -1,15 +1,18 @@
-"""Functions that measure the paper, for Python: experiment and report.
-
-Each takes the arguments of its command; heavy libraries are imported when one is called.
-"""
+"""The paper's figures and tables, measured on an indexed model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+<<<<<<< HEAD:src/ffmem/measuring.py
 from ffmem.api import load
 from ffmem.errors import CorpusError, ModelError, StoreError
+=======
+from ffmem.api.index import as_index
+from ffmem.api.model import load
+from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
+>>>>>>> b863688 (x):src/ffmem/api/experiments.py
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
 from ffmem.files import made
 from ffmem.indexing.store import Index
@@ -45,32 +48,32 @@ def experiment(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> "list[Result]":
-    """Measure figures or tables of the paper; write JSON, SVG and PDF of each to a folder.
+    """Measure figures or tables of the paper, and return their results.
 
-    An experiment that is finished in `out`, of the same index, settings and versions, is read from
-    there and not measured again.
+    Writes JSON, SVG and PDF of each to `out`. An experiment that is finished there, with the same
+    index, settings and versions, is not measured again.
 
     Args:
-        names: One experiment or several, as in `ffmem experiment`.
+        names: One or several experiments, named as in `ffmem experiment`.
         folder: The index.
-        out: Where the results go.
-        corpus: Where Section 5 takes its prefixes from. Read as the index's first corpus was,
-            unless unit, column, detokenize or limit say otherwise.
+        out: Folder to write.
+        corpus: Corpus of the prefixes for Section 5. One given by name is read as the index's
+            first corpus was, unless unit, column, detokenize or limit are given.
         prompt: One text instead of a corpus.
-        sample: How many prefixes of the corpus Section 5 looks at, or "all".
-        draw: "sentences", one prefix per sentence, or "tokens", uniformly over all prefixes.
+        sample: Number of prefixes for Section 5, or "all".
+        draw: "sentences" draws one prefix per sentence, "tokens" uniformly over all prefixes.
         seed: Random seed.
-        per_layer: Memories per layer for token removal.
-        triggers: Triggers per memory for token removal.
+        per_layer: Memories per layer for token removal; the paper took 100.
+        triggers: Triggers per memory for token removal; the paper took 50.
         unit: What one sentence of the corpus is: "sentence", "line" or "window:N".
         column: Field of the text.
-        detokenize: "wikitext" to undo WikiText's tokenization.
+        detokenize: "wikitext" undoes WikiText's tokenization.
         limit: Read at most this many sentences.
-        model: The model, or where it is now; by default the one that the index names.
-        dtype: Number format of the model; by default the index's.
+        model: The model, or where it is now. Default: the one that the index names.
+        dtype: Number format of the model. Default: as the index.
         device: Where the model runs.
-        threads: Threads of torch; the last bits of a number may depend on it.
-        progress: Where progress is shown.
+        threads: CPU threads; the last bits of a number may depend on it.
+        progress: Where progress is shown. Default: nowhere.
     """
     from ffmem.reporting.drawing import draw as draw_figure
 
@@ -119,13 +122,13 @@ def report(
 ) -> Path:
     """Measure every figure and table of the paper, and return the path of the report.
 
-    The arguments are those of `experiment`; a stopped report goes on with the experiments that it
-    had not finished. Where memories have no static values, experiments that read them are left out.
+    The parameters are those of `experiment`. A stopped report keeps the experiments that it has
+    finished. If memories have no static values, experiments that read values are left out.
     """
     from ffmem.reporting.report import write_report
 
     progress = progress or Progress(quiet=True)
-    index = folder if isinstance(folder, Index) else Index(folder)
+    index = as_index(folder)
     names: Sequence[str] = NAMES
     if not index.manifest.model.has_values:
         names = [name for name in NAMES if name not in FROM_VALUES]
@@ -152,10 +155,10 @@ def report(
 
 
 @contextmanager
-def place(out: Path) -> Iterator[None]:
-    """Refuse a folder that results cannot or should not be written to, before any work."""
+def output_folder(out: Path) -> Iterator[None]:
+    """Make a folder for results; raise at once if it is an index or cannot be written to."""
     if (out / "manifest.json").exists():
-        raise StoreError(f"{out} is an index. Choose a folder of its own for what is measured.")
+        raise StoreError(f"{out} is an index. Choose another folder for the results.")
     with made(out):
         yield
 
@@ -179,20 +182,26 @@ def _measure(
     n_threads: int | None,
     progress: Progress,
 ) -> "list[Result]":
-    """Measure some experiments; write each result as soon as it is there."""
-    with place(out):
+    """Measure some experiments, and write each result as soon as it is there."""
+    with output_folder(out):
         from ffmem.experiments import catalogue
 
         asked = catalogue.known(names)
-        index = folder if isinstance(folder, Index) else Index(folder)
+        index = as_index(folder)
         if not index.manifest.model.has_values:
             catalogue.refuse_without_values(asked, index.manifest.model.source)
         if set(asked) <= set(FROM_FOLDER) and prompt is None:
             return _write(catalogue.read(index, asked, seed, progress), out, progress)
         size = None if sample == "all" else sample
         if isinstance(size, str):
+<<<<<<< HEAD:src/ffmem/measuring.py
             raise CorpusError(f"sample = {sample!r} was asked for. Give a number, or 'all'.")
         check_threads(n_threads)
+=======
+            raise CorpusError(f"--sample {sample!r}: give a number of prefixes, or 'all'.")
+        if n_threads is not None and n_threads < 1:
+            raise FfmemError(f"--threads {n_threads}: give a whole number at least 1.")
+>>>>>>> b863688 (x):src/ffmem/api/experiments.py
         source = _corpus(asked, index, corpus, reading, prompt)
         memories = _model(index, model, dtype, device, progress)
 
@@ -218,7 +227,7 @@ def _measure(
 
 
 def _write(results: "Iterator[Result]", out: Path, progress: Progress) -> "list[Result]":
-    """Write every result as soon as it is there, so that a stop keeps it; return all."""
+    """Write every result as soon as it is there, so that a stopped run keeps it; return all."""
     written = []
     try:
         for result in results:
@@ -237,30 +246,30 @@ def _corpus(
     reading: dict[str, Any],
     prompt: str | None,
 ) -> "Corpus | None":
-    """Return what Section 5 reads; refuse what is missing before a model is loaded."""
+    """Return the corpus of Section 5; raise if it is missing, before a model is loaded."""
     asked = {name: value for name, value in reading.items() if value is not None}
     if isinstance(corpus, str | Path):
         corpus = _read_as(index, str(corpus), asked)
     elif asked:
         raise CorpusError(
-            f"{', '.join(asked)} came without the name of a corpus. Give --corpus too; if you pass"
-            " a Corpus, pass these options to Corpus()."
+            f"{', '.join(asked)} need the name of a corpus. Give --corpus too; if you pass a"
+            " Corpus, pass these options to Corpus()."
         )
     needed = bool(set(names) & set(FROM_SAMPLE))
     if prompt is not None and not needed:
-        raise CorpusError(f"{', '.join(names)} reads the index alone: a prompt has no use there.")
+        raise CorpusError(f"{', '.join(names)} reads only the index. Drop the prompt.")
     if corpus is not None:
-        corpus.refuse_missing()
+        corpus.check_exists()
     elif prompt is None and needed:
         raise CorpusError(
-            "This experiment looks at the model at work and needs prefixes to do so."
-            " Give a corpus, such as --corpus wikitext-2:valid, or one --prompt."
+            "This experiment runs the model on prefixes. Give a corpus, such as --corpus"
+            " wikitext-2:valid, or one --prompt."
         )
     return corpus
 
 
 def _read_as(index: Index, source: str, asked: dict[str, Any]) -> "Corpus":
-    """Return a further corpus, read as the index's first one was unless told otherwise."""
+    """Return a corpus that is read as the index's first one was, except for what is given."""
     from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sources import is_wikitext
 
@@ -268,7 +277,7 @@ def _read_as(index: Index, source: str, asked: dict[str, Any]) -> "Corpus":
     inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
     if not is_wikitext(first.source):  # whose name implies it
         inherited["detokenize"] = first.detokenize
-    return Corpus(source, **(inherited | {k: v for k, v in asked.items() if v is not None}))
+    return Corpus(source, **(inherited | asked))
 
 
 def _model(
@@ -278,16 +287,25 @@ def _model(
     device: str,
     progress: Progress,
 ) -> "Memories":
-    """Return the model of an index: that given, or the one that the index names."""
+    """Return the model of an index: the given one, or the one that the index names."""
     if given is not None and not isinstance(given, str | Path):
         has = str(given.dtype).removeprefix("torch.")
         if dtype not in {None, has}:
             raise ModelError(
-                f"dtype {dtype} was asked for beside a model in memory, which has {has}."
-                " Load the model in the dtype that you want."
+                f"dtype {dtype} does not fit the model in memory, which is in {has}. Load the model"
+                f" in {dtype}, or drop dtype."
             )
         return given
     source = given or index.manifest.model.source
     with nullcontext() if given else index_model(str(source), index.folder):
         progress.say(f"Loading {source}.")
         return load(source, dtype=dtype or index.manifest.dtype, device=device)
+<<<<<<< HEAD:src/ffmem/measuring.py
+=======
+    except ModelError as error:
+        if given is not None:
+            raise
+        raise ModelError(
+            f"{error} The index was made with this model; if it has moved, say where with --model."
+        ) from None
+>>>>>>> b863688 (x):src/ffmem/api/experiments.py

@@ -1,0 +1,313 @@
+"""Indexes: make, read, search, export, check and serve them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffmem.api.model import as_corpus, load
+from ffmem.cli_options import from_parameters
+from ffmem.errors import StoreError
+from ffmem.indexing.config import BuildOptions, IndexConfig
+from ffmem.indexing.store import Index, check_weights
+from ffmem.parallel import ExecutionConfig
+from ffmem.progress import Progress
+
+if TYPE_CHECKING:
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.indexing.estimate import Estimate
+    from ffmem.indexing.search import Hit
+    from ffmem.models.memories import Memories
+    from ffmem.patterns.searching import PatternHit
+
+
+def index(
+    model: "Memories | str | Path",
+    corpus: "Corpus | str | Path",
+    out: str | Path,
+    *,
+    t: int = IndexConfig.t,
+    prefixes: str = IndexConfig.prefixes,
+    compat: str | None = IndexConfig.compat,
+    start: str = IndexConfig.start,
+    batch_tokens: int = IndexConfig.batch_tokens,
+    chunk_tokens: int = IndexConfig.chunk_tokens,
+    threads: int | None = IndexConfig.threads,
+    dtype: str = "float32",
+    device: str = BuildOptions.device,
+    workers: int | None = BuildOptions.workers,
+    ray: str | None = BuildOptions.ray,
+    gpus_per_worker: float = BuildOptions.gpus_per_worker,
+    shared: str | None = BuildOptions.shared,
+    bad_sentences: str = BuildOptions.bad_sentences,
+    progress: Progress | None = None,
+) -> Index:
+    """Index every memory of a model over a corpus, and return the index.
+
+    Resumes an unfinished index with the same settings; a finished one is opened as it is.
+
+    Args:
+        model: The model, or its name.
+        corpus: The corpus, or its name.
+        out: Folder of the index.
+        t: Triggers to keep per memory and sign.
+        prefixes: "best" keeps the best prefix of each sentence; "all" considers every prefix.
+        compat: "ff-layers" imitates the authors' code: prefixes of length 0 to n − 1.
+        start: Start token of every sentence: "auto", "none", "bos", "eos", or a token.
+        batch_tokens: Tokens per batch.
+        chunk_tokens: Tokens per chunk, the unit of work.
+        threads: CPU threads per worker. Default: all cores, shared among the workers.
+        dtype: Number format of the model, if it is given by name.
+        device: Where the model runs, if it is given by name.
+        workers: Number of worker processes; with `ray`, of actors.
+        ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
+        gpus_per_worker: GPUs that Ray gives each worker.
+        shared: Folder or URL where workers meet, if not all of them see `out`.
+        bad_sentences: "stop" at sentences that the model cannot read, or "skip" them.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    config, options = (
+        from_parameters(IndexConfig, locals()),
+        from_parameters(BuildOptions, locals()),
+    )
+    folder, source = Path(out), as_corpus(corpus)
+    progress = progress or Progress(quiet=True)
+    name = str(model) if isinstance(model, str | Path) else model.source
+    if (folder / "manifest.json").exists():
+        return _open_finished(folder, model, name, source, config, dtype, progress)
+    options.check()
+    source.check_exists()
+    from ffmem.indexing.build import build
+
+    if isinstance(model, str | Path):
+        progress.say(f"Loading {model}.")
+        model = load(model, dtype=dtype, device=device)
+        if device == "split":
+            from ffmem.models.split import places
+
+            layout = places(model.model, model.row.blocks)
+            progress.say("; ".join(f"{place}: {parts}" for place, parts in layout.items()) + ".")
+    if build(model, source, folder, config, options, progress):
+        return Index(folder)
+    return _open_finished(folder, name, name, source, config, dtype, progress)
+
+
+def estimate(
+    model: "Memories | str | Path",
+    corpus: "Corpus | str | Path",
+    *,
+    t: int = IndexConfig.t,
+    prefixes: str = IndexConfig.prefixes,
+    compat: str | None = IndexConfig.compat,
+    start: str = IndexConfig.start,
+    batch_tokens: int = IndexConfig.batch_tokens,
+    chunk_tokens: int = IndexConfig.chunk_tokens,
+    threads: int | None = IndexConfig.threads,
+    dtype: str = "float32",
+    device: str = BuildOptions.device,
+    workers: int | None = BuildOptions.workers,
+    ray: str | None = BuildOptions.ray,
+    gpus_per_worker: float = BuildOptions.gpus_per_worker,
+) -> "Estimate":
+    """Return the tokens, time, memory and disk that `index` would take.
+
+    Reads the corpus, times one batch, and writes nothing. The parameters are those of `index`.
+    """
+    config = from_parameters(IndexConfig, locals())
+    execution = from_parameters(ExecutionConfig, locals())
+    source = as_corpus(corpus)
+    source.check_exists()
+    from ffmem.indexing.estimate import estimate as estimate_index
+
+    memories = load(model, dtype=dtype, device=device) if isinstance(model, str | Path) else model
+    return estimate_index(memories, source, config, execution)
+
+
+def _open_finished(
+    folder: Path,
+    model: "Memories | str | Path",
+    name: str,
+    corpus: "Corpus",
+    config: IndexConfig,
+    dtype: str,
+    progress: Progress,
+) -> Index:
+    """Return a finished index, if it has the settings asked for."""
+    from ffmem.indexing.merge import check_same_request
+
+    finished = Index(folder)
+    if not isinstance(model, str | Path):
+        dtype = str(model.dtype).removeprefix("torch.")
+        check_weights(finished, model.fingerprint())
+    check_same_request(finished, name, corpus, config, dtype)
+    unread = " Standard input was not read." if corpus.source == "-" else ""
+    progress.say(
+        f"The index in {folder} is finished: nothing to do. The model's weights were not compared;"
+        f" their hash is in the manifest.{unread}"
+    )
+    return finished
+
+
+def open(folder: str | Path) -> Index:
+    """Open an index and return it; an unfinished one holds what is committed so far."""
+    return Index(folder, unfinished=True)
+
+
+def as_index(folder: str | Path | Index) -> Index:
+    """Return the finished index of a folder; an `Index` is returned as it is."""
+    return folder if isinstance(folder, Index) else Index(folder)
+
+
+def extend(
+    folder: str | Path,
+    corpus: "Corpus | str | Path",
+    *,
+    model: "Memories | str | Path | None" = None,
+    device: str = BuildOptions.device,
+    workers: int | None = BuildOptions.workers,
+    ray: str | None = BuildOptions.ray,
+    gpus_per_worker: float = BuildOptions.gpus_per_worker,
+    shared: str | None = BuildOptions.shared,
+    bad_sentences: str = BuildOptions.bad_sentences,
+    progress: Progress | None = None,
+) -> Index:
+    """Add a corpus to a finished index, with its model and settings; return the larger index.
+
+    `model` is the model, or where it is now if it has moved. The other parameters are those of
+    `index`.
+    """
+    options = from_parameters(BuildOptions, locals())
+    from ffmem.indexing.merge import extend as extend_index
+    from ffmem.models.argument import index_model
+
+    options.check()
+    before, source = Index(folder), as_corpus(corpus)
+    memories = before.manifest.model.source if model is None else model
+    if isinstance(memories, str | Path):
+        with index_model(str(memories), before.folder) if model is None else nullcontext():
+            memories = load(memories, dtype=before.manifest.dtype, device=device)
+    return extend_index(before, memories, source, options, progress or Progress(quiet=True))
+
+
+def merge(
+    folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
+) -> Index:
+    """Merge indexes of parts of a corpus into the folder `out`; return the merged index."""
+    from ffmem.indexing.merge import merge as merge_indexes
+
+    return merge_indexes(folders, out, progress or Progress(quiet=True))
+
+
+def search(
+    folder: str | Path | Index,
+    query: str,
+    place: str = "values",
+    *,
+    regex: bool = False,
+    layer: int | None = None,
+    limit: int = 20,
+) -> "list[Hit] | list[PatternHit]":
+    """Return the memories that contain a text, best first.
+
+    Args:
+        folder: The index.
+        query: The text.
+        place: Where to search: "values" (tokens), "triggers" (words in a row) or "patterns".
+        regex: Whether the query is a regular expression.
+        layer: Search this layer only.
+        limit: Return at most this many memories.
+    """
+    opened = as_index(folder)
+    if place == "patterns":
+        from ffmem.patterns.searching import PatternSearch
+
+        with closing(PatternSearch(opened)) as patterns:
+            return patterns.find(query, regex=regex, layer=layer, limit=limit)
+    from ffmem.indexing.search import Search
+
+    with closing(Search(opened)) as texts:
+        return texts.find(query, place, regex=regex, layer=layer, limit=limit)
+
+
+def export(
+    folder: str | Path | Index, to: str, out: str | Path, *, progress: Progress | None = None
+) -> None:
+    """Write every memory of an index to `out`.
+
+    `to` is "jsonl" or "csv" for one file, or "neuronpedia" for a new folder.
+    """
+    from ffmem.indexing.export import export as export_index
+
+    opened = as_index(folder)
+    with (progress or Progress(quiet=True)).bar("Writing", len(opened), "memories") as step:
+        export_index(opened, to, Path(out), step)
+
+
+def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
+    """Return what is wrong with an index, a sentence each; nothing if it is sound.
+
+    Search files follow from the rest: one that does not fit a sound index is made again.
+    """
+    from ffmem.indexing import searchable
+    from ffmem.indexing.verify import verify as verify_index
+    from ffmem.patterns import searching
+    from ffmem.patterns.kept import damaged
+
+    opened = Index(folder)
+    wrong = [*verify_index(opened), *damaged(opened)]
+    if wrong:
+        return wrong
+    for name, restore_search in (
+        ("search.sqlite", searchable.restore_search),
+        ("patterns/search.sqlite", searching.restore_search),
+    ):
+        try:
+            if restore_search(opened) and progress is not None:
+                progress.say(f"{name} did not fit the index and was made again.")
+        except StoreError as error:
+            wrong.append(f"{name} does not fit the index and cannot be made again. {error}")
+    return wrong
+
+
+def serve(
+    folders: str | Path | Sequence[str | Path],
+    *,
+    reports: Sequence[str | Path] = (),
+    host: str = "127.0.0.1",
+    port: int = 8800,
+    token: str | None = None,
+    allowed: Sequence[str] = (),
+    model: str | None = None,
+    device: str = "auto",
+    db: str | None = None,
+    ready: Callable[[str], None] = print,
+) -> None:
+    """Serve indexes on a local web page until you stop it; returns nothing.
+
+    Args:
+        folders: The indexes.
+        reports: Folders that `report` or `experiment` wrote; DIR-report is found without it.
+        host: Address to listen on; any but the local one needs a token.
+        port: Port to listen on; 0 takes a free one.
+        token: Token that visitors need; "new" makes one.
+        allowed: Other names of this machine that browsers may use.
+        model: Where the model is now, if it has moved.
+        device: Where the model runs.
+        db: Database of the annotation study; DIR-annotations.sqlite is found without it.
+        ready: Called with the address of the page.
+    """
+    from ffmem.web.serving import serve as run
+
+    several = [folders] if isinstance(folders, str | Path) else folders
+    run(
+        [Path(folder) for folder in several],
+        reports=[Path(folder) for folder in reports],
+        host=host,
+        port=port,
+        token=token,
+        allowed=allowed,
+        model=model,
+        device=device,
+        db=db,
+        ready=ready,
+    )

@@ -1,0 +1,93 @@
+"""Models: load one, or train one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ffmem.cli_options import from_parameters
+from ffmem.progress import Progress
+from ffmem.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.models.memories import Memories
+    from ffmem.training.run_dir import TrainResult
+
+
+def load(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    dtype: str = "float32",
+    device: str | dict[str, Any] = "auto",
+) -> "Memories":
+    """Load a model and return its memories.
+
+    Args:
+        model: What the command line takes as MODEL, or a transformers model in memory.
+        tokenizer: The tokenizer of a model in memory.
+        dtype: "float32" or "bfloat16".
+        device: "auto", "cpu", "cuda", "cuda:N", "mps", "split" (layers over all GPUs), or a
+            device map.
+    """
+    if isinstance(model, str | Path):
+        from ffmem.models.argument import canonical
+
+        canonical(str(model))  # raises on a wrong path before anything heavy is imported
+    from ffmem.models.load import load as load_model
+
+    return load_model(model, tokenizer, dtype=dtype, device=device)
+
+
+def train(
+    corpus: "Corpus | str | Path",
+    out: str | Path,
+    valid: "Corpus | str | Path | None" = None,
+    *,
+    memory: str,
+    layers: int,
+    width: int = TrainConfig.width,
+    memories: int | None = TrainConfig.memories,
+    match: str | None = TrainConfig.match,
+    heads: int | None = TrainConfig.heads,
+    key_width: int = TrainConfig.key_width,
+    distances: int = TrainConfig.distances,
+    context: int = TrainConfig.context,
+    tokenizer: str = TrainConfig.tokenizer,
+    vocabulary: int | None = TrainConfig.vocabulary,
+    cutoffs: list[int] | None = TrainConfig.cutoffs,
+    steps: int | None = TrainConfig.steps,
+    epochs: int | None = TrainConfig.epochs,
+    evaluate_every: int | None = TrainConfig.evaluate_every,
+    batch_tokens: int = TrainConfig.batch_tokens,
+    pass_tokens: int | None = TrainConfig.pass_tokens,
+    learning_rate: float = TrainConfig.learning_rate,
+    warmup: int | None = TrainConfig.warmup,
+    weight_decay: float = TrainConfig.weight_decay,
+    dropout: float = TrainConfig.dropout,
+    dtype: str = TrainConfig.dtype,
+    seed: int = TrainConfig.seed,
+    device: str = TrainConfig.device,
+    threads: int | None = TrainConfig.threads,
+    checkpoint_minutes: float = TrainConfig.checkpoint_minutes,
+    checkpoint_every: int | None = TrainConfig.checkpoint_every,
+    keep_checkpoint: bool = TrainConfig.keep_checkpoint,
+    progress: Progress | None = None,
+) -> "TrainResult":
+    """Train a small language model, or resume an unfinished run; return losses and settings.
+
+    The model is written to `out`. `ffmem train --help` describes every parameter.
+
+    train("wikitext-2:train", "model", "wikitext-2:valid", memory="persistent", layers=4, epochs=1)
+    """
+    config = from_parameters(TrainConfig, locals())
+    from ffmem.training.train import train as run
+
+    validation = None if valid is None else as_corpus(valid)
+    return run(config, as_corpus(corpus), Path(out), validation, progress=progress)
+
+
+def as_corpus(corpus: "Corpus | str | Path") -> "Corpus":
+    """Return the corpus of a CORPUS argument; a `Corpus` is returned as it is."""
+    from ffmem.corpus.corpus import Corpus
+
+    return corpus if isinstance(corpus, Corpus) else Corpus(str(corpus))

@@ -1,0 +1,120 @@
+"""Patterns in the triggers of memories: detected, asked of a language model, seen by people."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffmem.api.index import as_index
+from ffmem.errors import FfmemError
+from ffmem.indexing.store import Index
+from ffmem.progress import Progress
+
+if TYPE_CHECKING:
+    from ffmem.annotation.study import AnnotationStudy
+    from ffmem.patterns.detected import Detected
+    from ffmem.patterns.explain import Explained
+    from ffmem.patterns.kept import Patterns
+
+
+def detect(
+    folder: str | Path | Index,
+    *,
+    top: int = 25,
+    alpha: float = 0.05,
+    seed: int = 0,
+    space: str = "lsa",
+    shuffled: bool = False,
+    workers: int = 1,
+    ray: str | None = None,
+    progress: Progress | None = None,
+) -> "Detected":
+    """Find the patterns of every memory without a language model; return a summary.
+
+    The patterns are stored in the index.
+
+    Args:
+        folder: The index.
+        top: Triggers to look at; the next `top` test what they suggest.
+        alpha: False discovery rate over all memories and tests.
+        seed: Random seed.
+        space: Where topics are compared: "lsa" (corpus statistics) or "minilm" (embeddings).
+        shuffled: A control: shuffle triggers among memories, and store nothing.
+        workers: Number of worker processes; with `ray`, of actors.
+        ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    from ffmem.patterns.detect import detect as detect_patterns
+
+    return detect_patterns(
+        as_index(folder),
+        top=top,
+        alpha=alpha,
+        seed=seed,
+        space=space,
+        shuffled=shuffled,
+        workers=workers,
+        ray=ray,
+        progress=progress or Progress(quiet=True),
+    )
+
+
+def patterns_of(folder: str | Path | Index, source: str = "automatic") -> "Patterns":
+    """Return the stored patterns of one source: "automatic", "explained" or "human"."""
+    from ffmem.patterns.kept import Patterns
+
+    return Patterns(as_index(folder), source)
+
+
+def export_patterns(folder: str | Path | Index, out: str | Path) -> int:
+    """Write the patterns of all sources as a table (.parquet, .jsonl, .csv); return how many."""
+    from ffmem.patterns.export import export
+    from ffmem.patterns.kept import kept
+    from ffmem.patterns.searching import no_patterns
+
+    index = as_index(folder)
+    sources = kept(index)
+    if not sources:
+        raise FfmemError(no_patterns(index))
+    return export(sources, Path(out))
+
+
+def explain(
+    folder: str | Path | Index,
+    cells: Iterable[str | tuple[int, int]] = (),
+    *,
+    model: str,
+    url: str = "http://127.0.0.1:8080/v1",
+    per_layer: int | None = None,
+    seed: int = 0,
+    timeout: float = 120.0,
+    progress: Progress | None = None,
+) -> "Explained":
+    """Ask a language model for the patterns of memories; return what was asked and found.
+
+    Answers are stored in the index as they arrive, so that a stopped run resumes.
+
+    Args:
+        folder: The index.
+        cells: The memories.
+        model: Name of the model at the endpoint.
+        url: OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY.
+        per_layer: Draw this many memories per layer instead of `cells`.
+        seed: Random seed.
+        timeout: Seconds to wait for an answer.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    from ffmem.patterns.endpoint import Endpoint
+    from ffmem.patterns.explain import explain as explain_patterns
+
+    endpoint = Endpoint(url, model, seed=seed, timeout=timeout)
+    return explain_patterns(as_index(folder), endpoint, cells, per_layer, seed, progress)
+
+
+def study(folder: str | Path | Index, *, db: str | None = None) -> "AnnotationStudy":
+    """Open the annotation study of an index and return it.
+
+    It is the one beside the index, unless `db` names another database.
+    """
+    from ffmem.annotation.study import AnnotationStudy, beside
+
+    return AnnotationStudy.open(db or str(beside(as_index(folder).folder)))

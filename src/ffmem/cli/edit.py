@@ -1,0 +1,123 @@
+"""Commands that change a model's memories and compare the result: edit, compare."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffmem
+from ffmem.cli.options import (
+    AT_LEAST_1,
+    PATH,
+    device_option,
+    edit_options,
+    index_model_option,
+    index_start_option,
+    json_option,
+    out_option,
+    place_argument,
+    print_result,
+    take_edits,
+)
+from ffmem.cli_options import dataclass_options
+from ffmem.corpus.corpus import Corpus
+from ffmem.progress import Progress
+
+
+@click.command()
+@place_argument
+@edit_options
+@click.option("--patch", type=PATH, metavar="FILE", help="Apply an edit.safetensors.")
+@click.option("--undo", type=PATH, metavar="FILE", help="Undo an edit.safetensors.")
+@out_option
+@click.option(
+    "--corpus",
+    default="wikitext-2:valid",
+    show_default=True,
+    help="CORPUS to measure side effects on.",
+)
+@dataclass_options(Corpus, defaults={"limit": 200})
+@click.option("--no-report", is_flag=True, help="Do not measure side effects.")
+@index_start_option
+@index_model_option
+@device_option
+@json_option
+def edit(
+    place: str,
+    out: Path,
+    patch: Path | None,
+    undo: Path | None,
+    corpus: str,
+    no_report: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write edits of memories into a model's weights.
+
+    Writes a Hugging Face folder with a patch that undoes the edit (edit.safetensors), and measures
+    side effects (side-effects.md and .json). --mean needs an index instead of a model. --patch and
+    --undo take the patch of an earlier edit instead of edits.
+    """
+    edits = take_edits(options)
+    if sum((any(edits.values()), patch is not None, undo is not None)) != 1:
+        raise click.UsageError(
+            "Give exactly one of: edits (--off, --set, --scale, --mean), --patch, --undo."
+        )
+    written = ffmem.edit(
+        place,
+        out,
+        patch=patch,
+        undo=undo,
+        corpus=None if no_report else corpus,
+        progress=Progress(),
+        **edits,
+        **options,
+    )
+    print_result(written, as_json)
+
+
+@click.command()
+@click.argument("first", metavar="DIR", type=PATH)
+@click.argument("second", metavar="DIR", type=PATH)
+@out_option
+@click.option("--first-model", help="Where the first index's model is now, if it has moved.")
+@click.option("--second-model", help="Where the second index's model is now, if it has moved.")
+@click.option(
+    "--no-models", is_flag=True, help="Load no model; do not compare directions of values."
+)
+@click.option(
+    "--top", type=AT_LEAST_1, default=50, show_default=True, help="Most changed memories to list."
+)
+@device_option
+@json_option
+def compare(
+    first: Path,
+    second: Path,
+    out: Path,
+    first_model: str | None,
+    second_model: str | None,
+    no_models: bool,
+    top: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Compare two indexes, memory by memory.
+
+    Both are of one architecture over one corpus, such as a model before and after fine-tuning or
+    an edit. Compares triggers, values and activity, and writes OUT/compare.json, memories.parquet,
+    compare.svg and compare.pdf.
+    """
+    found = ffmem.compare(
+        first,
+        second,
+        out,
+        models=not no_models,
+        first_model=first_model,
+        second_model=second_model,
+        top=top,
+        device=device,
+        progress=Progress(),
+    )
+    print_result(found, as_json)
+    if not as_json:
+        click.echo(f"\nWrote compare.json, memories.parquet, compare.svg and compare.pdf to {out}.")

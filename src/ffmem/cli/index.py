@@ -1,0 +1,159 @@
+"""Commands that make and check indexes: describe, index, status, extend, merge, verify."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffmem
+from ffmem.cli.options import (
+    PATH,
+    device_option,
+    dtype_option,
+    folder_argument,
+    index_model_option,
+    json_option,
+    out_option,
+    print_json,
+)
+from ffmem.cli_options import dataclass_options, take_options
+from ffmem.corpus.corpus import Corpus
+from ffmem.errors import FfmemError
+from ffmem.indexing.config import BuildOptions, IndexConfig
+from ffmem.parallel import ExecutionConfig
+from ffmem.progress import Progress
+from ffmem.text import pluralize
+
+WATCH_SECONDS = 5.0
+"""Between two lines of `status --watch`."""
+
+
+@click.command()
+@click.argument("model")
+@dtype_option
+@device_option
+@json_option
+def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
+    """Show what ffmem sees in a model.
+
+    Prints its family, layers, memories, activation, norms and output head, and how exactly the
+    paper's equations hold on it.
+    """
+    from ffmem.models.describe import describe as describe_model
+
+    facts = describe_model(ffmem.load(model, dtype=dtype, device=device))
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        shown = _format(value)
+        if isinstance(value, dict):
+            shown = ", ".join(f"{key} {_format(part)}" for key, part in value.items())
+        click.echo(f"{name.replace('_', ' '):16} {shown}")
+
+
+def _format(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("corpus")
+@out_option
+@dataclass_options(IndexConfig)
+@dataclass_options(Corpus)
+@dataclass_options(BuildOptions)
+@dtype_option
+@click.option("--dry-run", is_flag=True, help="Show what the run would take; write nothing.")
+def index(
+    model: str, corpus: str, out: Path, dtype: str, device: str, dry_run: bool, **options: Any
+) -> None:
+    """Index the memories of a model over a corpus.
+
+    Finds which prefixes of CORPUS trigger each memory of MODEL, and which tokens its value
+    promotes. Resumes an unfinished run with the same settings.
+    """
+    source = Corpus(corpus, **take_options(options, Corpus))
+    config = take_options(options, IndexConfig)
+    execution = take_options(options, ExecutionConfig)
+    if dry_run:
+        click.echo(ffmem.estimate(model, source, dtype=dtype, device=device, **config, **execution))
+        return
+    made = ffmem.index(
+        model,
+        source,
+        out,
+        dtype=dtype,
+        device=device,
+        progress=Progress(),
+        **config,
+        **execution,
+        **options,
+    )
+    click.echo(repr(made))
+
+
+@click.command()
+@folder_argument
+@click.option("--watch", is_flag=True, help="Repeat every few seconds until the run is done.")
+@json_option
+def status(folder: Path, watch: bool, as_json: bool) -> None:
+    """Show indexing progress."""
+    from ffmem.indexing.status import status as index_status
+
+    while True:
+        found = index_status(folder)
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            click.echo(found)
+        if not watch or found.state == "finished":
+            return
+        time.sleep(WATCH_SECONDS)
+        click.echo()
+
+
+@click.command()
+@folder_argument
+@click.argument("corpus")
+@dataclass_options(Corpus)
+@index_model_option
+@dataclass_options(BuildOptions)
+def extend(folder: Path, corpus: str, **options: Any) -> None:
+    """Add a corpus to a finished index.
+
+    Model and settings are those of the index.
+    """
+    source = Corpus(corpus, **take_options(options, Corpus))
+    click.echo(repr(ffmem.extend(folder, source, progress=Progress(), **options)))
+
+
+@click.command()
+@click.argument("folders", metavar="DIR DIR…", nargs=-1, required=True, type=PATH)
+@out_option
+def merge(folders: tuple[Path, ...], out: Path) -> None:
+    """Merge indexes of parts of a corpus."""
+    click.echo(repr(ffmem.merge(folders, out, progress=Progress())))
+
+
+@click.command()
+@folder_argument
+def verify(folder: Path) -> None:
+    """Check every hash and invariant of an index.
+
+    Search files (search.sqlite) that do not fit the index are made again.
+    """
+    wrong = ffmem.verify(folder, Progress())
+    for sentence in wrong[1:]:
+        click.echo(sentence, err=True)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more, above)" if len(wrong) > 1 else ""
+        raise FfmemError(f"{folder} is not a sound index: {wrong[0]}{more}")
+    made = ffmem.open(folder)
+    files = pluralize(len(made.manifest.files), "files")
+    click.echo(f"Sound: {files}, {pluralize(len(made), 'memories')}.")

@@ -1,0 +1,105 @@
+"""Commands that read an index: show, search, export. None of them loads torch."""
+
+from pathlib import Path
+
+import click
+
+import ffmem
+from ffmem.cli.options import AT_LEAST_1, PATH, folder_argument, json_option, print_json
+from ffmem.errors import StoreError
+from ffmem.progress import Progress
+from ffmem.text import pluralize
+
+
+@click.command()
+@folder_argument
+@click.argument("cell")
+@json_option
+def show(folder: Path, cell: str, as_json: bool) -> None:
+    """Show a memory: its triggers, value and patterns.
+
+    CELL names the memory: L5N1234 is memory 1234 of layer 5.
+    """
+    from ffmem.patterns.kept import kept
+    from ffmem.patterns.shown import lines, seen, to_dict
+
+    index = ffmem.open(folder)
+    if index.live is not None:
+        click.echo(f"The index is unfinished: {index.live.progress}.", err=True)
+    memory = index[cell]
+    try:
+        patterns = seen(memory, kept(index))
+    except StoreError as error:  # the memory itself is sound
+        click.echo(f"Cannot show its patterns. {error}", err=True)
+        patterns = []
+    if as_json:
+        print_json({**memory.to_dict(), "patterns": [to_dict(one) for one in patterns]})
+    else:
+        click.echo("\n".join([str(memory), *lines(patterns, memory.gated)]))
+
+
+@click.command()
+@folder_argument
+@click.argument("query")
+@click.option(
+    "--in",
+    "place",
+    type=click.Choice(["values", "triggers", "patterns"]),
+    default="values",
+    show_default=True,
+    help="Where to search.",
+)
+@click.option("--regex", is_flag=True, help="QUERY is a regular expression.")
+@click.option("--layer", type=int, metavar="N", help="Search this layer only.")
+@click.option("--limit", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show.")
+@json_option
+def search(
+    folder: Path,
+    query: str,
+    place: str,
+    regex: bool,
+    layer: int | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Search memories by value, trigger or pattern.
+
+    In values, QUERY is a token or its beginning; in triggers, words in a row; in patterns, words of
+    their descriptions.
+    """
+    from ffmem.indexing.memory import visible, visible_token
+    from ffmem.patterns.searching import PatternHit
+
+    hits = ffmem.search(folder, query, place, regex=regex, layer=layer, limit=limit)
+    if as_json:
+        print_json([hit._asdict() for hit in hits])
+        return
+    readable = visible_token if place == "values" else visible
+    for hit in hits:
+        best = f"{hit.side} {hit.rank}"
+        source = f"  ({hit.kind}, {hit.source})" if isinstance(hit, PatternHit) else ""
+        click.echo(
+            f"{hit.cell:12} {hit.matches:4d}×  best: {best:12} {readable(hit.snippet)}{source}"
+        )
+    if not hits:
+        click.echo(f"No memory has {query!r} in its {place}.")
+
+
+@click.command()
+@folder_argument
+@click.argument("out", type=PATH)
+@click.option(
+    "--to",
+    type=click.Choice(["jsonl", "csv", "neuronpedia"]),
+    required=True,
+    help="Format; neuronpedia writes a new folder OUT.",
+)
+def export(folder: Path, out: Path, to: str) -> None:
+    """Export every memory for use in other programs.
+
+    In a CSV, texts that a spreadsheet would take for a formula get an apostrophe in front: those
+    that begin with = + - @, a tab or a carriage return. OUT must not be a symbolic link.
+    """
+    index = ffmem.open(folder)
+    ffmem.export(index, to, out, progress=Progress())
+    click.echo(f"Wrote {pluralize(len(index), 'memories')} to {out}.", err=True)

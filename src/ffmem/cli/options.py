@@ -1,0 +1,148 @@
+"""Arguments, options and output that several commands share."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+class OrderedGroup(click.Group):
+    """A group that lists its commands in the order of their definition."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(self.commands)
+
+
+class NumberOrAll(click.ParamType[int | str]):
+    """A number of something, or `all`."""
+
+    name = "N|all"
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        """Return the number, or `all`."""
+        if value == "all":
+            return "all"
+        if not re.fullmatch(r"0*[1-9][0-9]{0,17}", str(value)):
+            self.fail(f"{value!r} is neither a number of {self.what} nor 'all'.", param, ctx)
+        return int(value)
+
+
+PATH = click.Path(path_type=Path)
+AT_LEAST_1 = click.IntRange(min=1)
+
+folder_argument = click.argument("folder", metavar="DIR", type=PATH)
+place_argument = click.argument("place", metavar="MODEL_OR_DIR")
+out_option = click.option("--out", required=True, type=PATH, help="Folder to write.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+seed_option = click.option("--seed", default=0, show_default=True, help="Random seed.")
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu, cuda, cuda:N, mps, or split (layers over all GPUs).",
+)
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Number format of the model.",
+)
+index_dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Number format of the model. Default: as the index.",
+)
+index_model_option = click.option("--model", help="Where the model is now, if it has moved.")
+index_start_option = click.option(
+    "--start", help="Start token: auto, none, bos, eos, or a token. Default: as the index."
+)
+db_option = click.option(
+    "--db",
+    metavar="URL",
+    envvar="FFMEM_ANNOTATIONS",
+    help="SQLite file, or postgresql://…. Default: DIR-annotations.sqlite.",
+)
+
+
+def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds several options, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for add_option in reversed(options):
+            command = add_option(command)
+        return command
+
+    return decorate
+
+
+prompt_options = add_options(
+    index_start_option, index_model_option, index_dtype_option, device_option
+)
+
+edit_options = add_options(
+    click.option("--off", metavar="CELL", multiple=True, help="Switch a memory off."),
+    click.option("--set", metavar="CELL=X", multiple=True, help="Set its coefficient."),
+    click.option("--scale", metavar="CELL=X", multiple=True, help="Multiply its coefficient."),
+    click.option("--mean", metavar="CELL", multiple=True, help="Set its coefficient to its mean."),
+)
+"""Edits of memories; each may be given several times, or with several cells between commas."""
+
+
+def take_edits(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the edits from a command's values, and return them as `ffmem.trace` takes them."""
+    return {
+        "off": split_commas(options.pop("off")),
+        "set": _parse_numbers("set", options.pop("set")),
+        "scale": _parse_numbers("scale", options.pop("scale")),
+        "mean": split_commas(options.pop("mean")),
+    }
+
+
+def split_commas(values: tuple[str, ...]) -> list[str]:
+    """Return what stands between commas."""
+    found = [part.strip() for value in values for part in value.split(",")]
+    if not all(found):
+        raise click.UsageError("The name of a memory is empty. Write it like L5N1234.")
+    return found
+
+
+def _parse_numbers(name: str, values: tuple[str, ...]) -> dict[str, float]:
+    """Return the number of every cell."""
+    found: dict[str, float] = {}
+    for part in split_commas(values):
+        cell, equals, number = part.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not equals or not math.isfinite(value):
+            raise click.UsageError(
+                f"--{name} {part}: give a memory and a finite number, like L5N1234=2.5."
+            )
+        if found.setdefault(cell.strip(), value) != value:
+            raise click.UsageError(f"--{name} gives {cell.strip()} two numbers. Keep one.")
+    return found
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def print_result(result: Any, as_json: bool) -> None:
+    """Print a result as JSON or as text."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        click.echo(str(result))

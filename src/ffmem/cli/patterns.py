@@ -1,0 +1,127 @@
+"""Commands about patterns in triggers: patterns detect, show, export, explain."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffmem
+from ffmem.cli.options import (
+    AT_LEAST_1,
+    PATH,
+    OrderedGroup,
+    folder_argument,
+    json_option,
+    print_json,
+    print_result,
+    seed_option,
+)
+from ffmem.cli_options import dataclass_options
+from ffmem.errors import FfmemError
+from ffmem.parallel import ExecutionConfig
+from ffmem.progress import Progress
+from ffmem.text import pluralize
+
+
+@click.group(cls=OrderedGroup)
+def patterns() -> None:
+    """Find patterns in the triggers of memories.
+
+    The paper's protocol asks people instead: see `ffmem annotate`.
+    """
+
+
+@patterns.command()
+@folder_argument
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.05,
+    show_default=True,
+    help="False discovery rate over all memories and tests.",
+)
+@click.option(
+    "--space",
+    type=click.Choice(["lsa", "minilm"]),
+    default="lsa",
+    show_default=True,
+    help="Compare topics by corpus statistics or by sentence embeddings.",
+)
+@seed_option
+@dataclass_options(ExecutionConfig, only=("workers", "ray"), defaults={"workers": 2})
+@click.option(
+    "--shuffled",
+    is_flag=True,
+    help="Control: shuffle triggers among memories, and store nothing.",
+)
+@json_option
+def detect(folder: Path, as_json: bool, **options: Any) -> None:
+    """Find patterns without a language model.
+
+    Looks for patterns in the first 25 triggers of every memory, and keeps those that the next 25
+    confirm.
+    """
+    print_result(ffmem.detect(folder, progress=Progress(), **options), as_json)
+
+
+@patterns.command()
+@folder_argument
+@click.argument("cell")
+@json_option
+def show(folder: Path, cell: str, as_json: bool) -> None:
+    """Show the patterns of a memory, from all sources."""
+    from ffmem.patterns.kept import kept
+    from ffmem.patterns.searching import no_patterns
+    from ffmem.patterns.shown import lines, seen, to_dict
+
+    index = ffmem.open(folder)
+    memory = index[cell]
+    sources = kept(index)
+    if not sources:
+        raise FfmemError(no_patterns(index))
+    found = seen(memory, sources)
+    if as_json:
+        print_json([to_dict(one) for one in found])
+        return
+    click.echo("\n".join([str(memory.cell), *lines(found, memory.gated)]))
+    if not found:
+        names = ", ".join(one.source for one in sources)
+        click.echo(f"No pattern was found in its triggers (sources: {names}).")
+
+
+@patterns.command()
+@folder_argument
+@click.argument("out", type=PATH)
+def export(folder: Path, out: Path) -> None:
+    """Write all patterns to a .parquet, .jsonl or .csv file.
+
+    In a CSV, texts that a spreadsheet would take for a formula get an apostrophe in front.
+    """
+    n = ffmem.export_patterns(folder, out)
+    click.echo(f"Wrote {pluralize(n, 'patterns')} to {out}.", err=True)
+
+
+@patterns.command()
+@folder_argument
+@click.argument("cells", metavar="[CELL]...", nargs=-1)
+@click.option("--per-layer", type=AT_LEAST_1, help="Draw N memories per layer instead of CELLs.")
+@click.option("--model", required=True, help="Name of the model at the endpoint.")
+@click.option(
+    "--url",
+    default="http://127.0.0.1:8080/v1",
+    show_default=True,
+    help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY.",
+)
+@seed_option
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds to wait for an answer.")
+@json_option
+def explain(folder: Path, cells: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Ask a language model for patterns.
+
+    Tests its answers blind on other triggers. Interrupted? Rerun the command to resume.
+    """
+    found = ffmem.explain(folder, cells, progress=Progress(), **options)
+    if as_json:
+        print_json(found._asdict())
+    else:
+        click.echo(str(found))

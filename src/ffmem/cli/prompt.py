@@ -1,0 +1,178 @@
+"""Commands that run a model on a prompt, or look at its vectors: trace, effect, neighbours."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffmem
+from ffmem.cli.options import (
+    AT_LEAST_1,
+    PATH,
+    device_option,
+    edit_options,
+    index_model_option,
+    json_option,
+    place_argument,
+    print_json,
+    print_result,
+    prompt_options,
+    split_commas,
+    take_edits,
+)
+from ffmem.progress import Progress
+
+
+@click.command()
+@place_argument
+@click.argument("prompt")
+@click.option(
+    "--top",
+    type=AT_LEAST_1,
+    default=10,
+    show_default=True,
+    help="Tokens and memories per layer, in --json.",
+)
+@click.option("--position", default=-1, show_default=True, help="Position to read, from 0.")
+@edit_options
+@click.option("--at", "positions", type=int, multiple=True, help="Edit only at this position.")
+@click.option("--generate", type=AT_LEAST_1, metavar="N", help="Continue the prompt by N tokens.")
+@click.option("--temperature", type=float, help="Sample the continuation. Default: greedy.")
+@click.option("--seed", type=int, help="Random seed of a sampled continuation. Default: 0.")
+@click.option("--grid", is_flag=True, help="Also show every layer at every position.")
+@prompt_options
+@json_option
+def trace(
+    place: str,
+    prompt: str,
+    positions: tuple[int, ...],
+    generate: int | None,
+    seed: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Trace a prompt through the layers of a model.
+
+    Shows what each layer predicts and which memories contribute most. With an index instead of a
+    model, percentiles tell how unusual a coefficient is. With edits, the prompt also runs under
+    them, at every position or at those of --at.
+    """
+    edits = take_edits(options)
+    if positions and not any(edits.values()):
+        raise click.UsageError("--at needs an edit: --off, --set, --scale or --mean.")
+    if options["temperature"] is not None and generate is None:
+        raise click.UsageError("--temperature needs --generate.")
+    if seed is not None and options["temperature"] is None:
+        raise click.UsageError("--seed needs --temperature: greedy decoding is not random.")
+    found = ffmem.trace(
+        place,
+        prompt,
+        positions=list(positions) or None,
+        generate=generate or 0,
+        seed=seed or 0,
+        progress=Progress(),
+        **edits,
+        **options,
+    )
+    print_result(found, as_json)
+
+
+@click.command()
+@place_argument
+@click.argument("prompt", required=False)
+@click.option("--target", metavar="TOKEN", help="Token to measure. Default: the predicted one.")
+@click.option("--position", type=int, help="Position to read, from 0. Default: the last.")
+@click.option("--at", "positions", type=int, multiple=True, help="Switch off only here.")
+@click.option("--top", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show.")
+@click.option(
+    "--candidates",
+    type=click.IntRange(min=0),
+    default=200,
+    show_default=True,
+    help="Memories to measure, chosen by estimates.",
+)
+@click.option("--cell", "cells", metavar="CELL", multiple=True, help="Also measure this memory.")
+@click.option("--integrated", is_flag=True, help="Also estimate by integrated gradients.")
+@click.option("--steps", type=AT_LEAST_1, help="Steps of integrated gradients. Default: 20.")
+@click.option("--prompts", type=PATH, help="File of prompts and targets: .jsonl, .tsv, .txt.")
+@click.option("--against", type=PATH, help="File of control prompts, to subtract their mean.")
+@prompt_options
+@json_option
+def effect(
+    place: str,
+    prompt: str | None,
+    target: str | None,
+    position: int | None,
+    positions: tuple[int, ...],
+    cells: tuple[str, ...],
+    integrated: bool,
+    steps: int | None,
+    prompts: Path | None,
+    against: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure what memories do to the next token.
+
+    Switches memories off one at a time, and shows the exact change of the log-probability of the
+    next token of PROMPT, beside cheap estimates. Negative: the memory supported the token. With
+    --prompts, averages over a file.
+    """
+    if (prompt is None) == (prompts is None):
+        raise click.UsageError("Give either PROMPT or --prompts.")
+    if steps is not None and not integrated:
+        raise click.UsageError("--steps needs --integrated.")
+    if prompt is None and (target is not None or position is not None or positions):
+        raise click.UsageError("--target, --position and --at need PROMPT, not --prompts.")
+    if prompt is not None and against is not None:
+        raise click.UsageError("--against needs --prompts.")
+    found = ffmem.effect(
+        place,
+        prompt,
+        target=target,
+        position=position,
+        positions=list(positions) or None,
+        prompts=prompts,
+        against=against,
+        cells=split_commas(cells),
+        integrated=integrated,
+        steps=steps or 20,
+        progress=Progress(),
+        **options,
+    )
+    print_result(found, as_json)
+
+
+@click.command()
+@place_argument
+@click.argument("cell")
+@click.option(
+    "--by",
+    type=click.Choice(["value", "key"]),
+    default="value",
+    show_default=True,
+    help="Vectors to compare; in gated models, key is the gate's.",
+)
+@click.option(
+    "--limit", "n", type=AT_LEAST_1, default=10, show_default=True, help="Memories to show."
+)
+@index_model_option
+@device_option
+@json_option
+def neighbours(
+    place: str, cell: str, by: str, n: int, model: str | None, device: str, as_json: bool
+) -> None:
+    """Find memories with similar values or keys.
+
+    Lists those whose vectors point most nearly the same way as CELL's, or the opposite way.
+    """
+    found = ffmem.neighbours(
+        place, cell, by=by, n=n, model=model, device=device, progress=Progress()
+    )
+    if as_json:
+        print_json([{"cell": str(one.cell), "cosine": one.cosine} for one in found])
+        return
+    for one in found:
+        click.echo(f"{one.cell!s:12} {one.cosine:+.4f}")
+    if not found:
+        click.echo(f"{cell} has no neighbours: its {by} is all zeros.")

@@ -1,0 +1,86 @@
+"""Commands that open the explorer: serve, demo."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import ffmem
+from ffmem.cli.options import AT_LEAST_1, PATH, db_option, device_option, index_model_option
+
+
+@click.command()
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PATH)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8800,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--token",
+    is_flag=False,
+    flag_value="new",
+    envvar="FFMEM_TOKEN",
+    help="Require this token; without a value, make one. Needed by --host.",
+)
+@click.option(
+    "--allow-host",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="Another name of this machine that browsers may use.",
+)
+@click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    type=PATH,
+    metavar="FOLDER",
+    help="Output of report or experiment. Default: DIR-report.",
+)
+@index_model_option
+@db_option
+@click.option("--open/--no-open", "open_browser", default=False, help="Open a browser.")
+@device_option
+def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None:
+    """Serve indexes on a local web page.
+
+    Browse, search and trace them in a browser.
+    """
+
+    def ready(address: str) -> None:
+        click.echo(f"The explorer is at {address}\nPress Ctrl-C to stop it.")
+        if open_browser:
+            click.launch(address)
+
+    ffmem.serve(folders, ready=ready, **options)
+
+
+@click.command()
+@click.option("--tiny", is_flag=True, help="Use mini-wiki: a minute, no network.")
+@click.option("--out", show_default="demo, or demo-tiny", type=PATH, help="Folder to write.")
+@click.option(
+    "--limit",
+    type=AT_LEAST_1,
+    show_default="2000; with --tiny, all",
+    help="Read at most this many sentences.",
+)
+@click.option("--no-serve", is_flag=True, help="Do not open the explorer at the end.")
+def demo(tiny: bool, out: Path | None, limit: int | None, no_serve: bool) -> None:
+    """Index a model, measure the paper, open the explorer.
+
+    The model is smollm2-135m over a part of WikiText-2. With --tiny, it is a small model over a
+    small text that both come with ffmem. The explorer opens on a terminal only.
+    """
+    from ffmem.demo import FULL, TINY, explore
+    from ffmem.demo import demo as run_demo
+
+    choice = TINY if tiny else FULL
+    folder = out or choice.out
+    run_demo(choice, folder, limit or choice.limit)
+    if not no_serve and sys.stdout.isatty():
+        explore(folder)

@@ -1,1 +1,0 @@
-"""The subcommands of `ffmem`: each reads its arguments, calls one function, prints."""
