@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import ffmem
 from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing import query as query_module
 from ffmem.indexing import search
-from ffmem.indexing.expression import Expression
 from ffmem.indexing.memory import visible_token
-from ffmem.indexing.search import Query, Search
-from ffmem.indexing.searchable import NotSearchable
+from ffmem.indexing.query import Expression, Query
+from ffmem.indexing.search import Search
+from ffmem.indexing.search_db import NotSearchable
 from tests.texts import LINES
 
 ALL = 10_000
@@ -177,15 +178,15 @@ def test_a_layer_and_a_limit_choose_among_all_hits(tiny_index, place):
 @pytest.mark.parametrize(
     ("query", "options", "message"),
     [
-        ("", {}, "Nothing was searched for"),
-        (" \t", {"place": "triggers"}, "Nothing was searched for"),
-        ("(", {"regex": True}, r"'\(' is not a regular expression"),
+        ("", {}, "The query is empty"),
+        (" \t", {"place": "triggers"}, "The query is empty"),
+        ("(", {"regex": True}, r"'\(' is not a valid regular expression"),
         ("(?:(?:a{1000}){1000}){4}", {"regex": True}, "is too large"),
         ("(?R)", {"regex": True, "place": "triggers"}, "searches do not support"),
         ("the", {"layer": 2}, "no layer 2: the model has layers 0 to 1"),
         ("the", {"layer": -1}, "no layer -1"),
         ("the", {"place": "patterns"}, "no patterns yet"),
-        ("the", {"place": "keys"}, "'keys' was given"),
+        ("the", {"place": "keys"}, "--in keys: unknown value"),
     ],
 )
 def test_a_search_that_cannot_be_done_says_why(tiny_index, query, options, message):
@@ -268,9 +269,9 @@ def test_a_damaged_index_is_named_when_its_search_file_is_made(folder):
 
 
 def test_a_regular_expression_that_never_ends_is_stopped(tiny_index, monkeypatch):
-    with pytest.raises(FfmemError, match=r"takes too long: no answer after 0\.3 seconds\. Make"):
+    with pytest.raises(FfmemError, match=r"takes too long: stopped after 0\.3 seconds\. Make"):
         Expression("(a|aa)+$", 0.3).search("a" * 60 + "b")
-    monkeypatch.setattr(search, "SECONDS", 0.0)
+    monkeypatch.setattr(query_module, "SECONDS", 0.0)
     with pytest.raises(FfmemError, match="takes too long"):
         ffmem.search(tiny_index, "the", place="triggers", regex=True)
 
@@ -493,13 +494,13 @@ def test_hostile_texts_are_searched_like_any_other(index, opened, everything, qu
     def never(*_):
         raise AssertionError("the search file was made again")
 
-    monkeypatch.setattr(search, "make_searchable", never)
+    monkeypatch.setattr(search, "make_search_db", never)
     for place in ("values", "triggers"):
         for prefix in (False, True):
             try:
                 found = opened.found(Query(query, prefix=prefix), place, limit=ALL)
             except FfmemError as error:
-                assert "Nothing was searched for" in str(error)  # noqa: PT017
+                assert "The query is empty" in str(error)  # noqa: PT017
                 assert not query.strip()
                 continue
             assert found.total == len(found.hits)
@@ -510,7 +511,7 @@ def test_hostile_texts_are_searched_like_any_other(index, opened, everything, qu
 @pytest.mark.parametrize("query", ["\ud800", "the \udfff", "\udc80river"])
 def test_half_a_character_is_refused(tiny_index, query):
     for place in ("values", "triggers"):
-        with pytest.raises(FfmemError, match="holds half of a character"):
+        with pytest.raises(FfmemError, match="contains half a character"):
             ffmem.search(tiny_index, query, place=place)
 
 
@@ -521,5 +522,5 @@ def test_a_folder_that_may_not_be_written_to_is_told(folder, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "touch", refused)
-    with pytest.raises(NotSearchable, match=r"no search file .* cannot be written to: Permission"):
+    with pytest.raises(NotSearchable, match=r"no search file .* is not writable: Permission"):
         Search(ffmem.open(folder))

@@ -287,4 +287,4 @@ def test_a_search_file_that_cannot_be_made_again_is_told(folder):
     (folder / "search.sqlite").unlink(missing_ok=True)
     (folder / "search.sqlite").mkdir()
     (wrong,) = ffmem.verify(folder)
-    assert wrong.startswith("search.sqlite does not fit the index, and cannot be made again. ")
+    assert wrong.startswith("search.sqlite does not fit the index and cannot be made again. ")

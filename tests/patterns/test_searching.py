@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import ffmem
 from ffmem.errors import FfmemError
-from ffmem.indexing.search import Query
-from ffmem.indexing.searchable import NotSearchable
+from ffmem.indexing.query import Query
+from ffmem.indexing.search_db import NotSearchable
 from ffmem.patterns.kept import SOURCES, kept
 from ffmem.patterns.searching import PatternSearch, text_of
 from ffmem.progress import Progress
@@ -178,7 +178,7 @@ def test_expressions_and_signs_are_found_too(planted):
     assert [hit.cell for hit in search.find("—")] == ["L1N3"]
     assert [hit.cell for hit in search.find("* OR NEAR(")] == ["L1N7"]
     assert [hit.cell for hit in search.find('"')] == ["L1N7"]
-    with pytest.raises(FfmemError, match="not a regular expression"):
+    with pytest.raises(FfmemError, match="not a valid regular expression"):
         search.find("(", regex=True)
     with pytest.raises(FfmemError, match="is too large"):
         search.find("(?:(?:a{1000}){1000}){4}", regex=True)
@@ -186,7 +186,7 @@ def test_expressions_and_signs_are_found_too(planted):
 
 @pytest.mark.parametrize(
     ("query", "layer", "says"),
-    [(" ", None, "Nothing was searched"), ("a", 2, "no layer 2"), ("\ud800", None, "surrogate")],
+    [(" ", None, "The query is empty"), ("a", 2, "no layer 2"), ("\ud800", None, "surrogate")],
 )
 def test_what_cannot_be_searched_for_is_refused(planted, query, layer, says):
     with pytest.raises(FfmemError, match=says):

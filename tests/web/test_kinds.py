@@ -111,7 +111,7 @@ def test_what_needs_values_is_refused_where_there_are_none(visitor):
     for address in ("/search", "/api/search"):
         refused = visitor(address, "lambda", q="river", **{"in": "values"})
         assert refused.status_code == 422
-        assert "Values were to be searched" in unescape(refused.text)
+        assert "Cannot search in values" in unescape(refused.text)
     assert visitor("/layer/1", "lambda", has="river").status_code == 200
 
 

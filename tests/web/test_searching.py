@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from ffmem.indexing.search import Query, Search
+from ffmem.indexing.query import Query
+from ffmem.indexing.search import Search
 from ffmem.web import grouped
 from ffmem.web.app import make_app
 from ffmem.web.library import Library
@@ -185,7 +186,7 @@ def test_without_a_query_the_page_tells_what_there_is_and_each_example_finds_som
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"q": "/(/"}, "'(' is not a regular expression"),
+        ({"q": "/(/"}, "'(' is not a valid regular expression"),
         ({"q": "/(?:(?:a{1000}){1000}){4}/"}, "is too large"),
         ({"q": "/(?R)/"}, "searches do not support"),
         ({"q": "x" * 201}, "has 201 characters; the page takes 200"),
@@ -208,7 +209,7 @@ def test_what_cannot_be_searched_is_a_sentence(client, parameters, message):
 def test_nothing_to_search_for_is_told_to_programs(client):
     response = client.get("/api/search")
     assert response.status_code == 422
-    assert "Nothing was searched for" in response.json()["error"]
+    assert "The query is empty" in response.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def test_an_expression_that_never_ends_is_stopped_soon(client, monkeypatch):
     monkeypatch.setattr(grouped, "SECONDS", 0.0)
     response = client.get("/api/search", params={"q": "/(a|aa)+$/"})
     assert response.status_code == 422
-    assert "takes too long: no answer after 0 seconds" in response.json()["error"]
+    assert "takes too long: stopped after 0 seconds" in response.json()["error"]
 
 
 def test_frequent_words_are_counted_in_part_and_the_page_says_so(client, monkeypatch):

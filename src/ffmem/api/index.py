@@ -248,7 +248,7 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
 
     Search files follow from the rest: one that does not fit a sound index is made again.
     """
-    from ffmem.indexing import searchable
+    from ffmem.indexing import search_db
     from ffmem.indexing.verify import verify as verify_index
     from ffmem.patterns import searching
     from ffmem.patterns.kept import damaged
@@ -258,7 +258,7 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
     if wrong:
         return wrong
     for name, restore_search in (
-        ("search.sqlite", searchable.restore_search),
+        ("search.sqlite", search_db.restore_search),
         ("patterns/search.sqlite", searching.restore_search),
     ):
         try:

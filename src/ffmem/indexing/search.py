@@ -1,15 +1,11 @@
-"""Search over everything that an index shows: tokens of values, text of triggers.
+"""Search in the values and the triggers of an index.
 
-`search.sqlite` is derived from the index and made again when it is missing or of another index.
-It holds inverted lists: from a token to the values at whose ends it stands, and from a sentence
-to the memories that it triggers, with the place where each prefix ends. A text is found by
-SQLite's full-text index; a hit counts only if it ends within the prefix.
-
-While somebody types, the last word is taken as a beginning. What the whole word finds, every
-beginning of it finds too.
+A query is looked up in `search.sqlite` (`search_db.py`): tokens of values by their text, sentences
+by SQLite's full-text index. A sentence counts for a trigger only if the match ends within the
+trigger's prefix. While you type, the last word is taken as a beginning; what a whole word finds,
+every beginning of it finds too.
 """
 
-import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,40 +16,39 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.indexing.excerpt import Excerpt, of_sentence, of_token
-from ffmem.indexing.expression import Expression
-from ffmem.indexing.searchable import (
+from ffmem.indexing.query import (
+    Excerpt,
+    Expression,
+    Query,
+    count_words,
+    end_of_range,
+    end_of_word,
+    ends_in_word,
+    excerpt_of_sentence,
+    excerpt_of_token,
+    has_word,
+    token_beginnings,
+    token_forms,
+)
+from ffmem.indexing.search_db import (
     DAMAGED,
     TRIGGER_POSTING,
     VALUE_POSTING,
     connect,
     is_current,
-    make_searchable,
+    make_search_db,
 )
 from ffmem.indexing.store import Index
-from ffmem.indexing.words import (
-    count_words,
-    end_of_word,
-    ends_in_word,
-    has_word,
-    past,
-    token_beginnings,
-    token_forms,
-)
 
-# What FTS5 is asked to put around a match: nothing that a corpus could hold on purpose.
+# Marks that FTS5 puts around a match: nothing that a corpus could contain on purpose.
 _OPEN, _CLOSE = (f"\x01{secrets.token_hex(8)}{side}" for side in "()")
 
-
-SECONDS = 20.0
-"""How long a regular expression may take over a whole index."""
-
 _NEVER = 2**31 - 1
-"""Where no prefix ends."""
+"""An end that no prefix reaches."""
 
 
 class Hit(NamedTuple):
-    """A memory that was found: in how many entries, and where the best of them stands."""
+    """A memory that was found: its number of matches, and the best one."""
 
     cell: str
     matches: int
@@ -64,7 +59,7 @@ class Hit(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A memory that was found, as `Hit` has it, with the found text in its parts."""
+    """A `Hit` whose snippet is an `Excerpt`."""
 
     cell: str
     matches: int
@@ -79,58 +74,22 @@ class Found(NamedTuple):
     total: int
     hits: list[Finding]
     looked_at: int | None = None
-    """Sentences that were counted, if there are more with what was searched for; else None."""
+    """Sentences that were looked at, if more of them match; else None."""
 
 
-class Query(NamedTuple):
-    """What is searched for, and how much may be looked at."""
-
-    text: str
-    regex: bool = False
-    prefix: bool = False
-    """The last word may be the beginning of one."""
-    most: int | None = None
-    """Triggers to look at, in the order of the corpus and sentence by sentence; None: all."""
-    seconds: float | None = None
-    """For a regular expression; None: SECONDS."""
-
-    def expression(self) -> Expression | None:
-        """Return the regular expression, if it is one."""
-        return Expression(self.text, self._seconds()) if self.regex else None
-
-    def literal(self) -> Expression:
-        """Return the text as an expression: FTS5 sees words only."""
-        return Expression(re.escape(self.text), self._seconds())
-
-    def refuse_odd(self, layer: int | None, index: Index) -> None:
-        """Refuse what cannot be searched for, in a layer or in all."""
-        if not self.text.strip():
-            raise FfmemError("Nothing was searched for: give a word, a phrase or a token.")
-        if any("\ud800" <= character <= "\udfff" for character in self.text):
-            raise FfmemError(
-                f"{self.text!r} holds half of a character (a lone surrogate), which no text does."
-                " Search for whole ones."
-            )
-        if layer is not None:
-            index.layout.check_layer(layer)
-
-    def _seconds(self) -> float:
-        return SECONDS if self.seconds is None else self.seconds
-
-
-def _refuse_other(place: str, index: Index) -> None:
-    """Refuse to search in anything but triggers, and values where there are any."""
+def _check_place(place: str, index: Index) -> None:
+    """Raise unless an index has this to search in."""
     if place == "patterns":
         raise FfmemError(
-            "Patterns have a search of their own (ffmem.patterns.searching.PatternSearch,"
-            " `ffmem search --in patterns`). This one looks in values or triggers."
+            "Search searches in values or triggers. For patterns, use"
+            " ffmem.search(..., place='patterns') or `ffmem search --in patterns`."
         )
     if place not in {"values", "triggers"}:
-        raise FfmemError(f"--in takes values, triggers or patterns; {place!r} was given.")
+        raise FfmemError(f"--in {place}: unknown value. Give one of values, triggers, patterns.")
     if place == "values" and not index.manifest.model.has_values:
         raise NoStaticValues(
-            "Values were to be searched, and the memories of this index have none that is static:"
-            " search in triggers (--in triggers) or patterns."
+            "Cannot search in values: the memories of this index have no static ones. Search in"
+            " triggers (--in triggers) or patterns."
         )
 
 
@@ -141,7 +100,7 @@ class Search:
         self.index = index
         self._path = index.folder / "search.sqlite"
         if not is_current(self._path, index):
-            make_searchable(self._path, index)
+            make_search_db(self._path, index)
         self._base = connect(self._path)
 
     def close(self) -> None:
@@ -156,7 +115,7 @@ class Search:
         layer: int | None = None,
         limit: int = 20,
     ) -> list[Hit]:
-        """Return the memories with most matches, ties to the better rank, then the lower cell."""
+        """Return the memories with most matches; ties go to the better rank, then lower cell."""
         found = self.found(Query(query, regex), place, layer, 0, limit)
         return [
             Hit(*hit[:4], hit.excerpt.plain if place == "values" else hit.excerpt.bracketed)
@@ -167,22 +126,22 @@ class Search:
         self, query: Query, place: str, layer: int | None = None, offset: int = 0, limit: int = 20
     ) -> Found:
         """Return how many memories are found, and those from the `offset`-th on, best first."""
-        query.refuse_odd(layer, self.index)
-        _refuse_other(place, self.index)
+        query.check(layer, self.index)
+        _check_place(place, self.index)
         look = self._in_values if place == "values" else self._in_triggers
         part = slice(offset, offset + limit)
         try:
             return look(query, query.expression(), layer, part)
         except DAMAGED:
             self.close()
-            make_searchable(self._path, self.index)
+            make_search_db(self._path, self.index)
             self._base = connect(self._path)
             return look(query, query.expression(), layer, part)
 
     def _in_values(
         self, query: Query, expression: Expression | None, layer: int | None, part: slice
     ) -> Found:
-        """Find values by the tokens at their ends: a whole token, with or without its space."""
+        """Find memories by tokens at the ends of their values, with or without leading space."""
         found = {id: (token, blob) for id, token, blob in self._tokens(query, expression)}
         postings = np.frombuffer(b"".join(blob for _, blob in found.values()), VALUE_POSTING)
         sizes = [len(blob) // VALUE_POSTING.itemsize for _, blob in found.values()]
@@ -194,7 +153,7 @@ class Search:
                 count,
                 rank,
                 "top" if side > 0 else "bottom",
-                of_token(found[id][0], query.text, expression),
+                excerpt_of_token(found[id][0], query.text, expression),
             )
             for cell, count, rank, side, id in best
         ]
@@ -215,7 +174,7 @@ class Search:
         if query.prefix:
             for begin in sorted(token_beginnings(query.text)):
                 yield from self._base.execute(
-                    f"{chosen} WHERE folded >= ? AND folded < ?", (begin, past(begin))
+                    f"{chosen} WHERE folded >= ? AND folded < ?", (begin, end_of_range(begin))
                 )
 
     def _in_triggers(
@@ -238,12 +197,12 @@ class Search:
             if expression is not None:
                 span = expression.search(text, end).span()
             name = "positive" if side > 0 else "negative"
-            hits.append(Finding(str(cell), count, rank, name, of_sentence(text, span, end)))
+            hits.append(Finding(str(cell), count, rank, name, excerpt_of_sentence(text, span, end)))
         return Found(total, hits, len(rows.sentences) if rows.cut else None)
 
     def _words(self, query: Query) -> "_Rows":
-        """Return the sentences that hold the words of the query in a row, any case or accent."""
-        # A phrase: no operator of FTS5 gets through.
+        """Return the sentences with the words of the query in a row, in any case and accents."""
+        # Quoted, so that no operator of FTS5 gets through.
         phrase = '"' + query.text.replace("\0", " ").replace('"', '""') + '"'
         if query.prefix and ends_in_word(query.text):
             phrase += " *"
@@ -265,7 +224,7 @@ class Search:
         return rows
 
     def _matching(self, query: Query, expression: Expression) -> "_Rows":
-        """Return the sentences of which a beginning matches, with where it can end."""
+        """Return the sentences of which a prefix matches an expression."""
         rows = _Rows(query.most)
         texts = "SELECT sentence, text FROM sentences"
         if query.regex:
@@ -279,7 +238,7 @@ class Search:
                 "SELECT postings FROM sentences WHERE sentence = ?", (sentence,)
             ).fetchone()
             ends = sorted(set(np.frombuffer(blob, TRIGGER_POSTING)["end"].tolist()))
-            least, single = expression.reach(text, ends)
+            least, single = expression.prefix_range(text, ends)
             if least is None and not single:
                 continue
             if not rows.add(sentence, blob, _NEVER if least is None else least, (0, 0)):
@@ -326,24 +285,24 @@ class Search:
 
 @dataclass
 class _Rows:
-    """Sentences in which a text was found, with their postings and where prefixes must end."""
+    """Sentences that match, with their postings and where prefixes must end."""
 
     most: int | None
-    """How many postings are looked at; None: all."""
+    """Postings to look at; None: all."""
     sentences: list[int] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
     least: list[int] = field(default_factory=list)
-    """Every prefix of at least so many characters holds what was found."""
+    """Every prefix of at least this many characters contains the match."""
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """Where words stand; an expression may stand elsewhere in each prefix."""
+    """Where words match; an expression may match elsewhere in each prefix."""
     single: list[tuple[int, int]] = field(default_factory=list)
-    """(row, end) of shorter prefixes that hold it too."""
+    """(row, end) of shorter prefixes that match, too."""
     n_postings: int = 0
     cut: bool = False
     """Whether a sentence was left out."""
 
     def add(self, sentence: int, blob: bytes, least: int, span: tuple[int, int]) -> bool:
-        """Add one sentence, if there is room for it: whether there was."""
+        """Add a sentence unless there are enough; return whether it was added."""
         if self.most is not None and self.n_postings >= self.most:
             self.cut = True
             return False
@@ -355,7 +314,7 @@ class _Rows:
         return True
 
     def reached(self, ends: ndarray, owners: ndarray) -> ndarray:
-        """Return which postings are of prefixes that hold it; `owners` are their rows."""
+        """Return which postings are of prefixes with a match; `owners` are their rows."""
         inside: ndarray = ends >= np.asarray(self.least, np.int64)[owners]
         if self.single:
             rows, single = np.asarray(self.single, np.int64).T

@@ -22,12 +22,18 @@ from numpy import ndarray
 
 from ffmem.errors import FfmemError
 from ffmem.files import committing, sha256
-from ffmem.indexing.excerpt import Excerpt
-from ffmem.indexing.expression import Expression
-from ffmem.indexing.search import Finding, Found, Query
-from ffmem.indexing.searchable import DAMAGED, connect, refuse_unwritable, restore
+from ffmem.indexing.query import (
+    Excerpt,
+    Expression,
+    Query,
+    count_words,
+    end_of_word,
+    ends_in_word,
+    has_word,
+)
+from ffmem.indexing.search import Finding, Found
+from ffmem.indexing.search_db import DAMAGED, check_writable, connect, restore
 from ffmem.indexing.store import Index
-from ffmem.indexing.words import count_words, end_of_word, ends_in_word, has_word
 from ffmem.patterns.kept import SOURCES, Patterns, is_stale, kept
 from ffmem.patterns.pattern import Pattern
 
@@ -108,7 +114,7 @@ class PatternSearch:
         self, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
     ) -> tuple[int, list[FoundPattern]]:
         """Return the same, each with the kind and the source of its best pattern."""
-        query.refuse_odd(layer, self.index)
+        query.check(layer, self.index)
         try:
             return self._look(query, layer, slice(offset, offset + limit))
         except DAMAGED:
@@ -215,7 +221,7 @@ def restore_search(index: Index) -> bool:
 
 def _write(path: Path, index: Index, patterns: list[Patterns]) -> None:
     with committing(path) as temporary:
-        refuse_unwritable(
+        check_writable(
             temporary,
             f"The patterns in {path.parent} have no search file (search.sqlite) of their present"
             " state",

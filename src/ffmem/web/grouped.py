@@ -15,9 +15,9 @@ from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError, UnknownCell
-from ffmem.indexing.excerpt import Excerpt
-from ffmem.indexing.search import Finding, Found, Query
-from ffmem.indexing.searchable import NotSearchable
+from ffmem.indexing.query import Excerpt, Query
+from ffmem.indexing.search import Finding, Found
+from ffmem.indexing.search_db import NotSearchable
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
 from ffmem.patterns.searching import PatternSearch

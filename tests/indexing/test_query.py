@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ffmem.errors import FfmemError
-from ffmem.indexing.expression import MOST_UNROLLED, Expression, without_ends
+from ffmem.indexing.query import MAX_UNROLLED, Expression, without_ends
 
 PATTERNS = [
     *("a", "ab", "a.*", "a.*?b", "^a", "^b", "a|b$", "$", "^$", r"\bab\b", r"\b", r"\B", "b$"),
@@ -55,7 +55,7 @@ def test_the_beginnings_that_match_are_those_that_match_alone(pattern, text, end
 
     lengths = sorted(end for end in ends if end <= len(text))
     expression = Expression(pattern, 5.0)
-    least, single = expression.reach(text, lengths)
+    least, single = expression.prefix_range(text, lengths)
     found = [end for end in lengths if end in single or (least is not None and end >= least)]
     assert found == [end for end in lengths if regex.search(pattern, text[:end])]
     if found:
@@ -94,13 +94,13 @@ def test_ends_are_taken_out_where_nothing_else_looks_ahead(pattern, loose):
 
 @pytest.mark.parametrize("pattern", ["(", "[", "a**", "*", "(?P<n>", "\\", "{1}?+"])
 def test_what_is_no_expression_is_told(pattern):
-    with pytest.raises(FfmemError, match="is not a regular expression: "):
+    with pytest.raises(FfmemError, match="is not a valid regular expression: "):
         Expression(pattern, 1.0)
 
 
 def test_an_expression_stops_when_its_time_is_over_however_many_texts_it_took():
     expression = Expression("a", 0.05)
-    with pytest.raises(FfmemError, match=r"takes too long: no answer after 0\.05 seconds"):
+    with pytest.raises(FfmemError, match=r"takes too long: stopped after 0\.05 seconds"):
         any(expression.possible("b" * 100) for _ in range(10_000_000))
 
 
@@ -178,7 +178,7 @@ def test_whatever_is_tried_takes_little(pattern):
 def test_an_expression_may_have_so_many_characters_once_its_repeats_are_written_out(
     pattern, unrolled
 ):
-    fits = (MOST_UNROLLED - 10) // unrolled
+    fits = (MAX_UNROLLED - 10) // unrolled
     Expression(pattern % fits, 1.0)
     with pytest.raises(FfmemError, match="too large"):
         Expression(pattern % (fits + 10), 1.0)

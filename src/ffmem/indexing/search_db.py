@@ -1,4 +1,9 @@
-"""Making `search.sqlite`: the inverted lists of an index."""
+"""`search.sqlite`: the inverted lists of an index.
+
+They lead from a token to the values at whose ends it stands, and from a sentence to the memories
+that it triggers, with the character where each prefix ends. The file is derived from the index,
+and made again when it is missing, damaged, or of another index.
+"""
 
 import errno
 import shutil
@@ -37,22 +42,22 @@ TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1"), (
 
 
 DAMAGED = (sqlite3.DatabaseError, LookupError, TypeError, ValueError, AttributeError)
-"""What a search raises on a file that is damaged somewhere. It is derived, so made again, once."""
+"""What a search raises on a damaged file; the file is then made again, once."""
 
 
 class NotSearchable(StoreError):
-    """The index has no search file, and none may be written beside it."""
+    """The index has no search file, and its folder is read-only."""
 
 
 def is_current(path: Path, index: Index) -> bool:
-    """Whether the file was made from this very index."""
+    """Whether the file was made from this index."""
     if not path.exists():
         return False
     try:
         with closing(connect(path)) as base:
             origin = base.execute("SELECT version, manifest FROM origin").fetchone()
     except sqlite3.DatabaseError:
-        return False  # cut short, damaged or foreign: derived, so made again
+        return False  # damaged: it is made again
     return bool(origin == (VERSION, sha256(index.folder / "manifest.json")))
 
 
@@ -61,10 +66,10 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def make_searchable(path: Path, index: Index) -> None:
+def make_search_db(path: Path, index: Index) -> None:
     """Write the inverted lists of an index."""
     with committing(path) as temporary:
-        refuse_unwritable(
+        check_writable(
             temporary, f"The index at {index.folder} has no search file (search.sqlite) yet"
         )
         base = sqlite3.connect(temporary)
@@ -82,8 +87,8 @@ def make_searchable(path: Path, index: Index) -> None:
         except sqlite3.OperationalError as error:
             if "full" in str(error):
                 raise StorageFull(
-                    f"No room left on the disk while writing {path}. Free some space and search"
-                    " again: the index itself is untouched."
+                    f"The disk is full while writing {path}. Free some space and search again; the"
+                    " index itself is unchanged."
                 ) from None
             raise
         finally:
@@ -91,14 +96,14 @@ def make_searchable(path: Path, index: Index) -> None:
 
 
 def restore_search(index: Index) -> bool:
-    """Make the search file again if it is not what the index gives; return whether it was not."""
-    return restore(index.folder / "search.sqlite", lambda path: make_searchable(path, index))
+    """Make the search file again if it does not fit the index; return whether it did not."""
+    return restore(index.folder / "search.sqlite", lambda path: make_search_db(path, index))
 
 
 def restore(path: Path, make: Callable[[Path], None]) -> bool:
-    """Replace a derived file that is not, byte for byte, what `make` writes; say if it was not.
+    """Replace a derived file unless it is, byte for byte, what `make` writes; return if it was not.
 
-    A file that is missing stays missing: the first search makes it.
+    A missing file stays missing: the first search makes it.
     """
     if not path.exists():
         return False
@@ -112,21 +117,21 @@ def restore(path: Path, make: Callable[[Path], None]) -> bool:
     return True
 
 
-def refuse_unwritable(temporary: Path, lacking: str) -> None:
-    """Refuse a folder that may not be written to, before any work; `lacking` says why it must."""
+def check_writable(temporary: Path, lacking: str) -> None:
+    """Raise if a folder is read-only, before any work; `lacking` says why it is written to."""
     try:
         temporary.touch()
     except OSError as error:
         if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise
         raise NotSearchable(
-            f"{lacking}, and the folder cannot be written to: {error.strerror}. Search once where"
-            " it can, or search a copy of the index."
+            f"{lacking}, and the folder is not writable: {error.strerror}. Search once where it is,"
+            " or search a copy of the index."
         ) from None
 
 
 def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
-    """Return every token that stands at an end of a value, with all such places."""
+    """Return every token at an end of a value, with its postings."""
     ids, postings = [], []
     if not index.manifest.model.has_values:
         return
@@ -139,16 +144,16 @@ def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
             part = np.empty(rows.size, VALUE_POSTING)
             part["cell"], part["rank"] = _numbered(index, layer, rows)
             part["side"] = side
-            speaks = ~np.repeat(flat, rows.shape[1])
-            ids.append(rows.reshape(-1)[speaks])
-            postings.append(part[speaks])
+            listed = ~np.repeat(flat, rows.shape[1])
+            ids.append(rows.reshape(-1)[listed])
+            postings.append(part[listed])
     for id, entries in _grouped(np.concatenate(ids), np.concatenate(postings)):
         token = index.token(id)
         yield id, token, token.casefold(), entries.tobytes()
 
 
 def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
-    """Return every sentence that triggers a memory, with its text and all such places."""
+    """Return every sentence that triggers a memory, with its text and postings."""
     prefixes, postings = [], []
     signs = [(1, "prefix"), (-1, "negative_prefix")][: 2 if index.manifest.model.gated else 1]
     for layer in range(index.n_layers):
