@@ -26,7 +26,7 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_says_what_to_do(tmp_path, number):
-    with pytest.raises(StorageFull, match=r"No room .*file\. What was committed before is kept"):
+    with pytest.raises(StorageFull, match=r"disk is full.*file\. Committed files are kept"):
         fail_while_writing(tmp_path / "file", OSError(number, "no room"))
     assert list(tmp_path.iterdir()) == []
 
@@ -38,7 +38,7 @@ def test_a_folder_that_may_not_be_written_to_is_named(tmp_path):
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match=r"Cannot write .*inside: .*\. Choose a place"):
+    with pytest.raises(StoreError, match=r"Cannot write .*inside: .*\. Choose a path"):
         write_text(tmp_path / "file" / "inside", "y")
     with pytest.raises(StoreError, match="Is a directory"), storage_errors(tmp_path):
         tmp_path.write_bytes(b"")

@@ -169,7 +169,7 @@ def test_a_file_is_there_whole_or_not_at_all(shared, before):
 
 
 def test_a_full_disk_is_told(shared):
-    with pytest.raises(StorageFull, match="No room left on the disk while writing"):
+    with pytest.raises(StorageFull, match="The disk is full: cannot write"):
         fail_while_writing(shared, OSError(errno.ENOSPC, "no room"))
 
 

@@ -58,7 +58,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, cell: object) -> "Cell":
-        """Return the cell that a name or a pair (layer, memory) means."""
+        """Return the cell of a name or of a pair (layer, memory)."""
         if isinstance(cell, str):
             return cls.parse(cell)
         if isinstance(cell, Cell):
@@ -67,7 +67,7 @@ class Cell(NamedTuple):
             case (int(layer), int(memory)) if layer >= 0 and memory >= 0:
                 return cls(layer, memory)
         raise UnknownCell(
-            f"{cell!r} is not a memory. Write its name, like 'L5N1234', or (layer, memory)."
+            f"{cell!r} is not a memory. Give its name, like 'L5N1234', or (layer, memory)."
         )
 
     def __str__(self) -> str:

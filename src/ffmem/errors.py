@@ -1,7 +1,7 @@
-"""Everything that ffmem raises on purpose.
+"""The errors that ffmem raises.
 
-A message says what was asked, what was found, and what to do. The command line shows it alone,
-without a traceback; anything else that is raised is a bug and keeps its traceback.
+A message says what was asked, what was found, and what to do. The command line prints it without a
+traceback. Any other exception is a bug, and keeps its traceback.
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ def one_line(error: Exception, most: int = 300) -> str:
 
 
 class FfmemError(Exception):
-    """Base class of every error that is an answer and not a crash."""
+    """Base class of all errors that ffmem raises on purpose."""
 
 
 class UnknownCell(FfmemError):
-    """The text names no memory of this model."""
+    """The model has no memory of this name."""
 
 
 class ModelError(FfmemError):
-    """The model cannot be loaded, or not be read as key-value memories."""
+    """The model cannot be loaded, or cannot be read as key-value memories."""
 
 
 class UnknownFamily(ModelError):
@@ -64,20 +64,20 @@ class ForwardError(ModelError):
 
 
 class BadSentenceError(ModelError):
-    """Some sentences of the corpus cannot be read, and were not to be skipped."""
+    """The model cannot read some sentences of the corpus."""
 
 
 class WorkerError(FfmemError):
-    """Workers cannot start, keep dying, or the cluster that they ran on is gone."""
+    """Workers cannot start or keep dying, or their cluster is gone."""
 
 
 class CorpusError(FfmemError):
-    """The corpus cannot be read, or holds nothing to read."""
+    """The corpus cannot be read, or has no text."""
 
 
 class StoreError(FfmemError):
-    """The index folder is missing, damaged, foreign, or made with other settings."""
+    """The folder is missing, damaged, not an index, or made with other settings."""
 
 
 class StorageFull(FfmemError):
-    """There is no room left to write to; what was committed before is kept."""
+    """The disk is full; committed files are kept."""

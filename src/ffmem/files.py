@@ -1,7 +1,7 @@
-"""Writing files so that they are whole or not there.
+"""Files that are either complete or absent.
 
-A file is written under a temporary name, flushed to the disk, and renamed. A full disk becomes
-an error that says what to do; nothing that was committed before is touched.
+A file is written under a temporary name, flushed to disk, and renamed. A full disk becomes an error
+that says what to do, and leaves committed files as they are.
 """
 
 import errno
@@ -22,11 +22,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def committing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; rename it to `path` when the block ends well.
+    """Give a temporary path to write to; rename it to `path` when the block ends without error.
 
-    A symbolic link at `path` is replaced; what it points to stays as it was.
+    A symbolic link at `path` is replaced; its target stays as it was.
     """
-    # Not by the process's number: on a shared disk, two hosts may have the same.
+    # Not the process id: on a shared disk, processes of two hosts may have the same.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with storage_errors(path):
@@ -36,28 +36,28 @@ def committing(path: Path) -> Iterator[Path]:
             temporary.replace(path)
             sync(path.parent)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # report the first error
             temporary.unlink()
         raise
 
 
 def check_output_file(path: Path) -> None:
-    """Raise unless a user may have meant to write this file: no folder, no device, no link.
+    """Raise unless this is a new or an ordinary file: not a folder, a device, or a link.
 
-    Following a link would overwrite a file that nobody named; replacing it would, for a link
-    such as `/dev/stdout`, break the system.
+    Following a link would overwrite a file that the user did not name; replacing one such as
+    `/dev/stdout` would break the system.
     """
     if path.is_symlink():
         raise FfmemError(
-            f"{path} is a symbolic link to {path.readlink()}: name the file itself, or remove the"
+            f"{path} is a symbolic link to {path.readlink()}. Name the file itself, or remove the"
             " link."
         )
     if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "no ordinary file"
-        raise FfmemError(f"{path} is {what}: name a file to write to.")
+        what = "a folder" if path.is_dir() else "not an ordinary file"
+        raise FfmemError(f"{path} is {what}. Name a file to write.")
     if not path.absolute().parent.is_dir():
         raise FfmemError(
-            f"There is no folder {path.absolute().parent}: make it first, or name another file."
+            f"There is no folder {path.absolute().parent}. Create it first, or name another file."
         )
 
 
@@ -65,10 +65,10 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def csv_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a CSV in which no text is a formula to a spreadsheet: `=1+1` → `'=1+1`.
+    """Return a CSV row in which no text is a spreadsheet formula: `=1+1` → `'=1+1`.
 
-    Texts that begin with = + - @, a tab or a carriage return get an apostrophe in front, and so
-    do those that begin so after apostrophes: taking one away gives every text back. Numbers stay
+    Texts that begin with = + - @, a tab or a carriage return get an apostrophe in front, and so do
+    those that begin so after apostrophes: removing one apostrophe restores every text. Numbers stay
     numbers.
     """
     return {
@@ -77,8 +77,8 @@ def csv_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_unwritable(folder: Path) -> None:
-    """Raise unless files can be written to a folder, which is made if it is not there."""
+def check_writable(folder: Path) -> None:
+    """Raise unless files can be written to a folder, which is created if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{secrets.token_hex(8)}.tmp"
@@ -86,55 +86,55 @@ def refuse_unwritable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise StoreError(
-            f"Cannot write to the folder {folder}: {error.strerror}. Choose another one."
+            f"Cannot write to the folder {folder}: {error.strerror}. Choose another folder."
         ) from None
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """Make a folder to write to, if it is not there; when nothing comes of it, remove it again."""
+def make_folder(folder: Path) -> Iterator[None]:
+    """Create a folder to write to; if the block fails and leaves it empty, remove it again."""
     new = not folder.exists()
-    refuse_unwritable(folder)
+    check_writable(folder)
     try:
         yield
     except BaseException:
         if new:
-            with suppress(OSError):  # what is in it stays
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
         raise
 
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, or a place that cannot be written to, into an error that says so."""
+    """Turn a full disk, or a path that cannot be written, into an error that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise StorageFull(
-                f"No room left on the disk while writing {path}. What was committed before is"
-                " kept: free some space and run the same command again."
+                f"The disk is full: cannot write {path}. Committed files are kept. Free some space"
+                " and rerun the command."
             ) from None
         raise StoreError(
-            f"Cannot write {path}: {error.strerror or error}. Choose a place that you may write to."
+            f"Cannot write {path}: {error.strerror or error}. Choose a path that you can write to."
         ) from None
 
 
 def remove_temporaries(folder: Path, *names: str) -> None:
-    """Remove what `committing` left half-written in a killed process: here, and in subfolders."""
+    """Remove temporary files that a killed process left in a folder and some subfolders."""
     for place in (folder, *(folder / name for name in names)):
         for path in place.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Open a lock file, made if it is not there; never through a link, and nothing is emptied."""
+    """Open a lock file, created if needed; never follow a link or truncate a file."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
 
 
 @contextmanager
 def locked(path: Path, busy: str) -> Iterator[None]:
-    """Hold a lock file, whose folder is made if it is not there; raise `busy` if another does."""
+    """Hold a lock file, in a folder created if needed; raise `busy` if another process holds it."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open_lock(path)
@@ -147,7 +147,7 @@ def locked(path: Path, busy: str) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Force a file or folder to the disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

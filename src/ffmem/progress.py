@@ -1,15 +1,15 @@
-"""What long work shows while it runs: a bar with rate and time left, on a terminal only."""
+"""Progress lines, and progress bars with rate and time left."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Step = Callable[[int], None]
-"""Takes how much was done since the last call."""
+"""Called with how much was done since the last call."""
 
 
 class Progress:
-    """Says on stderr what goes on. Lines are always written; bars only on a terminal."""
+    """Writes lines to stderr, and bars if it is a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -21,7 +21,7 @@ class Progress:
 
     @contextmanager
     def bar(self, title: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
-        """Show a bar of `total` units, of which `done` were there before."""
+        """Show a bar of `total` units, of which `done` are done already."""
         if self.quiet or not sys.stderr.isatty():
             yield lambda n: None
             return

@@ -1,9 +1,9 @@
-"""Records that are written as JSON and read back with every field checked.
+"""Dataclasses that are written as JSON and read back with every field checked.
 
     Kind.of(json.loads(record.to_json())) == record
 
-What another program wrote, or a damaged file, is refused with the field named. Plain dataclasses,
-because a validation library would take a third of the time that `ffmem show` has.
+A damaged file, or one of another program, raises an error that names the field. These are plain
+dataclasses because importing a validation library would take a third of the time of `ffmem show`.
 """
 
 import json
@@ -15,22 +15,22 @@ AnyRecord = TypeVar("AnyRecord", bound="Record")
 
 
 class NotARecord(ValueError):
-    """What was read does not have the fields of the record; the message names the first."""
+    """The content does not fit the record; the message names the first wrong field."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Base of all records: fields of text, numbers, truth values, None, lists, dicts, records."""
+    """Base of all records. Fields are str, int, float, bool, None, lists, dicts or records."""
 
     def to_json(self) -> str:
-        """Return the record as text, one field per line, in the order of its fields."""
+        """Return the record as JSON, with its fields in order."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def of(cls: type[AnyRecord], content: Any, place: str = "") -> AnyRecord:
-        """Return the record with this content, if every field is there and of its type.
+        """Return the record with this content; raise unless every field is there and of its type.
 
-        A field with a default may be missing: it is younger than the file.
+        A field with a default may be missing, so that older files can be read.
         """
         if not isinstance(content, dict):
             raise NotARecord(f"{place or 'it'} is {content!r}, not an object")
@@ -50,7 +50,7 @@ def _has_default(field: Field[Any]) -> bool:
 
 
 def _checked(value: Any, kind: Any, place: str) -> Any:
-    """Return a value read from JSON as the type that a field asks for."""
+    """Return a value read from JSON as the type of its field."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         exact = [one for one in inner if type(value) is one]

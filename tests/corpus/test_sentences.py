@@ -6,8 +6,8 @@ from ffmem.corpus.sentences import (
     Sentence,
     TokenSentence,
     batches,
-    of_line,
-    of_paragraph,
+    sentences_of_line,
+    split_sentences,
     window_size,
     windows,
 )
@@ -53,7 +53,7 @@ PARAGRAPHS = st.lists(st.sampled_from(PARTS)).map("".join)
 @given(PARAGRAPHS)
 def test_sentences_are_slices_of_their_paragraph_in_order(text):
     place = 0
-    for sentence in of_paragraph(text):
+    for sentence in split_sentences(text):
         assert sentence == sentence.strip() != ""
         found = text.index(sentence, place)
         assert not text[place:found].strip(), "nothing but white space is left out"
@@ -73,18 +73,20 @@ def test_sentences_are_slices_of_their_paragraph_in_order(text):
     ],
 )
 def test_a_paragraph_is_cut_where_its_sentences_end(text, sentences):
-    assert of_paragraph(text) == sentences
+    assert split_sentences(text) == sentences
 
 
 def test_a_line_is_taken_as_it_is_and_a_blank_one_not_at_all():
-    assert of_line(Line(0, " One.  Two. \r"), "line") == [Sentence(" One.  Two. \r", None)]
-    assert of_line(Line(0, " One.  Two. \r"), "sentence") == [
+    assert sentences_of_line(Line(0, " One.  Two. \r"), "line") == [
+        Sentence(" One.  Two. \r", None)
+    ]
+    assert sentences_of_line(Line(0, " One.  Two. \r"), "sentence") == [
         Sentence("One.", None),
         Sentence("Two.", None),
     ]
     for unit in "line", "sentence":
-        assert of_line(Line(0, " \t\r"), unit) == []
-        assert of_line(Line(0, None, [4, 5]), unit) == [Sentence(None, [4, 5])]
+        assert sentences_of_line(Line(0, " \t\r"), unit) == []
+        assert sentences_of_line(Line(0, None, [4, 5]), unit) == [Sentence(None, [4, 5])]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,9 @@ def test_a_line_is_taken_as_it_is_and_a_blank_one_not_at_all():
     ["word", "window", "window:", "window:0", "window:-1", "window:x", "window:" + "9" * 5000],
 )
 def test_an_unknown_unit_is_refused(unit):
-    with pytest.raises(CorpusError, match=rf"'{unit}' is no unit .*\. Give sentence, line, or"):
+    with pytest.raises(
+        CorpusError, match=rf"--unit {unit}: unknown unit\. Give sentence, line, or"
+    ):
         window_size(unit)
 
 

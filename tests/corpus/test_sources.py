@@ -143,18 +143,18 @@ def test_an_unknown_ending_is_refused_also_in_a_folder(tmp_path):
     path.write_bytes(b"")
 
     for source in path, tmp_path:
-        assert "notes.docx' holds from its ending. Give a file (.txt" in refused(source)
+        assert "notes.docx'. Give a file (.txt" in refused(source)
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    assert "holds nothing to read. Give" in refused(tmp_path)
+    assert "has no files to read. Give" in refused(tmp_path)
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"good\nna\xefve\n")
 
-    assert f"Line 2 of {path} is not UTF-8 (byte 0xef at place 2). Convert" in refused(path)
+    assert f"Line 2 of {path} is not UTF-8 (byte 0xef at offset 2). Convert" in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path):
         ('{"text": ', "is not JSON: Expecting value"),
         ("[" * 100_000, "is not JSON: "),
         ("[1]", "is not a JSON object. Write"),
-        ('{"body": "x", "n": 1}', "has no field 'text', but 'body', 'n'. Name the field"),
-        ("{}", "has no field 'text', but none at all."),
-        ('{"text": [1]}', "has no text in 'text' but list '[1]'. Name a field"),
-        ('{"text": "\\ud83d"}', "holds half a character ('\\ud83d'), which is no text. Write"),
+        ('{"body": "x", "n": 1}', "has no field 'text'; it has 'body', 'n'. Name the field"),
+        ("{}", "has no field 'text'; it has none."),
+        ('{"text": [1]}', "has no text in 'text', but list '[1]'. Name a field"),
+        ('{"text": "\\ud83d"}', "contains half a character ('\\ud83d'), a lone surrogate. Write"),
     ],
 )
 def test_a_bad_record_is_refused_with_its_place(tmp_path, line, message):
@@ -181,7 +181,7 @@ def test_a_damaged_packed_file_is_refused(tmp_path):
     whole = gzip.compress(bytes(range(97, 123)) * 1000)
     for content in whole[:-9], b"plain", whole[:30] + b"\x00\xff" * 9 + whole[48:]:
         path.write_bytes(content)
-        assert f"The gzip file {path} is damaged or cut short: " in refused(path)
+        assert f"The gzip file {path} is damaged or truncated: " in refused(path)
 
 
 def test_a_foreign_or_damaged_parquet_file_is_refused(tmp_path):
@@ -196,8 +196,8 @@ def test_a_foreign_or_damaged_parquet_file_is_refused(tmp_path):
 def test_a_parquet_column_that_is_missing_or_no_text_is_refused(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", n=[None, 1], m=["x", "y"])
 
-    assert f"{path} has no field 'text', but 'n', 'm'. Name" in refused(path)
-    assert f"Row 1 of {path} has no text in 'n' but int '1'. Name" in refused(path, "n")
+    assert f"{path} has no field 'text'; it has 'n', 'm'. Name" in refused(path)
+    assert f"Row 1 of {path} has no text in 'n', but int '1'. Name" in refused(path, "n")
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
@@ -237,7 +237,7 @@ def test_a_digest_follows_names_and_content_of_the_files(tmp_path):
 )
 def test_a_name_of_the_hub_is_id_configuration_and_split(source, name):
     if name is None:
-        with pytest.raises(CorpusError, match=r"no data set of the Hub\. Give a file"):
+        with pytest.raises(CorpusError, match=r"not the name of a Hub dataset\. Give a file"):
             HubName.parse(source)
     else:
         assert HubName.parse(source) == name

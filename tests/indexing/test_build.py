@@ -340,7 +340,7 @@ def test_a_full_disk_is_an_error_and_what_was_committed_is_kept(tmp_path, small_
     settings = {"t": 20, "chunk_tokens": 200}
     indexed(tmp_path / "whole", corpus, model, **settings)
     ballast.write_bytes(bytes(150_000))
-    with pytest.raises(StorageFull, match=r"No room left .* run the same command again"):
+    with pytest.raises(StorageFull, match=r"The disk is full.* rerun the command"):
         indexed(small_disk / "index", corpus, model, **settings)
     assert list((small_disk / "index" / "partials").glob("partial-*"))
     assert not list(small_disk.rglob("*.tmp"))
@@ -372,7 +372,7 @@ def test_windows_wider_than_the_context_are_refused(tmp_path):
 
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
     pq.write_table(pa.table({"ids": [[3, 4], [5, 64]]}), tmp_path / "ids.parquet")
-    with pytest.raises(CorpusError, match=r"Sentence 1 .* token id 64, .* ids are 0 to 63"):
+    with pytest.raises(CorpusError, match=r"Sentence 1 .* token id 64, .* has ids 0 to 63"):
         indexed(tmp_path / "index", tmp_path / "ids.parquet")
 
 

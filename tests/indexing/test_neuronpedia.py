@@ -246,7 +246,7 @@ def test_what_is_there_already_is_left_alone(tiny_index, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "folder", "link"):
-        with pytest.raises(FfmemError, match="is there already: name a new folder"):
+        with pytest.raises(FfmemError, match=r"exists already\. Name a new folder"):
             ffmem.export(tiny_index, "neuronpedia", tmp_path / name)
     with pytest.raises(FfmemError, match="There is no folder"):
         ffmem.export(tiny_index, "neuronpedia", tmp_path / "nowhere" / "out")

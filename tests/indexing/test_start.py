@@ -59,9 +59,9 @@ def test_a_start_that_is_not_there_is_refused():
     model = memories()
     with pytest.raises(ModelError):
         choose(model, SENTENCES, "<nowhere>")
-    with pytest.raises(FfmemError, match="ids end at 63"):
+    with pytest.raises(FfmemError, match="the model has ids 0 to 63"):
         choose(model, SENTENCES, "id:64")
-    with pytest.raises(FfmemError, match="ids end at 63"):
+    with pytest.raises(FfmemError, match="the model has ids 0 to 63"):
         choose(model, SENTENCES, "id:" + "9" * 5000)
     model.tokenizer.bos = None
     with pytest.raises(FfmemError, match="has no such token"):

@@ -81,7 +81,7 @@ def test_one_flipped_byte_in_any_file_is_told(folder, name, place):
     content[int(len(content) * place) if isinstance(place, float) else place] ^= 1
     (folder / name).write_bytes(content)
     assert ffmem.verify(folder) == [
-        f"{name} was changed or damaged: its hash is not the manifest's."
+        f"{name} was changed or damaged: its hash differs from the manifest's."
     ]
 
 
@@ -160,8 +160,8 @@ TAMPERINGS = [
     ("triggers", changed("prefix", 0, 0, 10**6), "trigger is not a prefix of the corpus"),
     ("triggers", changed("prefix", 0, 0, 0), "trigger is not a prefix of the corpus"),
     ("triggers", changed("prefix", 0, 0, -5), "trigger is not a prefix of the corpus"),
-    ("triggers", changed("gate", 0, 0, 0), "has a gate where there is none"),
-    ("triggers", behind_a_vacant_slot, "stands behind a vacant slot"),
+    ("triggers", changed("gate", 0, 0, 0), "lacks its gate"),
+    ("triggers", behind_a_vacant_slot, "follows an empty slot"),
     ("triggers", from_one_sentence, "are prefixes of one sentence"),
     ("triggers", set_row("memory", 9), "memories are not those of the model"),
     ("triggers", lambda columns: columns.pop("prefix"), "columns or rows of an index"),
@@ -174,8 +174,8 @@ TAMPERINGS = [
     ("values", changed("bottom_ids", 0, 0, -1), "bottom token is not in the vocabulary"),
     ("values", swapped("top_logits"), "top tokens are not in the order"),
     ("values", swapped("bottom_logits"), "bottom tokens are not in the order"),
-    ("values", changed("top_probabilities", 0, 0, 2), "probability of a top token is none"),
-    ("values", set_row("memory", 9), "values are not those of the model"),
+    ("values", changed("top_probabilities", 0, 0, 2), "probability of a top token is not between"),
+    ("values", set_row("memory", 9), "values do not cover the model"),
 ]
 
 
@@ -192,7 +192,7 @@ def test_a_memory_without_triggers_has_no_coefficient_beyond_0(folder):
             columns[name][0] = value
 
     tamper(folder, layer_file("triggers", 0), change)
-    assert any("has no trigger although its max is beyond 0" in s for s in ffmem.verify(folder))
+    assert any("has no trigger, although its max is beyond 0" in s for s in ffmem.verify(folder))
 
 
 def test_the_authors_prefixes_end_before_the_last_token(authors):
@@ -222,7 +222,7 @@ def test_a_vocabulary_of_another_size_is_told(folder):
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("text", "another text", "are not those that the manifest names"),
+        ("text", "another text", "do not have the hash"),
         ("offset", 3, "do not follow from the lengths"),
         ("sentence", 3, "do not follow from the lengths"),
     ],
@@ -246,7 +246,9 @@ def test_a_manifest_with_another_count_is_told(folder, count):
 
 def test_a_manifest_with_another_t_is_told(folder):
     edit_manifest(folder, lambda manifest: manifest.update(t=7))
-    assert any("there are not 7 triggers" in sentence for sentence in ffmem.verify(folder))
+    assert any(
+        "number of triggers per memory is not 7" in sentence for sentence in ffmem.verify(folder)
+    )
 
 
 SEARCH_DAMAGE = {

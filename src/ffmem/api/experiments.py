@@ -14,7 +14,7 @@ from ffmem.api.model import load
 from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
 >>>>>>> b863688 (x):src/ffmem/api/experiments.py
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
-from ffmem.files import made
+from ffmem.files import make_folder
 from ffmem.indexing.store import Index
 from ffmem.models.argument import index_model
 from ffmem.models.threads import check_threads
@@ -159,7 +159,7 @@ def output_folder(out: Path) -> Iterator[None]:
     """Make a folder for results; raise at once if it is an index or cannot be written to."""
     if (out / "manifest.json").exists():
         raise StoreError(f"{out} is an index. Choose another folder for the results.")
-    with made(out):
+    with make_folder(out):
         yield
 
 

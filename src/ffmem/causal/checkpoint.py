@@ -18,7 +18,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ffmem.errors import ModelError, StoreError
-from ffmem.files import refuse_unwritable, storage_errors, sync
+from ffmem.files import check_writable, storage_errors, sync
 from ffmem.models.checkpoint import OWN_CODE
 from ffmem.models.load import quiet
 from ffmem.models.memories import fingerprint
@@ -33,7 +33,7 @@ def refuse_taken(folder: Path) -> None:
             f"{folder} is there already, and not empty. Choose another place: a checkpoint is"
             " written as a whole, over nothing."
         )
-    refuse_unwritable(folder.absolute().parent)
+    check_writable(folder.absolute().parent)
 
 
 def save(

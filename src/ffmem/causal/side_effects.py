@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.corpus.sentences import refuse_foreign
+from ffmem.corpus.sentences import check_token_ids
 from ffmem.errors import CorpusError
 from ffmem.indexing.chunks import batches
 from ffmem.models.memories import Memories
@@ -131,7 +131,7 @@ def read_text(memories: Memories, corpus: Corpus) -> Text:
     """Return the sentences of a corpus, cut at the model's context."""
     most = None if memories.context is None else memories.context - 1  # a start token has its place
     found, cut = [], 0
-    for sentence in refuse_foreign(corpus.sentences(memories.tokenizer), memories.vocabulary):
+    for sentence in check_token_ids(corpus.sentences(memories.tokenizer), memories.vocabulary):
         ids = sentence.ids[:most]
         cut += len(ids) < len(sentence.ids)
         shown = memories.tokenizer.decode(ids) if sentence.text is None else sentence.text

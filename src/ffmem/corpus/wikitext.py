@@ -1,12 +1,12 @@
-"""WikiText as people write it.
+"""Undo the tokenization of WikiText.
 
-WikiText is tokenised: every mark stands between spaces, and `@-@`, `@,@`, `@.@` are marks that
-stood inside a word or number. A subword model knows text, so the tokens are joined again:
+In WikiText, every punctuation mark stands between spaces, and `@-@`, `@,@`, `@.@` are marks that
+stood inside a word or number. Subword models expect ordinary text, so the tokens are joined again:
 
     ` It isn 't 1 @.@ 5 m ( 5 ft ) long . `  →  `It isn't 1.5 m (5 ft) long.`
 
-Which marks cling to their neighbours follows from how the Moses tokenizer split them; where it
-lost the answer (a straight quote, a lone apostrophe), the rest of the line decides.
+Which marks attach to their neighbors follows from how the Moses tokenizer splits them; where that
+is ambiguous (a straight quote, a lone apostrophe), the rest of the line decides.
 """
 
 import re
@@ -34,12 +34,12 @@ def is_heading(line: str) -> bool:
 
 
 def detokenize(line: str) -> str:
-    """Return the line as it was before it was tokenised."""
+    """Return the line as it was before tokenization."""
     return _Line(line.split()).text()
 
 
 class _Line:
-    """The tokens of one line, and which quotes are open where the reading is."""
+    """The tokens of one line, and which quotes are open at the current one."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
@@ -49,17 +49,17 @@ class _Line:
     def text(self) -> str:
         """Return the tokens joined, with spaces only where people write them."""
         parts: list[str] = []
-        clings = True  # to the token before; there is no space in front of the first
+        attaches = True  # to the token before; there is no space in front of the first
         for place, token in enumerate(self.tokens):
-            to_left, to_right = self._clings(place, token)
-            if not (clings or to_left):
+            to_left, to_right = self._attaches(place, token)
+            if not (attaches or to_left):
                 parts.append(" ")
             parts.append(_ESCAPES.get(token, token))
-            clings = to_right
+            attaches = to_right
         return "".join(parts)
 
-    def _clings(self, place: int, token: str) -> tuple[bool, bool]:
-        """Return whether the token clings to what stands left of it, and right of it."""
+    def _attaches(self, place: int, token: str) -> tuple[bool, bool]:
+        """Return whether a token attaches to its left and to its right neighbor."""
         if token == '"':
             return self._double_quote(place)
         if token in ("'", "’"):
@@ -78,7 +78,7 @@ class _Line:
         return self._sign(place, token)
 
     def _sign(self, place: int, token: str) -> tuple[bool, bool]:
-        """Return the same for marks that cling to numbers and initials only."""
+        """Return the same for marks that attach only to numbers and initials."""
         left, right = self._at(place - 1), self._at(place + 1)
         if token == "–":
             joins = self._between_numbers(place, longest=9)
@@ -100,7 +100,7 @@ class _Line:
         return False, False
 
     def _double_quote(self, place: int) -> tuple[bool, bool]:
-        """Open and close in turn, unless the neighbours leave only one way."""
+        """Open and close in turn, unless the neighbors allow only one."""
         left, right = self._at(place - 1), self._at(place + 1)
         if self.odd_doubles and not self.in_double and left in ("7", "10", "12"):
             self.odd_doubles = False
@@ -115,7 +115,7 @@ class _Line:
         return not opens, opens
 
     def _apostrophe(self, place: int, token: str) -> tuple[bool, bool]:
-        """Tell a plural's possessive, a closing or opening quote, and `’ s` apart."""
+        """Distinguish a plural possessive, a closing or opening quote, and `’ s`."""
         left, right = self._at(place - 1), self._at(place + 1)
         if token == "’" and (_CLITIC.fullmatch(right) or left in ("O", "D", "L", "d", "l")):
             return True, True
@@ -126,7 +126,7 @@ class _Line:
             self.in_single = self._more_after(place)
             return not self.in_single, self.in_single
         if self.in_single or token == "’":
-            # A plural's possessive inside a quote: another apostrophe must follow to close it.
+            # A plural possessive inside a quote: another apostrophe must follow to close it.
             self.in_single = self.in_single and left.endswith("s") and self._more_after(place)
             return True, False
         if left[-1:] in ("s", "S", "z", "x") and not self._quoted_from(place):
@@ -144,7 +144,7 @@ class _Line:
         return "'" in self.tokens[place + 1 :]
 
     def _quoted_from(self, place: int) -> bool:
-        """Return whether an apostrophe behind a word in s still looks like an opening quote."""
+        """Return whether an apostrophe after a word ending in s looks like an opening quote."""
         return self._at(place + 1)[:1].isupper() and any(
             token == "'" and self._at(other + 1) in _CLOSING
             for other, token in enumerate(self.tokens)

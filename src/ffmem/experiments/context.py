@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.corpus.sentences import TokenSentence, refuse_foreign
+from ffmem.corpus.sentences import TokenSentence, check_token_ids
 from ffmem.errors import CorpusError, FfmemError, NoStaticValues
 from ffmem.experiments.evaluation import PARTS, VALUE_PARTS, SampleEvaluator, SampleMetrics, groups
 from ffmem.experiments.prompt_sample import Example, PromptSample, draw
@@ -161,7 +161,7 @@ class ExperimentContext:
         # The authors' code draws the empty prefix as well.
         shortest = 0 if self.index.manifest.compat and start is not None else 1
         reading = self.corpus.sentences(memories.tokenizer)
-        known = refuse_foreign(reading, memories.vocabulary)
+        known = check_token_ids(reading, memories.vocabulary)
         sample = draw(known, self.draw, self.sample, self.seed, shortest, longest)
         found = len(sample.lengths)
         if self.sample is not None and found < self.sample:

@@ -1,8 +1,8 @@
 """An index as plain files for other programs.
 
 jsonl         one line per memory, as `ffmem show --json` prints it
-csv           one row per trigger, with the value's first tokens beside it; for spreadsheets, an
-              apostrophe stands before texts that begin with = + - @, a tab or a carriage return
+csv           one row per trigger, with the top tokens of the value; texts that a spreadsheet would
+              take for a formula get an apostrophe in front
 neuronpedia   a folder in the layout that Neuronpedia exports and imports
 """
 
@@ -28,7 +28,7 @@ COLUMNS = [
 
 
 def columns(kind: Kind) -> list[str]:
-    """Return the columns of a CSV: some kinds of memory have more to say."""
+    """Return the columns of a CSV; some kinds of memory have more of them."""
     own = [*COLUMNS]
     if kind.seat(0) is not None:
         own.append("place")
@@ -40,12 +40,12 @@ def columns(kind: Kind) -> list[str]:
 def export(index: Index, to: str, out: Path, step: Step) -> None:
     """Write every memory of an index to a file, or to a folder for Neuronpedia."""
     if to not in FORMATS:
-        raise FfmemError(f"--to takes {' or '.join(FORMATS)}; {to!r} was given.")
+        raise FfmemError(f"--to {to}: unknown format. Give one of {', '.join(FORMATS)}.")
     if to == "neuronpedia":
         export_neuronpedia(index, out, step)
         return
     check_output_file(out)
-    # Only a CSV writes its own line ends; neither may translate those within a text.
+    # Line ends within a text must not be translated; a CSV writes its own between rows.
     with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         if to == "jsonl":
             for memory in _memories(index, step):
@@ -65,7 +65,7 @@ def _memories(index: Index, step: Step) -> Iterator[Memory]:
 
 
 def _rows(memory: Memory) -> Iterator[dict[str, object]]:
-    """Return a row for each trigger of a memory, and one without trigger if it has none."""
+    """Yield a row per trigger of a memory, or one without a trigger if it has none."""
     ends = {
         "value_top": " ".join(
             json.dumps(t.token, ensure_ascii=False) for t in memory.value.top[:10]

@@ -1,27 +1,27 @@
-"""The kind of a model's memories: what their coefficients are, and where a memory sits.
+"""The kind of a model's memories: what a coefficient is, and which head a memory belongs to.
 
     persistent   memory = head · slots + slot
     lambda       memory = head · distances + distance
 
-Known from the manifest alone, so that those who look at an index need no model.
+It follows from the manifest alone, so reading an index needs no model.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 NO_VALUE = (
-    "This memory has no static value: a lambda layer multiplies its coefficient with a vector of"
-    " the input."
+    "This memory has no static value: a lambda layer multiplies its coefficient by a vector that it"
+    " computes from the input."
 )
 
 ZERO_VALUE = (
-    "This memory's value says the same of every token, as a value of zeros does: it promotes and"
-    " suppresses none."
+    "This memory's value gives every token the same logit, like a value of zeros: it promotes and"
+    " suppresses nothing."
 )
 
 NO_VALUES = (
-    "These memories have no static values: a lambda layer multiplies their coefficients with"
-    " vectors of the input."
+    "These memories have no static values: a lambda layer multiplies their coefficients by vectors"
+    " computed from the input."
 )
 
 _DEFINITIONS = {
@@ -51,11 +51,11 @@ _CALLED = {
 
 
 class Seat(NamedTuple):
-    """Where a memory sits in its layer: whose head it is, and which slot or distance there."""
+    """Which head a memory belongs to, and which slot or distance of it the memory is."""
 
     head: int
     name: str
-    """slot, or distance: how many tokens back."""
+    """`slot`, or `distance` (how many tokens back)."""
     number: int
 
     def __str__(self) -> str:
@@ -68,20 +68,20 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of memory, with the sizes that tell where a memory sits."""
+    """A kind of memory, and how many of them a layer and its heads have."""
 
     name: str | None = None
     """relu, gelu, swiglu, softmax, persistent or lambda; None in other families."""
     gated: bool = False
     memories: int = 1
-    """Of a layer."""
+    """Per layer."""
     groups: int = 1
-    """Heads that they belong to, in equal parts and in order."""
+    """Heads, which own equal ranges of them in order."""
     has_values: bool = True
 
     @property
     def definition(self) -> str:
-        """What the coefficient is and when a memory is active, as the manifest says it."""
+        """What the coefficient is, and when a memory is active; for the manifest."""
         if self.gated:
             return "m = f(g·x)·(u·x), the input of the value map; active: g·x > 0"
         plain = "m = f(k·x + b), the input of the value map; active: m > 0"
@@ -89,7 +89,7 @@ class Kind:
 
     @property
     def note(self) -> str | None:
-        """What must be known of the coefficient to read its numbers; None if it is as usual."""
+        """How to read the numbers, if the coefficient is not an activation; else None."""
         return _NOTES.get(self.name or "")
 
     @property
@@ -105,7 +105,7 @@ class Kind:
 
     @property
     def told(self) -> list[str]:
-        """What a reader of an index must know of it, a sentence each; nothing if it is as usual."""
+        """What to know about these memories, a sentence each; nothing for feed-forward ones."""
         found = [self.note] if self.note else []
         if self.name in _SEATS:
             size = self.memories // self.groups
@@ -116,11 +116,11 @@ class Kind:
 
     @property
     def is_weight(self) -> bool:
-        """Whether the coefficient is a weight of a softmax: small, and never below 0."""
+        """Whether the coefficient is a softmax weight: small, and never negative."""
         return self.name in ("softmax", "persistent")
 
     def seat(self, memory: int) -> Seat | None:
-        """Return where a memory sits; None where no head owns it."""
+        """Return the head and slot of a memory; None if memories belong to no head."""
         if self.name not in _SEATS:
             return None
         head, number = divmod(memory, self.memories // self.groups)

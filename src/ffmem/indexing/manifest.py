@@ -1,8 +1,8 @@
-"""What an index is, in one small file: written last, so that it exists only when the rest does.
+"""The manifest of an index, which is written last: it exists only when the rest is complete.
 
-It names everything that decides the bytes of the index: model, tokenizer, corpus, settings,
-versions; and the hash of every file. It holds no time and no place, so that the same run
-gives the same bytes.
+It names everything that decides the bytes of the index (model, tokenizer, corpus, settings,
+versions) and the hash of every file. It contains no time and no path of the machine, so that the
+same run gives the same bytes.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ FORMAT = 2
 PROJECTION = "folded"
 
 NO_PROJECTION = "none"
-"""Of an index whose memories have no static values: a lambda layer's."""
+"""If memories have no static values, as in a lambda layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class ModelRecord(Record):
     gated: bool
     context: int | None
     memory: str | None = None
-    """The kind of memory in a model of ours: relu … lambda; None in other families."""
+    """Kind of memory of a model that ffmem trained: relu … lambda; None for other families."""
     groups: int = 1
-    """Heads that a layer's memories belong to, in equal parts; 1 where no head owns any."""
+    """Heads that own equal ranges of a layer's memories; 1 if memories belong to no head."""
     has_values: bool = True
-    """Whether memories have static values; those of a lambda layer have none."""
+    """False for a lambda layer, whose values are computed from the input."""
 
     def __post_init__(self) -> None:
         if len(self.banks) != self.layers:
@@ -75,12 +75,12 @@ class StartRecord(Record):
     id: int | None
     chosen_by: str
     losses: dict[str, float]
-    """Mean loss per token with each candidate in front, where they were compared."""
+    """Mean loss per token with each candidate, if they were compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerplexityRecord(Record):
-    """How well the model predicts a sample of what was read: t₁ … tₙ₋₁ of some sentences."""
+    """Perplexity of the model on a sample of the corpus: t₁ … tₙ₋₁ of some sentences."""
 
     per_token: float
     sentences: int
@@ -89,7 +89,7 @@ class PerplexityRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecord(Record):
-    """One CORPUS argument: what was read, how, and by which versions on how many threads."""
+    """One CORPUS argument: what was read, and how."""
 
     source: str
     unit: str
@@ -98,31 +98,31 @@ class SourceRecord(Record):
     limit: int | None
     hash: str
     digest: str | None
-    """SHA-256 of the raw files behind the source, where there are any."""
+    """SHA-256 of the files of the source; None if it has none."""
     sentences: int
     tokens: int
     cut: int
-    """Sentences longer than the context, cut there."""
+    """Sentences that were truncated to the context."""
     cut_tokens: int
-    """How many tokens they lost."""
+    """Tokens that they lost."""
     headings_dropped: int
     without_tokens: int
-    """Sentences that gave no token, left out."""
+    """Sentences without a token, which were dropped."""
     perplexity: PerplexityRecord | None
     chunk_tokens: int
     batch_tokens: int
     threads: int
     device: str
     skipped: list[int] = field(default_factory=list)
-    """Sentences, by their number in the source, that could not be read and were left out."""
+    """Numbers, within the source, of sentences that could not be read and were skipped."""
     skipped_tokens: int = 0
     control: int = 0
-    """Sentences whose text writes out a control token, such as `</s>`: it was taken as one."""
+    """Sentences whose text spells out a control token, such as `</s>`, which is read as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusRecord(Record):
-    """All sources together."""
+    """All sources of an index."""
 
     hash: str
     sentences: int
@@ -131,12 +131,12 @@ class CorpusRecord(Record):
 
     @property
     def prefixes(self) -> int:
-        """How many prefixes were read: one per token, sentences that were left out aside."""
+        """Number of prefixes: one per token, without skipped sentences."""
         return self.tokens - sum(source.skipped_tokens for source in self.sources)
 
     @classmethod
     def joined(cls, sources: list[SourceRecord]) -> "CorpusRecord":
-        """Return the record of sources in their order."""
+        """Return the record of several sources, in order."""
         joined = "\n".join(source.hash for source in sources)
         return cls(
             hash=hashlib.sha256(joined.encode()).hexdigest(),
@@ -148,7 +148,7 @@ class CorpusRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """Everything that an index states about itself."""
+    """What an index says about itself."""
 
     format: int
     model: ModelRecord
@@ -167,12 +167,12 @@ class Manifest(Record):
     """SHA-256 of every file of the index but this one."""
 
     def write(self, folder: Path) -> None:
-        """Commit the manifest: from here on the index is whole."""
+        """Write the manifest: from now on the index is complete."""
         write_text(folder / "manifest.json", self.to_json())
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Return the manifest of a whole index."""
+        """Return the manifest of a complete index."""
         path = folder / "manifest.json"
         try:
             content: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -180,19 +180,19 @@ class Manifest(Record):
             raise StoreError(_missing(folder)) from None
         except (ValueError, OSError) as error:
             raise StoreError(
-                f"{path} is not a readable manifest ({error}). Make the index again."
+                f"Cannot read the manifest {path} ({error}). Make the index again."
             ) from None
         found = content.get("format") if isinstance(content, dict) else None
         if found != FORMAT:
             raise StoreError(
-                f"{path} is not a manifest of this version of ffmem: format {FORMAT} was expected,"
-                f" {found!r} found. Use the version that wrote it, or make the index again."
+                f"{path} has the format {found!r}; this version of ffmem reads format {FORMAT}. Use"
+                " the version that wrote it, or make the index again."
             )
         try:
             return cls.of(content)
         except NotARecord as error:
             raise StoreError(
-                f"{path} is not a manifest that ffmem wrote: {error}. Make the index again."
+                f"{path} is not a manifest of ffmem: {error}. Make the index again."
             ) from None
 
 

@@ -4,9 +4,9 @@
     OUT/v1/MODEL/SOURCE/features/batch-N.jsonl.gz       one line per memory
     OUT/v1/MODEL/SOURCE/activations/batch-N.jsonl.gz    one line per trigger
 
-A memory with a negative coefficient is the memory with key and value turned: m · v = (−m) · (−v).
-So the negative triggers of a gated model are a source of their own, `…-negative`, signs turned.
-What an index does not know is left out or empty, and `README.md` in OUT says what that is.
+A negative coefficient is a positive one of the negated value: m · v = (−m) · (−v). So the negative
+triggers of a gated model are a source of their own, `…-negative`, with both signs flipped. Fields
+that an index does not have are empty or left out; `README.md` in OUT says which.
 """
 
 import gzip
@@ -31,10 +31,10 @@ from ffmem.indexing.tables import GROUP, layer_file, read_group
 from ffmem.progress import Step
 
 CREATOR = "clkht01d40000jv08hvalcvly"
-"""The user whom Neuronpedia's importers take for the owner of what is imported."""
+"""The user that Neuronpedia's importers make the owner of imported data."""
 
 BATCH = 1024
-"""Memories in one file, as in the public exports."""
+"""Memories per file, as in the public exports."""
 
 EMPTY = (
     *("topkCosSimIndices", "topkCosSimValues"),
@@ -44,26 +44,26 @@ EMPTY = (
     *("freq_hist_data_bar_heights", "freq_hist_data_bar_values"),
     *("logits_hist_data_bar_heights", "logits_hist_data_bar_values", "decoder_weights_dist"),
 )
-"""Fields of a feature that an index knows nothing about."""
+"""Fields of a feature that an index does not have."""
 
 
 class Side(NamedTuple):
-    """One sign of a model's coefficients: what stands where, and the sign."""
+    """One sign of a model's coefficients, and the columns that belong to it."""
 
     prefix: str
-    """Before the names of the columns of triggers."""
+    """Of the names of trigger columns."""
     suffix: str
-    """After the name of the set of sources."""
+    """Of the name of the source set."""
     sign: int
     top: str
     bottom: str
 
 
 class _Place(NamedTuple):
-    """The end of a prefix in its sentence, the start token counted."""
+    """The end of a prefix in its sentence, start token included."""
 
     alike: str
-    """What every activation on the sentence says alike."""
+    """JSON fields that all activations on the sentence share."""
     n_tokens: int
     last: int
 
@@ -75,14 +75,14 @@ NEGATIVE = Side("negative_", "-negative", -1, "bottom", "top")
 def export_neuronpedia(index: Index, out: Path, step: Step) -> None:
     """Write an index to a new folder, in Neuronpedia's layout."""
     with _committing(out) as folder:
-        exporting = _Exporting(index, folder)
-        (folder / "README.md").write_text(exporting.readme(), encoding="utf-8")
+        exporter = _Exporter(index, folder)
+        (folder / "README.md").write_text(exporter.readme(), encoding="utf-8")
         for layer in range(index.n_layers):
-            exporting.write_layer(layer, step)
+            exporter.write_layer(layer, step)
 
 
-class _Exporting:
-    """One index on its way out."""
+class _Exporter:
+    """Writes one index."""
 
     def __init__(self, index: Index, folder: Path) -> None:
         self.index = index
@@ -101,7 +101,7 @@ class _Exporting:
         return f"{layer}-{self.set}{side.suffix}"
 
     def readme(self) -> str:
-        """Return what a reader of the folder must know."""
+        """Return the README of the folder."""
         manifest = self.index.manifest
         gated, has_values = manifest.model.gated, manifest.model.has_values
         text = (files("ffmem.indexing") / "neuronpedia.md").read_text(encoding="utf-8")
@@ -149,12 +149,12 @@ class _Exporting:
             step(past - first)
 
     def _write_source(self, layer: int, side: Side) -> None:
-        """Write the four small files that name model, release, set and source."""
+        """Write the four small files about model, release, source set and source."""
         manifest, owned = self.index.manifest, {"creatorId": CREATOR, "visibility": "PUBLIC"}
         name = f"{self.set}{side.suffix}"
         made = f"{manifest.model.kind.called} of {manifest.model.source}, read by ffmem"
         told = "Triggers and values" if manifest.model.has_values else "Triggers"
-        signs = " (coefficients below 0, signs turned)" if side is NEGATIVE else ""
+        signs = " (coefficients below 0, signs flipped)" if side is NEGATIVE else ""
         rows: dict[str, dict[str, Any]] = {
             "model": {
                 "id": self.model,
@@ -224,7 +224,7 @@ class _Exporting:
     def _ends(
         self, values: dict[str, ndarray] | None, row: int, side: Side
     ) -> dict[str, list[str] | list[float]]:
-        """Return what a value promotes and suppresses: nothing, where it is not static."""
+        """Return what a value promotes and suppresses: nothing, if it is not static."""
         if values is None:
             return {"pos_str": [], "pos_values": [], "neg_str": [], "neg_values": []}
         return {
@@ -235,7 +235,7 @@ class _Exporting:
         }
 
     def _hook(self, layer: int) -> str:
-        """Return where the coefficients are read: in TransformerLens' words, if it has any."""
+        """Return where the coefficients are read, with TransformerLens' name if there is one."""
         if self.index.manifest.model.kind.seat(0) is None:
             return f"blocks.{layer}.mlp.hook_post"
         return f"model.layers.{layer}.memory.values"
@@ -265,7 +265,7 @@ class _Exporting:
                 yield _activation(own, places[prefix], coefficient)
 
     def _places(self, triggers: Iterable[dict[str, ndarray]]) -> dict[int, "_Place"]:
-        """Return where the prefixes of some triggers end, reading every sentence once."""
+        """Return where the prefixes of some triggers end; reads every sentence once."""
         prefixes = {
             prefix
             for columns in triggers
@@ -274,16 +274,16 @@ class _Exporting:
         }
         owners = self.index.sentences.at(prefixes - {NO_PREFIX})
         sentences = {sentence.sentence: sentence for sentence in owners.values()}
-        told = {number: self._told(sentence) for number, sentence in sentences.items()}
+        shared = {number: self._shared_fields(sentence) for number, sentence in sentences.items()}
         # The start token, if there is one, stands at 0: the prefix of length p ends at p.
         shift = len(self._start) - 1
         return {
-            prefix: _Place(*told[sentence.sentence], prefix - sentence.offset + shift)
+            prefix: _Place(*shared[sentence.sentence], prefix - sentence.offset + shift)
             for prefix, sentence in owners.items()
         }
 
-    def _told(self, sentence: StoredSentence) -> tuple[str, int]:
-        """Return what every activation on a sentence says alike, and its number of tokens."""
+    def _shared_fields(self, sentence: StoredSentence) -> tuple[str, int]:
+        """Return the JSON fields that all activations on a sentence share, and its length."""
         tokens = [*self._start, *(self._tokens[id] for id in sentence.ids)]
         alike = {
             "dataSource": self.index.manifest.corpus.sources[sentence.source].source,
@@ -300,14 +300,16 @@ class _Exporting:
 
 
 _TURNED = (
-    "A coefficient below 0 triggers as well in this gated model. Sources that end in `-negative`\n"
-    "(`{source}`) hold those triggers with the sign of coefficient and value turned: what stands\n"
-    "there as positive is −m, and `pos_str` is what the value promotes when m < 0."
+    "In this gated model, coefficients below 0 trigger as well. Sources that end in `-negative`\n"
+    "(`{source}`) hold those triggers with the signs of coefficient and value flipped: what is\n"
+    "positive there is −m, and `pos_str` is what the value promotes when m < 0."
 )
 _PROMOTES = "the tokens that the value promotes most, with their logits (projection: {})"
 _NONE = "empty: there is no static value"
-_UNKNOWN = "Of a trigger only its own coefficient is known; the other values are written as 0."
-_NO_NEGATIVE = "Only coefficients above 0 trigger in this model, which is not gated."
+_UNKNOWN = (
+    "Only the coefficient at a trigger's last token is known; all other values are written as 0."
+)
+_NO_NEGATIVE = "This model is not gated: only coefficients above 0 trigger."
 
 
 def _json(row: dict[str, Any]) -> str:
@@ -333,11 +335,11 @@ _REST = _inside(
         "qualifyingTokenIndex": None,
     }
 )
-"""What every activation says alike."""
+"""JSON fields that all activations share."""
 
 
 def _activation(named: dict[str, str], place: _Place, coefficient: float) -> str:
-    """Return the line of one trigger: of its values only that of the last token is known."""
+    """Return the line of one trigger; only the value of its last token is known."""
     own = {
         **named,
         "maxValue": coefficient,
@@ -351,20 +353,20 @@ def _activation(named: dict[str, str], place: _Place, coefficient: float) -> str
 
 
 def model_id(source: str) -> str:
-    """Return a model's name as Neuronpedia takes it: lower case, figures, dashes, underscores."""
+    """Return a model's name for Neuronpedia: lower case, digits, dashes, underscores."""
     name = re.split(r"[/\\]", source.rstrip("/\\"))[-1].partition("@")[0].removesuffix(".gguf")
     return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-") or "model"
 
 
 def owner(source: str) -> str:
-    """Return who made a model, where its name is that of the Hub."""
+    """Return the owner of a model, if its name is a Hub id."""
     match = re.fullmatch(r"([\w.-]+)/[\w.-]+(@.*)?", source)
     return match[1] if match and not Path(source).exists() else "unknown"
 
 
 @contextmanager
 def _lines(path: Path) -> Iterator[IO[str]]:
-    """Give a compressed file to write lines to; the same lines give the same bytes."""
+    """Give a gzip file to write lines to; the same lines give the same bytes."""
     path.parent.mkdir(exist_ok=True)
     with (
         path.open("wb") as raw,
@@ -376,12 +378,12 @@ def _lines(path: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def _committing(out: Path) -> Iterator[Path]:
-    """Give a temporary folder to write to; rename it to `out` when the block ends well."""
+    """Give a temporary folder to write to; rename it to `out` when the block ends without error."""
     if out.exists() or out.is_symlink():
-        raise FfmemError(f"{out} is there already: name a new folder to write to.")
+        raise FfmemError(f"{out} exists already. Name a new folder.")
     if not out.absolute().parent.is_dir():
         raise FfmemError(
-            f"There is no folder {out.absolute().parent}: make it first, or name another place."
+            f"There is no folder {out.absolute().parent}. Create it first, or name another folder."
         )
     temporary = out.absolute().with_name(f".{out.absolute().name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -393,6 +395,6 @@ def _committing(out: Path) -> Iterator[Path]:
             temporary.rename(out.absolute())
             sync(out.absolute().parent)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # report the first error
             shutil.rmtree(temporary)
         raise

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy import ndarray
 
-from ffmem.corpus.corpus import Corpus, Reading
-from ffmem.corpus.sentences import refuse_foreign, window_size
+from ffmem.corpus.corpus import Corpus, CorpusReader
+from ffmem.corpus.sentences import check_token_ids, window_size
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.files import write_text
 from ffmem.indexing.chunks import CHUNKS, Chunk, cut, read_chunks, write_chunks
@@ -136,7 +136,7 @@ def _read_corpus(
             f"--unit {corpus.unit} is too wide: the model reads {context} tokens at most, a start"
             f" token included. Use window:{context - 1} or less."
         )
-    progress.say(f"Reading {corpus.source}.")
+    progress.say(f"CorpusReader {corpus.source}.")
     reading = corpus.sentences(memories.tokenizer)
     rows = _Truncated(reading, memories)
     totals = write_sentences(folder / SENTENCES, rows)
@@ -206,7 +206,7 @@ def _summary(facts: CorpusFacts) -> Iterator[str]:
 class _Truncated:
     """The sentences of a corpus, truncated to the model's context, and counted."""
 
-    def __init__(self, reading: Reading, memories: Memories) -> None:
+    def __init__(self, reading: CorpusReader, memories: Memories) -> None:
         self.n_cut = self.n_lost = 0
         self._reading = reading
         self._memories = memories
@@ -217,7 +217,7 @@ class _Truncated:
         memories = self._memories
         # One position is left for a start token, whether there will be one or not.
         most = None if memories.context is None else memories.context - 1
-        for text, ids, starts, ends in refuse_foreign(self._reading, memories.vocabulary):
+        for text, ids, starts, ends in check_token_ids(self._reading, memories.vocabulary):
             if most is not None and len(ids) > most:
                 self.n_cut += 1
                 self.n_lost += len(ids) - most

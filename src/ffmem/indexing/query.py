@@ -24,7 +24,6 @@ from bisect import bisect_left
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ffmem.cells import check_layer
 from ffmem.errors import FfmemError
 from ffmem.indexing.memory import unshown
 from ffmem.indexing.store import Index
@@ -75,7 +74,7 @@ class Query(NamedTuple):
                 " text does. Search for whole characters."
             )
         if layer is not None:
-            check_layer(layer, index.n_layers)
+            index.layout.check_layer(layer)
 
     def _seconds(self) -> float:
         return SECONDS if self.seconds is None else self.seconds

@@ -36,11 +36,11 @@ class Chosen(NamedTuple):
 
 
 def choose(memories: Memories, sentences: Iterable[list[int]], asked: str) -> Chosen:
-    """Return the start token for `--start asked`, and the perplexity it gives on `sentences`."""
+    """Return the start token for `--start asked`, and the perplexity with it on `sentences`."""
     sample = _spread([ids for ids in sentences if len(ids) > 1])
     tokenizer = memories.tokenizer
     if asked != "auto":
-        candidates, reason = [_asked(memories, asked)], "asked for"
+        candidates, reason = [_requested_token(memories, asked)], "asked for"
     elif tokenizer.own_start is not None:
         candidates, reason = [tokenizer.own_start], "the tokenizer's own"
     elif not sample:
@@ -67,22 +67,20 @@ def choose(memories: Memories, sentences: Iterable[list[int]], asked: str) -> Ch
     )
 
 
-def _asked(memories: Memories, asked: str) -> int | None:
+def _requested_token(memories: Memories, asked: str) -> int | None:
     tokenizer = memories.tokenizer
     if asked == "none":
         return None
     if asked.startswith("id:") and asked[3:].isdecimal():
         if len(asked) < 20 and int(asked[3:]) < memories.vocabulary:
             return int(asked[3:])
-        raise FfmemError(
-            f"--start {asked} was asked for, but ids end at {memories.vocabulary - 1}."
-        )
+        raise FfmemError(f"--start {asked}: the model has ids 0 to {memories.vocabulary - 1}.")
     named = {"bos": tokenizer.bos, "eos": tokenizer.eos}
     if asked not in named:
         return tokenizer.id_of(asked)
     if named[asked] is None:
         raise FfmemError(
-            f"--start {asked} was asked for, but the tokenizer has no such token."
+            f"--start {asked}: the tokenizer has no such token."
             " Use --start auto, none, or the token itself."
         )
     return named[asked]
@@ -111,7 +109,7 @@ def _spread(sentences: list[list[int]]) -> list[list[int]]:
 def _loss(memories: Memories, sentences: list[list[int]], start: int | None) -> float:
     """Return the mean loss per token over t₁ … tₙ₋₁.
 
-    A few sentences on which the model overflows do not count; whoever reads them will say so.
+    A few sentences on which the model overflows do not count; the pass reports them.
     """
     total, n, n_finite = 0.0, 0, 0
     for batch in batches(enumerate(sentences), start, _BATCH_TOKENS):

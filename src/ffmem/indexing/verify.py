@@ -1,4 +1,4 @@
-"""Whether an index is what it says: every hash, and every invariant that the pass promises."""
+"""Check an index: every hash, and every invariant of its tables."""
 
 import hashlib
 from collections.abc import Iterator
@@ -18,22 +18,22 @@ from ffmem.indexing.tables import layer_file, read_columns
 
 
 class Corpus(NamedTuple):
-    """Where the prefixes of an index stand."""
+    """The sentences of an index, and their prefixes."""
 
     offsets: ndarray
     lengths: ndarray
     sources: ndarray
     shortest: int
-    """Length of a sentence's first prefix: 0 where the empty one counts."""
+    """Length of a sentence's shortest prefix: 0 if the empty one counts."""
 
 
 def verify(index: Index) -> list[str]:
-    """Return what is wrong with an index, a sentence each; an empty list if nothing is."""
+    """Return what is wrong with an index, a sentence each."""
     wrong = damaged(index)
     if wrong:
-        return wrong  # what is damaged need not make sense
+        return wrong  # invariants of damaged files mean nothing
     try:
-        return [*_everything(index)]
+        return [*_check_tables(index)]
     except StoreError as error:
         return [str(error)]
     except (KeyError, ValueError, IndexError) as error:
@@ -41,7 +41,7 @@ def verify(index: Index) -> list[str]:
 
 
 def damaged(index: Index) -> list[str]:
-    """Return which files are not those that were written, a sentence each."""
+    """Return which files are missing or changed, a sentence each."""
     return list(_files(index))
 
 
@@ -52,7 +52,7 @@ def _files(index: Index) -> Iterator[str]:
         if not path.is_file():
             yield f"{name} is missing."
         elif sha256(path) != expected:
-            yield f"{name} was changed or damaged: its hash is not the manifest's."
+            yield f"{name} was changed or damaged: its hash differs from the manifest's."
     needed = {"sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"}
     for kind in index.kinds:
         needed |= {layer_file(kind, layer) for layer in range(index.n_layers)}
@@ -63,7 +63,7 @@ def _files(index: Index) -> Iterator[str]:
             yield f"{name} is in the folder, but not in the manifest."
 
 
-def _everything(index: Index) -> Iterator[str]:
+def _check_tables(index: Index) -> Iterator[str]:
     corpus = _corpus(index)
     yield from _sentences(index, corpus)
     yield from _sample(index, corpus)
@@ -100,13 +100,13 @@ def _sentences(index: Index, corpus: Corpus) -> Iterator[str]:
         mine = corpus.lengths[corpus.sources == number]
         left_out = [place for place in source.skipped if 0 <= place < len(mine)]
         if left_out != source.skipped or int(mine[left_out].sum()) != source.skipped_tokens:
-            yield f"the sentences left out of {source.source} are not those that it has."
+            yield f"the skipped sentences of {source.source} do not fit its sentences."
     digests = [hashlib.sha256() for _ in named.sources]
     for row in index.sentences.rows(0, n_sentences):
         digests[row.source].update(content(row.text, row.ids))
     for source, digest in zip(named.sources, digests, strict=True):
         if digest.hexdigest() != source.hash:
-            yield f"the sentences of {source.source} are not those that the manifest names."
+            yield f"the sentences of {source.source} do not have the hash in the manifest."
 
 
 def _sample(index: Index, corpus: Corpus) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _sample(index: Index, corpus: Corpus) -> Iterator[str]:
     kept = np.sort(np.lexsort((where, every))[:SIZE])
     same = np.array_equal(drawn["prefix"], where[kept])
     if not same or not np.array_equal(drawn["hash"], every[kept]):
-        yield "the sample is not of the prefixes with the smallest hashes."
+        yield "the sample does not consist of the prefixes with the smallest hashes."
 
 
 def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
@@ -141,16 +141,16 @@ def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
     for sign, name, extreme in names:
         prefixes, strengths = triggers[f"{name}prefix"], triggers[f"{name}coefficient"] * sign
         if prefixes.shape != (width, manifest.t):
-            yield f"there are not {manifest.t} {name}triggers of every memory."
+            yield f"the number of {name}triggers per memory is not {manifest.t}."
         gates = triggers[f"{name}gate"]
         if not np.array_equal(gates != 0, (prefixes != NO_PREFIX) & manifest.model.gated):
-            yield f"a {name}trigger has a gate where there is none, or none where there is one."
+            yield f"a {name}trigger lacks its gate, or an empty slot has one."
         yield from _list(prefixes, strengths, corpus, manifest.prefixes, name)
         some, furthest = prefixes[:, 0] != NO_PREFIX, stats[extreme] * sign
         if (strengths[some, 0] != furthest[some]).any():
             yield f"a first {name}trigger is not the {extreme} of its memory."
         if (~some & (furthest > 0)).any():
-            yield f"a memory has no {name}trigger although its {extreme} is beyond 0."
+            yield f"a memory has no {name}trigger, although its {extreme} is beyond 0."
     n_prefixes = manifest.corpus.prefixes
     if ((stats["active"] < 0) | (stats["active"] > n_prefixes)).any():
         yield "a memory is active on more prefixes than there are."
@@ -165,7 +165,7 @@ def _list(
 ) -> Iterator[str]:
     filled = prefixes != NO_PREFIX
     if (~filled[:, :-1] & filled[:, 1:]).any():
-        yield f"a {name}trigger stands behind a vacant slot."
+        yield f"a {name}trigger follows an empty slot."
     if not (strengths[filled] > 0).all() or strengths[~filled].any():
         yield f"a {name}coefficient has the wrong sign."
     steps = np.diff(strengths, axis=1)
@@ -186,7 +186,7 @@ def _list(
 def _values(index: Index, layer: int) -> Iterator[str]:
     values = read_columns(index.folder / layer_file("values", layer))
     if not np.array_equal(values["memory"], np.arange(index.layout.widths[layer])):
-        yield "the values are not those of the model's memories."
+        yield "the values do not cover the model's memories in order."
     for side, sign in (("top", 1), ("bottom", -1)):
         ids, logits = values[f"{side}_ids"], values[f"{side}_logits"] * sign
         probabilities = values[f"{side}_probabilities"]
@@ -196,4 +196,4 @@ def _values(index: Index, layer: int) -> Iterator[str]:
         if (steps > 0).any() or (np.diff(ids, axis=1)[steps == 0] <= 0).any():
             yield f"{side} tokens are not in the order of their logits."
         if not ((probabilities >= 0) & (probabilities <= 1)).all():
-            yield f"the probability of a {side} token is none."
+            yield f"a probability of a {side} token is not between 0 and 1."

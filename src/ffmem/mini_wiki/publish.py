@@ -19,7 +19,7 @@ from torch import nn
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import ModelError
-from ffmem.files import refuse_unwritable, storage_errors, sync, write_text
+from ffmem.files import check_writable, storage_errors, sync, write_text
 from ffmem.mini_wiki.folder import FILES, MODEL, NAME
 from ffmem.models.load import load, quiet
 from ffmem.models.memories import Memories
@@ -35,7 +35,7 @@ CURVE = ("curve.svg", "curve.jsonl")
 def publish(trained: Path, out: Path = MODEL, valid: Corpus | None = None) -> str:
     """Publish a trained folder; return what was published, in a few sentences."""
     _refuse_unfinished(trained)
-    refuse_unwritable(out)
+    check_writable(out)
     memories = load(trained, device="cpu")
     if not isinstance(memories.model, AdaptiveLM):
         raise ModelError(f"{trained} is a {memories.family!r} model, and none of `ffmem train`.")

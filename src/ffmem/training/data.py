@@ -21,7 +21,7 @@ from jaxtyping import Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.corpus.corpus import Corpus, Reading
+from ffmem.corpus.corpus import Corpus, CorpusReader
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.files import write_text
 from ffmem.models.tokenizer import UNKNOWN, Encoding, Tokenizer, WordTokenizer
@@ -211,7 +211,7 @@ def make_streams(config: TrainConfig, corpus: Corpus, valid: Corpus | None) -> T
             f" of {config.batch_tokens:,}. Give more text, or fewer --batch-tokens."
         )
 
-    def stats(stream: ndarray, n_sentences: int, read: Reading, held_out: bool) -> StreamStats:
+    def stats(stream: ndarray, n_sentences: int, read: CorpusReader, held_out: bool) -> StreamStats:
         return StreamStats(
             sentences=n_sentences,
             tokens=len(stream),
@@ -231,7 +231,7 @@ def make_streams(config: TrainConfig, corpus: Corpus, valid: Corpus | None) -> T
     )
 
 
-def _read_texts(corpus: Corpus, config: TrainConfig) -> tuple[list[str], Reading]:
+def _read_texts(corpus: Corpus, config: TrainConfig) -> tuple[list[str], CorpusReader]:
     """Return the sentences of a corpus, and the reading that counts what was left out."""
     if corpus.unit not in ("sentence", "line"):
         raise FfmemError(

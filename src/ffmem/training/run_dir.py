@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError
 from ffmem.files import (
+    check_writable,
     committing,
     locked,
-    refuse_unwritable,
     sha256,
     storage_errors,
     sync,
@@ -254,7 +254,7 @@ class RunDir:
         """Keep other processes out; a new folder of a run that is refused is removed again."""
         self.check_usable()
         is_new = not self.path.exists()
-        refuse_unwritable(self.path)
+        check_writable(self.path)
         busy = f"Another process is training in {self.path}. Wait for it, or give another --out."
         with locked(self.checkpoint / "lock", busy):
             try:
