@@ -249,7 +249,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert code == 0
     assert out == f"{ffmem.open(made)!r}\n"
-    assert "Corpus: 24 sentences" in err
+    assert f"Reading {corpus_file}.\nCorpus: 24 sentences" in err
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert (code, "finished: nothing to do" in err) == (0, True)
     assert run("verify", made)[:2] == (0, "Sound: 11 files, 48 memories.\n")

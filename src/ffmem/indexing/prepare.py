@@ -136,7 +136,7 @@ def _read_corpus(
             f"--unit {corpus.unit} is too wide: the model reads {context} tokens at most, a start"
             f" token included. Use window:{context - 1} or less."
         )
-    progress.say(f"CorpusReader {corpus.source}.")
+    progress.say(f"Reading {corpus.source}.")
     reading = corpus.sentences(memories.tokenizer)
     rows = _Truncated(reading, memories)
     totals = write_sentences(folder / SENTENCES, rows)
