@@ -5,14 +5,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-<<<<<<< HEAD:src/ffmem/measuring.py
-from ffmem.api import load
-from ffmem.errors import CorpusError, ModelError, StoreError
-=======
 from ffmem.api.index import as_index
 from ffmem.api.model import load
-from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
->>>>>>> b863688 (x):src/ffmem/api/experiments.py
+from ffmem.errors import CorpusError, ModelError, StoreError
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
@@ -194,14 +189,8 @@ def _measure(
             return _write(catalogue.read(index, asked, seed, progress), out, progress)
         size = None if sample == "all" else sample
         if isinstance(size, str):
-<<<<<<< HEAD:src/ffmem/measuring.py
-            raise CorpusError(f"sample = {sample!r} was asked for. Give a number, or 'all'.")
-        check_threads(n_threads)
-=======
             raise CorpusError(f"--sample {sample!r}: give a number of prefixes, or 'all'.")
-        if n_threads is not None and n_threads < 1:
-            raise FfmemError(f"--threads {n_threads}: give a whole number at least 1.")
->>>>>>> b863688 (x):src/ffmem/api/experiments.py
+        check_threads(n_threads)
         source = _corpus(asked, index, corpus, reading, prompt)
         memories = _model(index, model, dtype, device, progress)
 
@@ -300,12 +289,3 @@ def _model(
     with nullcontext() if given else index_model(str(source), index.folder):
         progress.say(f"Loading {source}.")
         return load(source, dtype=dtype or index.manifest.dtype, device=device)
-<<<<<<< HEAD:src/ffmem/measuring.py
-=======
-    except ModelError as error:
-        if given is not None:
-            raise
-        raise ModelError(
-            f"{error} The index was made with this model; if it has moved, say where with --model."
-        ) from None
->>>>>>> b863688 (x):src/ffmem/api/experiments.py

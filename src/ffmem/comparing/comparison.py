@@ -111,10 +111,10 @@ def _heading(settings: Row) -> list[str]:
 
 
 def _shape(settings: Row) -> str:
-    layers, memories = counted(settings["layers"], "layers"), settings["memories"]
+    layers, memories = pluralize(settings["layers"], "layers"), settings["memories"]
     if isinstance(memories, list):
-        return f"{layers} with {counted(sum(memories), 'memories')} in all"
-    return f"{layers} × {counted(memories, 'memories')}"
+        return f"{layers} with {pluralize(sum(memories), 'memories')} in all"
+    return f"{layers} × {pluralize(memories, 'memories')}"
 
 
 def _shown_columns(comparison: Comparison) -> dict[str, tuple[str, str]]:
