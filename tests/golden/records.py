@@ -223,7 +223,7 @@ def read(index, full=False, only=None):
     record = {"start": start(index.folder)}
     n_prefixes = prefixes(index.folder)
     for layer, numbers in enumerate(layers(index.folder)):
-        if only is not None and layer not in only:
+        if not numbers or (only is not None and layer not in only):
             continue
         memories = [as_json(index[layer, number]) for number in numbers]
         record[f"layer {layer}"] = layer_statistics(memories, n_prefixes)

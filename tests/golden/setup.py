@@ -44,6 +44,7 @@ def model(name):
         sizes["text_config"]["vocab_size"] = VOCABULARY
     else:
         sizes["vocab_size"] = VOCABULARY
+    torch.manual_seed(0)  # Mamba draws its time steps
     made = AutoModelForCausalLM.from_config(TINY[name].__class__.from_dict(sizes))
     with torch.no_grad():
         for parameter_name, parameter in made.named_parameters():

@@ -78,7 +78,7 @@ def everything(tiny_index, ungated_index):
     """Every memory of both indexes."""
     return {
         index.folder: {
-            memory.cell: memory for layer in range(2) for memory in index.memories(layer)
+            memory.cell[:2]: memory for layer in range(2) for memory in index.memories(layer)
         }
         for index in (tiny_index, ungated_index)
     }
@@ -130,7 +130,9 @@ def test_every_trigger_is_an_activation_whose_last_token_alone_has_a_value(index
                 for cell in index
                 if cell.layer == layer
                 for trigger in (
-                    memories[cell].negative_triggers if negative else memories[cell].triggers
+                    memories[cell[:2]].negative_triggers
+                    if negative
+                    else memories[cell[:2]].triggers
                 )
             ]
             assert len(batch) == len(expected)

@@ -123,7 +123,7 @@ def test_statistics_are_of_all_prefixes_and_quantiles_of_the_sample(index):
 
 @pytest.mark.parametrize("cell", ["L1N5", "L1D5", "1.5", "1:5", "1/5", ffmem.Cell(1, 5)])
 def test_a_memory_is_found_by_any_form_of_its_name(tiny_index, cell):
-    assert tiny_index[cell].cell == (1, 5)
+    assert tiny_index[cell].cell == ffmem.Cell(1, 5)
     assert tiny_index[cell].to_dict() == tiny_index.memory(ffmem.Cell(1, 5)).to_dict()
 
 
@@ -192,7 +192,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused(tiny_index, layer):
 @pytest.mark.parametrize("cell", [ffmem.Cell(2, 0), ffmem.Cell(-1, 0), ffmem.Cell(0, -1)])
 def test_a_memory_that_the_model_does_not_have_is_refused(tiny_index, cell):
     for look in (tiny_index.memory, tiny_index.sample):
-        with pytest.raises(UnknownCell, match="the model has layers 0 to 1 with memories 0 to"):
+        with pytest.raises(UnknownCell, match=r"layers 0 to 1\.|layer 0 has memories 0 to 23"):
             look(cell)
 
 
