@@ -1,7 +1,7 @@
 """How fast the index pass is, beside other ways over the same batches in the same process.
 
-Each variant runs over the same batches of one lease, interleaved batch by batch; of every batch
-the best of several rounds counts. The index pass is warmed with other leases first, so that its
+Each variant runs over the same batches of one chunk, interleaved batch by batch; of every batch
+the best of several rounds counts. The index pass is warmed with another chunk first, so that its
 thresholds are those of a running index and not of an empty one.
 """
 
@@ -10,46 +10,42 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from ffmem.indexing.found import Found
+from numpy import ndarray
 from torch import Tensor
 
 import ffmem
-from ffmem.indexing import sample
-from ffmem.indexing.chunks import Batch, Lease, batches, cut
-from ffmem.indexing.scan import Scan, _Reader, reach
-from ffmem.models.memories import Memories
+from ffmem.indexing.chunks import Batch, Chunk, batches, cut, prefix_range
+from ffmem.indexing.sample import draw
+from ffmem.indexing.scan import Scan, _ChunkReader
+from ffmem.models.memories import Bank, Memories
 
-T, BATCH_TOKENS, START = 50, 4096, 0
+T, CHUNK_TOKENS, BATCH_TOKENS, START = 50, 65_536, 4096, 0
 
 
 class Bench:
-    """A model, a corpus in leases, and the state of an index that has read some of them."""
+    """A model, a corpus in chunks, and the state of an index that has read some of them."""
 
     def __init__(self, memories: Memories, sentences: list[list[int]], prefixes: str) -> None:
         self.memories = memories
-        self.scan = Scan(memories, T, prefixes, reach(has_start=True, empty_prefix=False))
+        self.scan = Scan(memories, T, prefixes == "all", prefix_range(True, False))
         lengths = np.array([len(ids) for ids in sentences])
         self.offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
         self.sentences = sentences
-        self.leases = list(cut([lengths], 65_536))
-        self.sampled = sample.draw("0" * 64, [lengths], False)
-        self.found = Found.nothing(memories.n_layers, memories.layout.widths[0], T, memories.gated)
+        self.chunks = list(cut([lengths], CHUNK_TOKENS))
+        self.sample = draw("0" * 64, [lengths], False)
 
-    def batches(self, lease: Lease) -> list[Batch]:
-        numbers = range(lease.first_sentence, lease.first_sentence + lease.n_sentences)
+    def batches(self, chunk: Chunk) -> list[Batch]:
+        numbers = range(chunk.first_sentence, chunk.first_sentence + chunk.n_sentences)
         rows = [(int(self.offsets[n]), self.sentences[n]) for n in numbers]
         return list(batches(rows, START, BATCH_TOKENS))
 
-    def warm(self, n_leases: int) -> None:
-        for lease in self.leases[:n_leases]:
-            floors = [triggers.weakest() for triggers in self.found.lists()]
-            *_, part = self.scan.lease(lease, self.batches(lease), floors, self.sampled)
-            assert isinstance(part, Found)
-            self.found = self.found.merge(part)
+    def sampled(self, chunk: Chunk) -> ndarray:
+        past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
+        return self.sample.between(chunk.first_prefix, past).prefixes
 
-    def reader(self, lease: Lease) -> _Reader:
-        floors = [triggers.weakest() for triggers in self.found.lists()]
-        return _Reader(self.scan, lease, floors, self.sampled)
+    def warm(self, n_chunks: int) -> None:
+        for chunk in self.chunks[:n_chunks]:
+            self.scan.read(chunk, self.batches(chunk), self.sampled(chunk))
 
 
 def trunk(memories: Memories) -> Callable[[Batch], None]:
@@ -66,12 +62,12 @@ def plain(memories: Memories) -> Callable[[Batch], None]:
     return run
 
 
-def indexing(bench: Bench, lease: Lease) -> Callable[[Batch], None]:
+def indexing(bench: Bench, chunk: Chunk) -> Callable[[Batch], None]:
     """The index pass, as `ffmem index` runs it."""
-    reader = bench.reader(lease)
+    reader = _ChunkReader(bench.scan, bench.sampled(chunk))
 
     def run(batch: Batch) -> None:
-        reader.batch = batch
+        reader.begin(batch)
         with bench.memories.reading(reader.read):
             bench.memories.forward(batch.tokens)
 
@@ -88,7 +84,8 @@ def straightforward(memories: Memories) -> Callable[[Batch], None]:
     def run(batch: Batch) -> None:
         mask, prefixes = _prefixes(batch)
 
-        def read(layer: int, coefficients: Tensor, gate: Tensor | None) -> None:
+        def read(bank: Bank, coefficients: Tensor, gate: Tensor | None) -> None:
+            layer = bank.layer
             seen = torch.cat([best[layer], coefficients[mask]])
             named = torch.cat([places[layer], prefixes[:, None].expand(-1, seen.shape[1])])
             best[layer], order = seen.topk(T, dim=0)

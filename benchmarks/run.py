@@ -25,11 +25,9 @@ MODEL = "smollm2-135m"
 sys.path.insert(0, str(Path(__file__).parent))
 import effect  # noqa: E402
 import explorer  # noqa: E402
-import growth  # noqa: E402
 import passes  # noqa: E402
 import patterns  # noqa: E402
 import section5  # noqa: E402
-import simulation  # noqa: E402
 import training  # noqa: E402
 import workers  # noqa: E402
 
@@ -77,12 +75,12 @@ def _raced(
     """Return the speeds of index pass, trunk and others on a few batches of a warm index."""
     bench = passes.Bench(memories, passes.corpus_ids(memories, 5_000), prefixes)
     bench.warm(1)
-    lease = bench.leases[1]
-    batched = bench.batches(lease)[3::7]
-    variants = {"trunk": passes.trunk(memories), "index": passes.indexing(bench, lease), **others}
+    chunk = bench.chunks[1]
+    batched = bench.batches(chunk)[3::7]
+    variants = {"trunk": passes.trunk(memories), "index": passes.indexing(bench, chunk), **others}
     speeds = passes.race(variants, batched, rounds)
     return {
-        "warmed_tokens": bench.leases[0].n_tokens,
+        "warmed_tokens": bench.chunks[0].n_tokens,
         "tokens": sum(sum(batch.lengths) for batch in batched),
         "rounds": rounds,
         "threads": torch.get_num_threads(),
@@ -105,7 +103,7 @@ def memory_of_a_pass() -> dict[str, Any]:
         "        file.write(' '.join(row) + '\\n')\n"
         "model = ffmem.load(tiny('llama'), tiny_tokenizer())\n"
         "corpus = ffmem.Corpus(folder + '.txt', unit='line')\n"
-        "ffmem.index(model, corpus, folder, start='bos', lease_tokens=8192)\n"
+        "ffmem.index(model, corpus, folder, start='bos', chunk_tokens=8192)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)\n"
     )
     peaks = {}
@@ -245,8 +243,6 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "patterns": patterns.patterns,
     "training": training.training,
     "workers": workers.workers,
-    "simulation": simulation.simulation,
-    "growth": growth.growth,
     "explorer": explorer.explorer_of_smollm2,
     "agreement": agreement_with_transformer_lens,
 }

@@ -96,15 +96,14 @@ def rows() -> list[tuple[str, str, str]]:
             "target 50 ms",
         ),
     ]
-    hands = _hands(result("workers"), result("simulation"))
+    parallel = _workers(result("workers"))
     rest = _detection(result("patterns")) + _pages(result("explorer"))
-    return found + hands + _training(result("training")) + rest
+    return found + parallel + _training(result("training")) + rest
 
 
-def _hands(workers: dict[str, Any], simulation: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what a crew costs and brings."""
+def _workers(workers: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what workers cost and bring."""
     speed = workers["tokens_per_second"]
-    most = simulation["without_faults"][-1]
     return [
         (
             "one Ray worker over the plain pass, one thread each",
@@ -115,12 +114,6 @@ def _hands(workers: dict[str, Any], simulation: dict[str, Any]) -> list[tuple[st
             "two processes of one thread over one",
             f"{workers['two_processes_over_one']:.2f}×",
             f"target 1.7; two Ray workers over one: {workers['two_ray_workers_over_one']:.2f}×",
-        ),
-        (
-            f"{most['workers']:,} simulated workers over the ideal time",
-            f"{most['over_ideal']:.2f}×",
-            f"{most['leases']:,} leases; leader: {most['events_per_cpu_second']:,} events per"
-            " CPU second",
         ),
     ]
 
