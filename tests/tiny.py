@@ -247,6 +247,7 @@ def ragged(seed: int = 0, vocab: int = VOCABULARY) -> PreTrainedModel:
     for layer, width in zip(model.model.layers, WIDTHS, strict=True):
         config.intermediate_size = width
         layer.mlp = type(layer.mlp)(config) if width else NoFeedForward()
+    config.intermediate_size = max(WIDTHS)
     return shaken(model)
 
 
