@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 
 ORDER = [
-    *("errors", "cells", "text", "files", "progress", "records", "cli_options", "registry"),
+    *("errors", "records", "cells", "text", "files", "progress", "cli_options", "registry"),
     *("storage", "parallel"),
     *("mini_wiki.folder", "networks", "models", "corpus", "indexing"),
     *("patterns", "annotation", "experiments", "reporting", "training", "mini_wiki.publish"),
