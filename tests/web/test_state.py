@@ -9,7 +9,13 @@ from ffmem.errors import FfmemError, UnknownCell
 from ffmem.web.limits import MOST_CHARACTERS, MOST_EDITS, TooMuch
 from ffmem.web.state import State, asked, quoted
 
-cells = st.builds(Cell, st.integers(0, 40), st.integers(0, 9999))
+cells = st.builds(
+    Cell,
+    st.integers(0, 40),
+    st.integers(0, 9999),
+    st.sampled_from(["", "E12", "S"]),
+    st.just(0),
+)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 
 
@@ -111,3 +117,12 @@ def test_too_much_is_refused_in_words():
     with pytest.raises(TooMuch, match="memories are edited"):
         asked(off=many)
     asked(off=many[1:])
+
+
+def test_an_edit_of_a_memory_of_an_expert_is_known_by_its_name():
+    placed = Cell(5, 9612, "E12", 9600)  # an address does not say where the bank begins
+    (named,) = asked(off=["L5E12N12"]).off
+    state = State(off=(named,))
+    assert state.how(placed).how == "off"
+    assert state.without(placed) == State()
+    assert state.with_edit(placed, "off").link("/trace") == "/trace?off=L5E12N12"
