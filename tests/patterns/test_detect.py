@@ -124,7 +124,7 @@ def test_one_prefix_in_many_sentences_is_no_pattern(found, lists):
 def test_random_triggers_have_patterns_in_few_memories(found, lists):
     planted = {(*place, 1) for place in PLACES.values()}
     owners = {
-        (*one.cell, one.sign)
+        (*one.cell[:2], one.sign)
         for layer in range(LAYERS)
         for patterns in found[1].layer(layer).values()
         for one in patterns
@@ -201,7 +201,7 @@ def test_marks_are_exactly_the_triggers_that_show_it(found, lists):
     for layer in range(LAYERS):
         for several in patterns.layer(layer).values():
             for one in several:
-                numbers = lists[*one.cell, one.sign]
+                numbers = lists[*one.cell[:2], one.sign]
                 if one.rule in ("last-word", "last-words"):
                     wanted = {word.casefold() for word in one.what.split(", ")}
                     shown = [words[n][-1].casefold() in wanted for n in numbers]

@@ -42,7 +42,8 @@ def _row(source: str, pattern: Pattern) -> dict[str, Any]:
     fields |= {name: list(fields[name]) for name in ("ranks", "held_ranks")}
     fields |= {name: finite(fields[name]) for name in SCORES}
     cell = fields.pop("cell")
-    return {"source": source, "cell": str(cell), **cell._asdict(), **fields}
+    place = {"cell": str(cell), "layer": cell.layer, "memory": cell.memory}
+    return {"source": source, **place, **fields}
 
 
 def _parquet(parts: Iterator[Rows], path: Path) -> int:
