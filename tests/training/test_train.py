@@ -273,7 +273,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_an_error_and_the_run_can_be_resumed(whole, corpus, small_disk):
-    with pytest.raises(StorageFull, match="free some space and run the same command again"):
+    with pytest.raises(StorageFull, match="Free some space and rerun the command"):
         run(small_disk / "model", corpus, checkpoint_every=1)
     assert (small_disk / "model" / "checkpoint" / "prepared.safetensors").exists()
     assert not list(small_disk.rglob("*.tmp"))
