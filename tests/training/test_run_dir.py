@@ -231,5 +231,5 @@ def test_a_lambda_model_reports_its_memories_and_their_limit(tmp_path):
     line = format_plan(result.run.config, result.plan)[-1]
     assert "32 lambda memories (2 heads × 16 distances, limited by the context of 16)" in line
     assert "and 12 relu memories" in line
-    assert ffmem.load(tmp_path / "model").n_memories == 32
+    assert ffmem.load(tmp_path / "model").layout.widths[0] == 32
     assert "32 lambda memories" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
