@@ -13,7 +13,7 @@ TRAIN = ("train", "--corpus", "mini-wiki:valid", "--memory", "relu", "--layers",
 @pytest.mark.parametrize("option", ["threads", "workers"])
 def test_an_index_with_too_many_is_refused(option, tmp_path):
     given = {option: MOST + 1}
-    with pytest.raises(FfmemError, match=rf"--{option} {MOST + 1} is out of range"):
+    with pytest.raises(FfmemError, match=rf"--{option} {MOST + 1}"):
         ffmem.index("mini-wiki", "mini-wiki:valid", tmp_path / "index", **given)
 
 

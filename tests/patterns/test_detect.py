@@ -248,7 +248,7 @@ def test_patterns_move_with_their_memories(found, plain, lists, tmp_path):
         ({"top": 50}, "3 to 32 triggers"),
         ({"alpha": 0.0}, "between 0 and 1"),
         ({"space": "words"}, "Unknown topic space 'words': lsa, minilm"),
-        ({"workers": 0}, "use 1 or more"),
+        ({"workers": 0}, "give a whole number at least 1"),
     ],
 )
 def test_what_cannot_be_done_is_refused(plain, asked, message):
