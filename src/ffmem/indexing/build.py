@@ -3,7 +3,7 @@
     corpus → chunks → (values, then every chunk) on workers → merge of their partials → manifest
 
 A run that was killed at any moment resumes from what its partials cover, and ends in the same
-bytes; and whoever reads the chunks, this process, others or a cluster, the bytes are the same.
+bytes, whether this process, several, or a cluster reads the chunks.
 """
 
 import gc
@@ -183,7 +183,7 @@ def run_folder(folder: Path) -> Iterator[bool]:
         yield True
         return
     if folder.exists() and not (folder / "partials").exists() and any(folder.iterdir()):
-        # Whoever finishes an index writes its manifest before that folder goes.
+        # A run that finishes writes the manifest before it deletes partials/.
         if (folder / "manifest.json").exists():
             yield True
             return
