@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 
 ORDER = [
     *("errors", "records", "cells", "text", "files", "progress", "cli_options", "registry"),
-    *("storage", "parallel"),
+    *("storage", "ray_workers", "parallel"),
     *("mini_wiki.folder", "networks", "models", "corpus", "indexing"),
     *("patterns", "annotation", "experiments", "reporting", "training", "mini_wiki.publish"),
     *("causal", "comparing", "web"),

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from ffmem import parallel
+from ffmem import ray_workers
 from ffmem.errors import FfmemError
 from ffmem.parallel import ExecutionConfig
 
@@ -62,7 +62,7 @@ def test_a_host_that_does_not_exist_is_told():
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
 def test_somebody_who_is_no_ray_is_told(answer, monkeypatch):
-    monkeypatch.setattr(parallel, "ADDRESS_TIMEOUT", 0.5)
+    monkeypatch.setattr(ray_workers, "ADDRESS_TIMEOUT", 0.5)
     server = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{server.getsockname()[1]}"
     thread = Thread(target=serving, args=(server, answer))

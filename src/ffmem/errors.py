@@ -7,8 +7,8 @@ traceback. Any other exception is a bug, and keeps its traceback.
 from collections.abc import Iterable
 
 
-def one_line(error: Exception, most: int = 300) -> str:
-    """Return what a library says in an error, on one line and without its longer lists."""
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Return the message of an error on one line, cut where a library adds long lists."""
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return reason if len(reason) <= most else reason[:most] + "…"
 

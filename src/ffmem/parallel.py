@@ -5,50 +5,44 @@
         workers.flush()                 # lets every worker commit what it holds
 
 A worker is any object that a `WorkerSpec` makes; a task is a call of one of its methods with plain
-arguments. What a worker computes it writes itself. Workers may die at any time: a task is then
-given to another one, and what the dead one had not committed is for the caller to notice. Nothing
-here changes a result.
+arguments. Workers write their results themselves. If a worker dies, another one gets its task;
+the caller checks what the dead one had committed. Nothing here changes a result.
 """
 
-import logging
 import multiprocessing
 import os
-import secrets
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ffmem.cli_options import check_options, option
-from ffmem.errors import FfmemError, WorkerError
+from ffmem.errors import FfmemError, WorkerError, one_line
 from ffmem.progress import Progress
+from ffmem.text import pluralize
 
-DEATHS = 3
-"""Deaths of workers with the same task in flight after which the run stops; and failed starts."""
+MAX_DEATHS = 3
+"""The run stops after this many deaths on the same task, or failed starts in a row."""
 
-MOST = 1_024
-"""Local processes that may be asked for."""
+MAX_PROCESSES = 1_024
+"""Limit of --workers on one machine."""
 
-POLL = 1.0
-"""Seconds between two looks whether the cluster is still there."""
+POLL_SECONDS = 1.0
+"""Time between checks that the cluster is still there."""
 
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """How many workers there are, and where; nothing of it changes a result."""
+    """How many workers there are, and where. None of it changes a result."""
 
     workers: int | None = option(
         "Number of worker processes; with --ray, of actors.", None, minimum=1
@@ -62,8 +56,10 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.workers is not None and self.workers > MOST and self.ray in (None, "local"):
-            raise FfmemError(f"--workers {self.workers} is out of range; use 1 to {MOST:,}.")
+        if self.workers is not None and self.workers > MAX_PROCESSES and self._is_local:
+            raise FfmemError(
+                f"--workers {self.workers} is out of range; use 1 to {MAX_PROCESSES:,}."
+            )
         if self.gpus_per_worker and self.ray is None:
             raise FfmemError(
                 "--gpus-per-worker is for Ray. Add --ray local, or choose a device with --device."
@@ -84,19 +80,24 @@ class ExecutionConfig:
         """Threads per worker by default; None where torch decides."""
         if self.is_serial:
             return None
-        on_a_cluster = self.ray not in (None, "local")
-        return 1 if on_a_cluster else max(1, (os.cpu_count() or 1) // self.n_workers)
+        return max(1, (os.cpu_count() or 1) // self.n_workers) if self._is_local else 1
 
     def check(self) -> None:
-        """Raise if there is no Ray where one was asked for, before anything is loaded."""
-        if self.ray is None or _import_ray(self.ray).is_initialized() or self.ray == "local":
-            return
-        _ray_address(self.ray)
+        """Raise if Ray was asked for and cannot be reached, before anything is loaded."""
+        if self.ray is not None:
+            from ffmem.ray_workers import check_ray
+
+            check_ray(self.ray)
+
+    @property
+    def _is_local(self) -> bool:
+        """Whether all workers share this machine."""
+        return self.ray in (None, "local")
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How a process makes its worker: a function by its name, with plain arguments."""
+    """A worker to make in another process: a function by its name, with plain arguments."""
 
     factory: str
     """`package.module:function`"""
@@ -118,40 +119,44 @@ class Task:
     method: str
     arguments: tuple[Any, ...]
     size: int = 1
-    """How much of the progress bar it is."""
+    """Its share of the progress bar."""
 
 
 class Executor(ABC):
-    """Some workers."""
+    """The workers of a run."""
 
     @abstractmethod
     def run(self, tasks: Iterable[Task], done: Callable[[int], None]) -> None:
-        """Do all tasks; call `done` with the size of each that is done, or of a part of it."""
+        """Do all tasks; call `done` with the size of each one that is done."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Let every worker commit what it holds; a worker that dies meanwhile has not."""
+        """Let every worker commit what it holds; one that dies meanwhile has not."""
 
-    def restart(self) -> None:  # noqa: B027 (a serial run's only worker holds nothing in doubt)
-        """Replace workers that may hold what others hold, too."""
+    def restart(self) -> None:  # noqa: B027 (a serial run has one worker: no overlap)
+        """Replace workers whose results may overlap with those of others."""
 
 
 @contextmanager
 def executor(
     config: ExecutionConfig, spec: WorkerSpec, progress: Progress, worker: Any = None
 ) -> Iterator[Executor]:
-    """Give the workers; `worker` is this process's own, for a serial run."""
+    """Give the workers, and end them afterwards; a serial run may bring its own `worker`."""
     if config.is_serial:
         yield SerialExecutor(spec.make() if worker is None else worker)
         return
     with ExitStack() as stack:
+        slots: list[Slot]
+        check: Callable[[bool], None] | None = None
         if config.ray is None:
-            slots: list[Slot] = [_ProcessSlot(spec) for _ in range(config.n_workers)]
-            check: Callable[[bool], None] = lambda block: None  # noqa: E731
+            slots = [ProcessSlot(spec.make) for _ in range(config.n_workers)]
         else:
-            cluster = stack.enter_context(_connect(config.ray, config.n_workers * spec.threads))
+            from ffmem.ray_workers import RaySlot, connect
+
+            cluster = stack.enter_context(connect(config.ray, config.n_workers * spec.threads))
             slots = [
-                _RaySlot(cluster.ray, spec, config.gpus_per_worker) for _ in range(config.n_workers)
+                RaySlot(cluster.ray, spec.make, spec.threads, config.gpus_per_worker)
+                for _ in range(config.n_workers)
             ]
             check = cluster.check
         pool = PoolExecutor(slots, check, progress)
@@ -186,29 +191,24 @@ class SerialExecutor(Executor):
             self.worker.flush()
 
 
-class Slot(ABC):
-    """A place for one worker, which may be started again and again."""
+@runtime_checkable
+class Slot(Protocol):
+    """A place for one worker, which can be started again and again."""
 
-    n_deaths = 1
-    """Deaths that `WorkerDied` stands for: 1, or more where the engine restarts a worker itself."""
+    names: set[str]
+    """Workers that have answered since the last start; several if the engine restarts them."""
+    n_deaths: int
+    """Deaths of workers after which a task fails: 1, or more if the engine restarts them."""
 
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        """Workers that have answered since the last start: more than one after restarts."""
-
-    @abstractmethod
     def start(self) -> "Future[str]":
         """Make a new worker; the future is its name."""
 
-    @abstractmethod
     def submit(self, method: str, arguments: tuple[Any, ...]) -> "Future[str]":
         """Call a method of the worker; the future is the worker's name."""
 
-    @abstractmethod
     def stop(self) -> None:
-        """End the worker, whatever it does."""
+        """Kill the worker."""
 
-    @abstractmethod
     def cause_of_death(self, error: BaseException) -> str | None:
         """Return why the worker died; None if the error is not about its death."""
 
@@ -217,10 +217,14 @@ class PoolExecutor(Executor):
     """Workers in other processes, one task in flight each."""
 
     def __init__(
-        self, slots: list[Slot], check: Callable[[bool], None], progress: Progress
+        self,
+        slots: Sequence[Slot],
+        check: Callable[[bool], None] | None,
+        progress: Progress,
     ) -> None:
         self._slots = slots
-        self._check = check
+        self._check = check or (lambda block: None)
+        """Raises if the cluster is gone; with True, waits for its answer."""
         self._progress = progress
         self._starting: dict[Future[str], Slot] = {}
         self._running: dict[Future[str], tuple[Slot, Task]] = {}
@@ -240,10 +244,10 @@ class PoolExecutor(Executor):
             while waiting and self._idle:
                 slot, task = self._idle.pop(), waiting.popleft()
                 running[slot.submit(task.method, task.arguments)] = (slot, task)
-            finished, _ = wait([*running, *self._starting], POLL, FIRST_COMPLETED)
+            finished, _ = wait([*running, *self._starting], POLL_SECONDS, FIRST_COMPLETED)
             if not finished:
                 self._check(False)
-                self._say_if_unplaced()
+                self._report_slow_start()
             for future in finished:
                 if future in self._starting:
                     self._started(self._starting.pop(future), future)
@@ -268,7 +272,7 @@ class PoolExecutor(Executor):
         self._starting[slot.start()] = slot
 
     def _started(self, slot: Slot, future: "Future[str]") -> None:
-        """Take in a worker that has started, or start another one if it has not."""
+        """Use a worker that has started; start another one if it failed."""
         error = _cause(future)
         if error is None:
             slot.names.add(future.result())
@@ -276,21 +280,22 @@ class PoolExecutor(Executor):
             return
         self._check(True)
         self._failed_starts += 1
-        reason = slot.cause_of_death(error) or _one_line(error)
-        if self._failed_starts >= DEATHS:
+        reason = slot.cause_of_death(error) or one_line(error)
+        if self._failed_starts >= MAX_DEATHS:
             raise WorkerError(
-                f"All workers crashed during start-up, {DEATHS} in a row. The last one: {reason}"
+                f"All workers crashed during start-up, {MAX_DEATHS} in a row. The last error:"
+                f" {reason}."
             ) from error
-        self._progress.say(f"A worker could not start ({reason}). Starting another one.")
+        self._progress.say(f"A worker could not start ({reason}). Starting another.")
         slot.stop()
         self._start(slot)
 
     def _died(self, slot: Slot, task: Task, cause: str) -> None:
         """Start another worker for one that died, unless the task kills every worker."""
         self._check(True)
-        # An engine that restarts workers itself tells of the last death alone.
+        # Ray reports the last death alone; those of workers that had answered were on other tasks.
         self._deaths[task.name] += max(1, slot.n_deaths - (len(slot.names) - 1))
-        if self._deaths[task.name] >= DEATHS:
+        if self._deaths[task.name] >= MAX_DEATHS:
             raise WorkerError(
                 f"{self._deaths[task.name]} workers died while working on {task.name}, the last"
                 f" one: {cause}. What others finished is kept. If memory ran out, use fewer"
@@ -302,10 +307,9 @@ class PoolExecutor(Executor):
         slot.stop()
         self._start(slot)
 
-    def _say_if_unplaced(self) -> None:
+    def _report_slow_start(self) -> None:
         if self._starting and time.monotonic() - self._waiting_since > 20:
-            n = len(self._starting)
-            self._progress.say(f"Waiting for {n} worker{'s' if n > 1 else ''} to start.")
+            self._progress.say(f"Waiting for {pluralize(len(self._starting), 'workers')} to start.")
             self._waiting_since = time.monotonic() + 60
 
     def flush(self) -> None:
@@ -313,7 +317,7 @@ class PoolExecutor(Executor):
         futures = {slot.submit("flush", ()): slot for slot in self._idle}
         pending = set(futures)
         while pending:
-            finished, pending = wait(pending, POLL)
+            finished, pending = wait(pending, POLL_SECONDS)
             if not finished:
                 self._check(False)
         for future, slot in futures.items():
@@ -335,7 +339,7 @@ class PoolExecutor(Executor):
         self._running.clear()
 
     def close(self, flush: bool) -> None:
-        """End all workers; with `flush`, they first finish their task and commit what they hold."""
+        """End all workers; with `flush`, they finish their tasks and commit first."""
         try:
             if flush:
                 with suppress(Exception):  # the error that ends the run is the one to report
@@ -352,25 +356,18 @@ def _cause(future: "Future[str]") -> BaseException | None:
     return getattr(error, "cause", None) or error
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 400 else text[:400] + "…"
-
-
-# In a worker's process ----------------------------------------------------------------------------
+# Local processes
 
 _WORKER: Any = None
-_NAME = ""
 
 
-def _make_in_process(spec: WorkerSpec) -> str:
+def _make_in_process(make: Callable[[], Any]) -> str:
     """Make the worker of this process, which ends with its parent."""
-    global _WORKER, _NAME
+    global _WORKER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _WORKER = spec.make()
-    _NAME = secrets.token_hex(4)
-    return _NAME
+    _WORKER = make()
+    return str(os.getpid())
 
 
 def _end_with_parent() -> None:
@@ -382,15 +379,20 @@ def _end_with_parent() -> None:
 
 def _call_in_process(method: str, arguments: tuple[Any, ...]) -> str:
     getattr(_WORKER, method)(*arguments)
-    return _NAME
+    return str(os.getpid())
 
 
-class _ProcessSlot(Slot):
-    """A worker in a process of this machine: an executor of its own, so that a death breaks one."""
+class ProcessSlot:
+    """A place for one worker: a process of this machine.
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        super().__init__()
-        self._spec = spec
+    Each has a pool of its own, so that a death breaks only one.
+    """
+
+    n_deaths = 1
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.names: set[str] = set()
+        self._make = make
         self._pool: ProcessPoolExecutor | None = None
         self._process: Any = None
 
@@ -399,7 +401,7 @@ class _ProcessSlot(Slot):
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         before = set(multiprocessing.active_children())
         with _main_module_hidden():
-            future = self._pool.submit(_make_in_process, self._spec)
+            future = self._pool.submit(_make_in_process, self._make)
         (self._process,) = set(multiprocessing.active_children()) - before
         return future
 
@@ -449,266 +451,3 @@ def _main_module_hidden() -> Iterator[None]:
     finally:
         main.__spec__ = spec
         main.__dict__.update(hidden)
-
-
-# Ray ----------------------------------------------------------------------------------------------
-
-COMPARED = ("ffmem", "torch", "transformers")
-"""Packages of which another version may give other bytes."""
-
-RESTARTS = 2
-"""How often Ray restarts an actor, and gives it the same task again."""
-
-OBJECT_STORE = 80 * 2**20
-"""Bytes of a local Ray's object store, its minimum: only names and small numbers pass through."""
-
-ADDRESS_TIMEOUT = 5.0
-"""Seconds that an address has to answer."""
-
-NODES_TIMEOUT = 30.0
-"""Seconds that a Ray has to say which nodes it has."""
-
-
-def _versions() -> dict[str, str]:
-    """Return the compared packages' versions, without what tells builds apart (`+cpu`)."""
-    found = {}
-    for name in COMPARED:
-        try:
-            found[name] = version(name).partition("+")[0]
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
-
-
-class _RayWorker:
-    """What runs in an actor; Ray makes a new one when it restarts the actor."""
-
-    def __init__(self, spec: WorkerSpec, versions: dict[str, str]) -> None:
-        self.spec, self.versions = spec, versions
-        self.name = secrets.token_hex(4)
-        self.worker: Any = None
-
-    def ready(self) -> str:
-        """Make the worker: here and not in `__init__`, so that an error reaches us as it is."""
-        if self.worker is None:
-            if self.versions != _versions():
-                raise WorkerError(
-                    f"{socket.gethostname()} has {_versions()}, and the run was started with"
-                    f" {self.versions}. Install the same versions on every node."
-                )
-            self.worker = self.spec.make()
-        return self.name
-
-    def call(self, method: str, arguments: tuple[Any, ...]) -> str:
-        self.ready()
-        getattr(self.worker, method)(*arguments)
-        return self.name
-
-
-class _RaySlot(Slot):
-    """A worker in a Ray actor, which Ray restarts `RESTARTS` times by itself."""
-
-    n_deaths = RESTARTS + 1
-
-    def __init__(self, ray: Any, spec: WorkerSpec, gpus: float) -> None:
-        super().__init__()
-        self._ray, self._spec = ray, spec
-        self._actor_class = ray.remote(
-            num_cpus=spec.threads,
-            num_gpus=gpus,
-            max_restarts=RESTARTS,
-            max_task_retries=RESTARTS,
-        )(_RayWorker)
-        self._actor: Any = None
-
-    def start(self) -> "Future[str]":
-        """Ask Ray for an actor; the future is done when its worker is made."""
-        self._actor = self._actor_class.remote(self._spec, _versions())
-        future: Future[str] = self._actor.ready.remote().future()
-        return future
-
-    def submit(self, method: str, arguments: tuple[Any, ...]) -> "Future[str]":
-        """Call a method of the worker."""
-        future: Future[str] = self._actor.call.remote(method, arguments).future()
-        return future
-
-    def stop(self) -> None:
-        """End the actor."""
-        if self._actor is not None:
-            with suppress(Exception):  # the cluster may be gone
-                self._ray.kill(self._actor)
-            self._actor = None
-
-    def cause_of_death(self, error: BaseException) -> str | None:
-        """Return what Ray says about the actor's death, if the error is about that."""
-        if not isinstance(error, self._ray.exceptions.RayActorError):
-            return None
-        text = str(error)
-        if "its owner has died" in text:  # this process, as a dead node sees it
-            raise _cluster_is_gone("of this run")
-        _, mark, told = text.rpartition("\nThe actor ")
-        told = f"The actor {told}".partition("Some common causes include")[0] if mark else text
-        return _one_line(Exception(told))
-
-
-@dataclass
-class _Cluster:
-    """A Ray that we are connected to."""
-
-    ray: Any
-    address: str
-    _asked: float = 0.0
-    _answer: list[Any] = field(default_factory=list)
-    _thread: threading.Thread | None = None
-
-    def check(self, block: bool = False) -> None:
-        """Raise if the cluster is gone: no node is alive, or nothing answers."""
-        if self._thread is None:
-            self._asked, self._answer = time.monotonic(), []
-            # In a thread, for a dead cluster may never answer.
-            self._thread = threading.Thread(target=self._ask, daemon=True)
-            self._thread.start()
-        if block:
-            self._thread.join(NODES_TIMEOUT)
-        if not self._thread.is_alive():
-            self._thread = None
-            if not self._answer or not any(node["Alive"] for node in self._answer[0]):
-                self._gone()
-        elif time.monotonic() - self._asked > NODES_TIMEOUT:
-            self._gone()
-
-    def _ask(self) -> None:
-        with suppress(Exception):
-            self._answer.append(self.ray.nodes())
-
-    def _gone(self) -> None:
-        raise _cluster_is_gone(f"of --ray {self.address}")
-
-
-def _cluster_is_gone(which: str) -> WorkerError:
-    return WorkerError(
-        f"The Ray {which} is gone: none of its nodes answers. What was committed is kept: rerun"
-        " the command to resume."
-    )
-
-
-@contextmanager
-def _connect(address: str, cpus: int) -> Iterator[_Cluster]:
-    """Connect to a Ray; end it afterwards if it was started here."""
-    ray = _import_ray(address)
-    if ray.is_initialized():  # the user's own, which stays as it is
-        yield _Cluster(ray, address)
-        return
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    # No usage statistics, and no printed errors of actors that were stopped.
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
-    if address == "local":
-        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
-        options |= {"num_cpus": cpus}
-        names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-        if not any(name in os.environ for name in names):
-            variables["RAY_AUTH_TOKEN"] = _ray_token()
-    found = address if address == "local" else _ray_address(address)
-    with _environment(variables), ExitStack() as stack:
-        stack.callback(ray.shutdown)
-        try:
-            ray.init(address=found, **options)
-        except Exception as error:
-            raise WorkerError(
-                f"Cannot connect to the Ray of --ray {address}: {type(error).__name__}:"
-                f" {_one_line(error)} Run ffmem on a node of the cluster, with the cluster's"
-                " Python, Ray and token."
-            ) from error
-        yield _Cluster(ray, address)
-
-
-def _import_ray(address: str) -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise FfmemError(
-            f"--ray {address} needs Ray, which is not installed: pip install 'ffmem[ray]'"
-        ) from None
-    return ray
-
-
-_TOKEN: list[str] = []
-
-
-def _ray_token() -> str:
-    """Return one token for all Rays of this process: Ray reads it only once."""
-    if not _TOKEN:
-        _TOKEN.append(secrets.token_hex(32))
-    return _TOKEN[0]
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables that new processes inherit, except those that the user has set."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-    os.environ.update(values | before)
-    try:
-        yield
-    finally:  # Ray sets more of them, which must not count as the user's next time
-        for name in [name for name in os.environ if name.startswith("RAY_")]:
-            del os.environ[name]
-        os.environ.update(before)
-
-
-def _ray_address(address: str) -> str:
-    """Return the address of the Ray that is meant, if one answers there.
-
-    `ray.init` itself waits for minutes at an address without a Ray, and then ends the process.
-    """
-    shown = f"--ray {address}"
-    if address == "auto":
-        address = _running_ray()
-        shown += f" (found {address})"
-    if address.startswith("ray://"):
-        raise FfmemError(
-            f"{shown} is a Ray Client address, whose actors die with the connection. Run ffmem on a"
-            " node of the cluster, with --ray auto or --ray HOST:6379."
-        )
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise FfmemError(f"{shown} is not an address. Use local, auto or HOST:PORT.")
-    try:
-        problem = _probe(host.strip("[]"), int(port))
-    except OSError as error:
-        problem = f"Nothing answers there ({error})"
-    if problem:
-        raise FfmemError(
-            f"{shown}: {problem}. Use the address that `ray start --head` printed (port 6379 by"
-            " default), and check firewalls."
-        )
-    return address
-
-
-def _running_ray() -> str:
-    """Return the address of the cluster that $RAY_ADDRESS names, or that runs on this machine."""
-    if (named := os.environ.get("RAY_ADDRESS", "")) not in ("", "auto", "local"):
-        return named
-    # Where `ray start` leaves its address for `ray.init("auto")`.
-    path = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray/ray_current_cluster"
-    with suppress(OSError):
-        if found := path.read_text(encoding="utf-8").strip():
-            return found
-    raise FfmemError(
-        "No Ray was found for --ray auto. Start one with `ray start --head`, give its address, or"
-        " let ffmem start one with --ray local."
-    )
-
-
-def _probe(host: str, port: int) -> str:
-    """Return what is wrong with an address; nothing if a Ray head node may listen there."""
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-    with socket.create_connection((host, port), timeout=ADDRESS_TIMEOUT) as connection:
-        if os.environ.get("RAY_USE_TLS", "0") != "0":
-            return ""
-        connection.sendall(preface)
-        try:
-            answer = connection.recv(9)
-        except TimeoutError:
-            answer = b""
-    is_settings_frame = answer[3:4] == bytes([4])
-    return "" if is_settings_frame else "That address is not a Ray head node"
