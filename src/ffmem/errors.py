@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 def one_line(error: BaseException, most: int = 300) -> str:
     """Return the message of an error on one line, cut where a library adds long lists."""
-    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    message = error.args[0] if isinstance(error, KeyError) and error.args else error  # no quotes
+    reason = " ".join(str(message).split()).rstrip(".") or type(error).__name__
     return reason if len(reason) <= most else reason[:most] + "…"
 
 

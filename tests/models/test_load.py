@@ -147,6 +147,27 @@ def test_a_config_that_counts_less_than_one_is_refused(name, count, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "setting"),
+    [
+        ("llama", {"hidden_act": "sillu"}, "hidden_act = 'sillu'"),
+        ("gpt2", {"activation_function": "no"}, "activation_function = 'no'"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}},
+            "rope_parameters.rope_type = 'spiral'",
+        ),
+    ],
+)
+def test_a_setting_that_transformers_does_not_know_is_named(name, changes, setting, tmp_path):
+    tiny(name).save_pretrained(tmp_path)
+    tiny_tokenizer().tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=rf"its config says {setting}, which transformers"):
+        load(tmp_path)
+
+
 def test_a_truncated_checkpoint_is_refused(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

@@ -7,7 +7,7 @@ MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`mod
 import logging as python_logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+import transformers
 from huggingface_hub.constants import ENDPOINT
 from torch import nn
 from transformers import (
@@ -218,7 +219,7 @@ def _hugging_face(
         _refuse_split(f"The model {name}")
     if getattr(config, "quantization_config", None) is None:
         refuse_integers(name, where)
-    with refusing_own_code(name):
+    with refusing_own_code(name), _explaining_settings(name, config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
@@ -259,6 +260,33 @@ def _words(path: Path, vocabulary: int) -> WordTokenizer:
 
 def _wrapped(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer:
     return tokenizer if isinstance(tokenizer, Tokenizer) else SubwordTokenizer(tokenizer)
+
+
+@contextmanager
+def _explaining_settings(name: str, config: PretrainedConfig) -> Iterator[None]:
+    """Say which setting of a config transformers does not know: it raises a bare KeyError."""
+    try:
+        yield
+    except KeyError as error:
+        settings = _settings_with(config.to_dict(), error.args[0])
+        if not settings:
+            raise
+        raise ModelError(
+            f"Cannot load the model {name}: its config says {settings[0]} = {error.args[0]!r},"
+            f" which transformers {transformers.__version__} does not know. Use the config.json"
+            " that belongs to the weights, or another version of transformers."
+        ) from error
+
+
+def _settings_with(config: Mapping[Any, Any], value: object, place: str = "") -> list[str]:
+    """Return the settings of a config that have a value, such as `rope_parameters.rope_type`."""
+    found = []
+    for name, setting in config.items():
+        if isinstance(setting, Mapping):
+            found += _settings_with(setting, value, f"{place}{name}.")
+        elif setting == value:
+            found.append(f"{place}{name}")
+    return found
 
 
 @contextmanager
