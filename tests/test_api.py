@@ -14,6 +14,7 @@ import ffmem
 from ffmem.cli import cli
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import ModelError, StoreError
+from ffmem.experiments.config import ExperimentConfig
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.parallel import ExecutionConfig
 from ffmem.training.config import TrainConfig
@@ -52,6 +53,8 @@ CONFIGS = {
     "estimate": (IndexConfig, ExecutionConfig),
     "extend": (BuildOptions,),
     "train": (TrainConfig,),
+    "experiment": (ExperimentConfig,),
+    "report": (ExperimentConfig,),
 }
 
 
@@ -78,12 +81,26 @@ def test_a_function_has_no_option_that_is_not_in_its_config(name, own):
     assert set(inspect.signature(getattr(ffmem, name)).parameters) == options | own
 
 
-@pytest.mark.parametrize("name", ["index", "extend", "edit", "trace", "effect", "report"])
-def test_a_command_and_its_function_have_the_same_options_and_defaults(name):
+def command_of(function):
+    """Return the command that calls a function: `ffmem patterns detect` calls `ffmem.detect`."""
+    name = "patterns" if function in ("detect", "explain") else function
     command = cli.get_command(click.Context(cli), name)
+    return command.commands[function] if name == "patterns" else command
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("index", "extend", "edit", "trace", "effect", "experiment", "report"),
+        *("detect", "explain", "compare", "search", "serve", "neighbours"),
+    ],
+)
+def test_a_command_and_its_function_have_the_same_options_and_defaults(name):
+    command = command_of(name)
     defaults = command.make_context(name, ["x"] * 9, resilient_parsing=True).params
     parameters = inspect.signature(getattr(ffmem, name)).parameters
-    shared = {"as_json", "dry_run", "no_report"} | {field.name for field in fields(Corpus)}
+    own = {"as_json", "dry_run", "no_report", "no_models", "open_browser", "name"}
+    shared = own | {field.name for field in fields(Corpus)}
     for option, value in defaults.items():
         if option in parameters and isinstance(parameters[option].default, str | int | float):
             given = {"generate": 0, "seed": 0, "steps": 20}.get(option) if value is None else value

@@ -26,6 +26,7 @@ class Config:
     limit: int | None = option("Limit.", None, minimum=0, below=10)
     top: int = option("Top.", 5, minimum=1, maximum=1_000, flag="-k")
     quick: bool = option("Quick.", False)
+    sample: int | str = option("Sample.", 9, minimum=1, choices=("all",))
     derived: int = 7  # not an option
 
     def __post_init__(self):
@@ -50,6 +51,9 @@ def test_options_have_the_names_types_and_defaults_of_the_fields():
         name="b", layers=3, rate=0.25, mode="slow", sizes=[1, 20, 3], limit=0, top=6, quick=True
     )
     assert found == repr(expected)
+    for given, sample in (("all", "all"), ("12", 12)):
+        found = run("--name", "a", "--sample", given).output.strip()
+        assert found == repr(Config(name="a", sample=sample))
 
 
 def test_help_lists_the_options_in_the_order_of_the_fields():
@@ -68,6 +72,7 @@ def test_help_lists_the_options_in_the_order_of_the_fields():
         *(["--layers", "0"], ["--layers", "x"], ["--rate", "0"], ["--rate", "1"]),
         *(["--mode", "odd"], ["--sizes", "1,x"], ["--sizes", ""], ["--sizes", "-3"]),
         *(["--limit", "10"], ["--limit", "-1"], ["--derived", "1"], ["-k", "0"], ["-k", "1001"]),
+        *(["--sample", "0"], ["--sample", "some"], ["--sample", "9" * 5000]),
     ],
 )
 def test_wrong_options_are_wrong_usage(wrong):
@@ -90,6 +95,8 @@ def test_a_required_option_is_required():
         ({"layers": True}, "--layers True"),
         ({"rate": "0.5"}, "--rate 0.5"),
         ({"top": 1_001}, "-k 1001: give a whole number at least 1 and at most 1,000"),
+        ({"sample": "some"}, "--sample some: give a whole number at least 1 or all"),
+        ({"sample": 0}, "--sample 0: give a whole number at least 1 or all"),
         ({"limit": 10}, "--limit 10: give a whole number at least 0 and below 10"),
     ],
 )

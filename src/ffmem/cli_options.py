@@ -46,9 +46,9 @@ def option(
 ) -> Any:
     """Return a dataclass field that is an option, required unless it has a default.
 
-    Bounds are inclusive (`minimum`, `maximum`) or exclusive (`above`, `below`). `flag` is the
-    option's name if it is not the field's own, such as `-t`; `compare` is that of
-    `dataclasses.field`.
+    Bounds are inclusive (`minimum`, `maximum`) or exclusive (`above`, `below`). A field of type
+    `int | str` takes a number or one of the `choices`. `flag` is the option's name if it is not the
+    field's own, such as `-t`; `compare` is that of `dataclasses.field`.
     """
     bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
     names = {"metavar": metavar, "flag": flag}
@@ -96,17 +96,33 @@ def check_options(config: Any, error: type[FfmemError] = FfmemError) -> None:
     for one in _option_fields(config):
         value, meta = getattr(config, one.name), one.metadata
         name, kind = option_name(one), _value_type(types[one.name])
-        if value is None:
+        if value is None or value in meta["choices"]:
             continue
-        if meta["choices"] and value not in meta["choices"]:
+        if kind in (int, float):
+            if not _is_allowed(value, kind, meta):
+                choices = "".join(f" or {choice}" for choice in meta["choices"])
+                raise error(f"{name} {value}: give {_bounds(kind, meta)}{choices}.")
+        elif meta["choices"]:
             raise error(f"{name} {value}: unknown value. Give one of {', '.join(meta['choices'])}.")
-        if kind in (int, float) and not _is_allowed(value, kind, meta):
-            raise error(f"{name} {value}: give {_bounds(kind, meta)}.")
 
 
 def option_name(one: Field[Any]) -> str:
     """Return the option of a field: `batch_tokens` is `--batch-tokens`."""
     return one.metadata["flag"] or f"--{one.name.replace('_', '-')}"
+
+
+class NumberOrAll(click.ParamType[int | str]):
+    """A number of something, or `all`."""
+
+    name = "N|all"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
+        """Return the number, or `all`."""
+        if value == "all":
+            return "all"
+        if not re.fullmatch(r"0*[1-9][0-9]{0,17}", str(value)):
+            self.fail(f"{value!r} is neither a number nor 'all'.", param, ctx)
+        return int(value)
 
 
 class IntList(click.ParamType[list[int]]):
@@ -132,6 +148,7 @@ def _click_option(one: Field[Any], kind: Any, default: Any) -> Callable[[Command
     """Return the click option of one field."""
     if kind is bool:
         return click.option(option_name(one), is_flag=True, help=one.metadata["help"])
+    choices = one.metadata["choices"]
     settings: dict[str, Any] = {"required": True}
     if default is not MISSING:  # to click, a default of None is a default
         settings = {"default": default, "show_default": default is not None}
@@ -139,7 +156,7 @@ def _click_option(one: Field[Any], kind: Any, default: Any) -> Callable[[Command
         option_name(one),
         one.name,
         type=_click_type(kind, one.metadata),
-        metavar=one.metadata["metavar"] or _METAVARS.get(kind),
+        metavar=one.metadata["metavar"] or (None if choices else _METAVARS.get(kind)),
         help=one.metadata["help"],
         **settings,
     )
@@ -150,7 +167,7 @@ def _click_type(kind: Any, meta: Mapping[str, Any]) -> click.ParamType[Any]:
     if get_origin(kind) is list:
         return IntList()
     if meta["choices"]:
-        return click.Choice(list(meta["choices"]))
+        return NumberOrAll() if kind is int else click.Choice(list(meta["choices"]))
     if kind is str:
         return click.STRING
     low = meta["minimum"] if meta["above"] is None else meta["above"]
@@ -160,10 +177,8 @@ def _click_type(kind: Any, meta: Mapping[str, Any]) -> click.ParamType[Any]:
 
 
 def _value_type(kind: Any) -> Any:
-    """Return the type of a field's values other than None: X of `X | None`."""
-    if isinstance(kind, UnionType):
-        (kind,) = (one for one in get_args(kind) if one is not type(None))
-    return kind
+    """Return the type of a field's values: X of `X | None`, int of `int | str`."""
+    return get_args(kind)[0] if isinstance(kind, UnionType) else kind
 
 
 def _is_allowed(value: Any, kind: type, meta: Mapping[str, Any]) -> bool:

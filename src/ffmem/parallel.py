@@ -44,15 +44,13 @@ POLL_SECONDS = 1.0
 class ExecutionConfig:
     """How many workers there are, and where. None of it changes a result."""
 
-    workers: int | None = option(
-        "Number of worker processes; with --ray, of actors.", None, minimum=1
-    )
+    workers: int | None = option("Worker processes; with --ray, actors.", None, minimum=1)
     ray: str | None = option(
-        "Run on Ray: start one here, find a running one, or connect to its address.",
+        "Run on Ray: start it here, find a running one, or connect to an address.",
         None,
         metavar="local|auto|ADDRESS",
     )
-    gpus_per_worker: float = option("GPUs that Ray gives each worker.", 0.0, minimum=0)
+    gpus_per_worker: float = option("GPUs per worker, given by Ray.", 0.0, minimum=0)
 
     def __post_init__(self) -> None:
         check_options(self)

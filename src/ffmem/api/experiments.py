@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ffmem.api.index import as_index
 from ffmem.api.model import load
+from ffmem.cli_options import from_parameters
 from ffmem.errors import CorpusError, ModelError, StoreError
+from ffmem.experiments.config import ExperimentConfig
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
 from ffmem.models.argument import index_model
-from ffmem.models.threads import check_threads
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def experiment(
     *,
     corpus: "Corpus | str | Path | None" = None,
     prompt: str | None = None,
-    sample: int | str = 4000,
-    draw: str = "sentences",
-    seed: int = 0,
-    per_layer: int = 10,
-    triggers: int = 20,
+    sample: int | str = ExperimentConfig.sample,
+    draw: str = ExperimentConfig.draw,
+    seed: int = ExperimentConfig.seed,
+    per_layer: int = ExperimentConfig.per_layer,
+    triggers: int = ExperimentConfig.triggers,
     unit: str | None = None,
     column: str | None = None,
     detokenize: str | None = None,
@@ -40,7 +41,7 @@ def experiment(
     model: "Memories | str | Path | None" = None,
     dtype: str | None = None,
     device: str = "auto",
-    threads: int | None = None,
+    threads: int | None = ExperimentConfig.threads,
     progress: Progress | None = None,
 ) -> "list[Result]":
     """Measure figures or tables of the paper, and return their results.
@@ -72,23 +73,19 @@ def experiment(
     """
     from ffmem.reporting.drawing import draw as draw_figure
 
+    config = from_parameters(ExperimentConfig, locals())
     results = _measure(
         [names] if isinstance(names, str) else names,
-        folder,
+        as_index(folder),
         Path(out),
+        config,
         corpus,
         {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit},
-        prompt=prompt,
-        sample=sample,
-        draw=draw,
-        seed=seed,
-        per_layer=per_layer,
-        triggers=triggers,
-        model=model,
-        dtype=dtype,
-        device=device,
-        n_threads=threads,
-        progress=progress or Progress(quiet=True),
+        prompt,
+        model,
+        dtype,
+        device,
+        progress or Progress(quiet=True),
     )
     for result in results:
         draw_figure(result, Path(out))
@@ -100,11 +97,11 @@ def report(
     out: str | Path,
     corpus: "Corpus | str | Path",
     *,
-    sample: int | str = 4000,
-    draw: str = "sentences",
-    seed: int = 0,
-    per_layer: int = 10,
-    triggers: int = 20,
+    sample: int | str = ExperimentConfig.sample,
+    draw: str = ExperimentConfig.draw,
+    seed: int = ExperimentConfig.seed,
+    per_layer: int = ExperimentConfig.per_layer,
+    triggers: int = ExperimentConfig.triggers,
     unit: str | None = None,
     column: str | None = None,
     detokenize: str | None = None,
@@ -112,7 +109,7 @@ def report(
     model: "Memories | str | Path | None" = None,
     dtype: str | None = None,
     device: str = "auto",
-    threads: int | None = None,
+    threads: int | None = ExperimentConfig.threads,
     progress: Progress | None = None,
 ) -> Path:
     """Measure every figure and table of the paper, and return the path of the report.
@@ -122,29 +119,16 @@ def report(
     """
     from ffmem.reporting.report import write_report
 
+    config = from_parameters(ExperimentConfig, locals())
     progress = progress or Progress(quiet=True)
     index = as_index(folder)
     names: Sequence[str] = NAMES
     if not index.manifest.model.has_values:
         names = [name for name in NAMES if name not in FROM_VALUES]
         progress.say(f"Left out ({NO_STATIC_VALUES}): {', '.join(FROM_VALUES)}.")
+    reading = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
     results = _measure(
-        names,
-        index,
-        Path(out),
-        corpus,
-        {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit},
-        prompt=None,
-        sample=sample,
-        draw=draw,
-        seed=seed,
-        per_layer=per_layer,
-        triggers=triggers,
-        model=model,
-        dtype=dtype,
-        device=device,
-        n_threads=threads,
-        progress=progress,
+        names, index, Path(out), config, corpus, reading, None, model, dtype, device, progress
     )
     return write_report(Path(out), results, index)
 
@@ -160,21 +144,15 @@ def output_folder(out: Path) -> Iterator[None]:
 
 def _measure(
     names: Sequence[str],
-    folder: str | Path | Index,
+    index: Index,
     out: Path,
+    config: ExperimentConfig,
     corpus: "Corpus | str | Path | None",
     reading: dict[str, Any],
-    *,
     prompt: str | None,
-    sample: int | str,
-    draw: str,
-    seed: int,
-    per_layer: int,
-    triggers: int,
     model: "Memories | str | Path | None",
     dtype: str | None,
     device: str,
-    n_threads: int | None,
     progress: Progress,
 ) -> "list[Result]":
     """Measure some experiments, and write each result as soon as it is there."""
@@ -182,15 +160,10 @@ def _measure(
         from ffmem.experiments import catalogue
 
         asked = catalogue.known(names)
-        index = as_index(folder)
         if not index.manifest.model.has_values:
             catalogue.refuse_without_values(asked, index.manifest.model.source)
         if set(asked) <= set(FROM_FOLDER) and prompt is None:
-            return _write(catalogue.read(index, asked, seed, progress), out, progress)
-        size = None if sample == "all" else sample
-        if isinstance(size, str):
-            raise CorpusError(f"--sample {sample!r}: give a number of prefixes, or 'all'.")
-        check_threads(n_threads)
+            return _write(catalogue.read(index, asked, config.seed, progress), out, progress)
         source = _corpus(asked, index, corpus, reading, prompt)
         memories = _model(index, model, dtype, device, progress)
 
@@ -204,14 +177,14 @@ def _measure(
             memories=memories,
             corpus=source,
             prompt=prompt,
-            sample=size,
-            draw=draw,
-            seed=seed,
-            per_layer=per_layer,
-            triggers=triggers,
+            sample=config.n_prefixes,
+            draw=config.draw,
+            seed=config.seed,
+            per_layer=config.per_layer,
+            triggers=config.triggers,
             progress=progress,
         )
-        with threads(n_threads or torch.get_num_threads()):
+        with threads(config.threads or torch.get_num_threads()):
             return _write(catalogue.measure(context, asked, out), out, progress)
 
 

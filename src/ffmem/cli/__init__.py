@@ -1,7 +1,7 @@
 """The `ffmem` command.
 
-A command's module is imported when that command is called, so `ffmem --help` imports none.
-An `FfmemError` is shown as one line, with exit code 1. Any other exception is a bug, and keeps its
+A command's module is imported when the command is called, so `ffmem --help` imports none. An
+`FfmemError` is printed on one line, with exit code 1. Any other exception is a bug, and keeps its
 traceback.
 """
 
@@ -19,20 +19,20 @@ COMMANDS = {
     "status": ("index", "Show indexing progress."),
     "extend": ("index", "Add a corpus to a finished index."),
     "merge": ("index", "Merge indexes of parts of a corpus."),
-    "show": ("look", "Show a memory: its triggers, value and patterns."),
-    "search": ("look", "Search memories by value, trigger or pattern."),
+    "show": ("show", "Show a memory: its triggers, value and patterns."),
+    "search": ("show", "Search memories by value, trigger or pattern."),
     "serve": ("serve", "Serve indexes on a local web page."),
-    "trace": ("prompt", "Trace a prompt through the layers of a model."),
-    "effect": ("prompt", "Measure what memories do to the next token."),
-    "neighbours": ("prompt", "Find memories with similar values or keys."),
+    "trace": ("trace", "Trace a prompt through the layers of a model."),
+    "effect": ("trace", "Measure how memories affect the next token."),
+    "neighbours": ("trace", "Find memories with similar values or keys."),
     "edit": ("edit", "Write edits of memories into a model's weights."),
     "compare": ("edit", "Compare two indexes, memory by memory."),
-    "experiment": ("measure", "Measure one figure or table of the paper."),
-    "report": ("measure", "Measure all figures and tables, and write a report."),
+    "experiment": ("experiment", "Measure one figure or table of the paper."),
+    "report": ("experiment", "Measure all figures and tables, and write a report."),
     "train": ("train", "Train a small model with one kind of memory."),
     "patterns": ("patterns", "Find patterns in the triggers of memories."),
-    "annotate": ("annotate", "Run a study in which people look for patterns."),
-    "export": ("look", "Export every memory for use in other programs."),
+    "annotate": ("annotate", "Run a study with human annotators."),
+    "export": ("show", "Export every memory for other programs."),
     "verify": ("index", "Check every hash and invariant of an index."),
     "demo": ("serve", "Index a model, measure the paper, open the explorer."),
 }

@@ -12,7 +12,6 @@ import ffmem
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
-    NumberOrAll,
     OrderedGroup,
     db_option,
     folder_argument,
@@ -20,6 +19,7 @@ from ffmem.cli.options import (
     out_option,
     print_json,
 )
+from ffmem.cli_options import NumberOrAll
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @click.group(cls=OrderedGroup)
 def annotate() -> None:
-    """Run a study in which people look for patterns.
+    """Run a study with human annotators.
 
-    It follows the paper's protocol. `init` creates the study; `ffmem serve DIR` shows it to
-    annotators at /annotate.
+    Follows the paper's protocol. `init` creates the study; annotators work at /annotate of
+    `ffmem serve DIR`.
     """
 
 
@@ -56,10 +56,9 @@ def annotate() -> None:
 @click.option(
     "--annotators",
     type=AT_LEAST_1,
-    show_default="3",
-    help="Number of annotators.",
+    help="Number of annotators. Default: 3.",
 )
-@click.option("--names", help="Names of the annotators instead: ana,ben,cai.")
+@click.option("--names", metavar="NAMES", help="Annotators by name, like ana,ben,cai.")
 @click.option(
     "--adjudicators",
     type=AT_LEAST_1,
@@ -72,11 +71,12 @@ def annotate() -> None:
     type=click.FloatRange(0, 0.9),
     default=0.2,
     show_default=True,
-    help="Share of lists that are random prefixes.",
+    metavar="X",
+    help="Share of items that are random prefixes.",
 )
 @click.option(
     "--overlap",
-    type=NumberOrAll("annotators"),
+    type=NumberOrAll(),
     default="all",
     show_default=True,
     help="Annotators per item; the paper had 1.",
@@ -85,10 +85,14 @@ def annotate() -> None:
     "--composition",
     type=PATH,
     metavar="JSON",
-    help="Result of last-layer-composition, to annotate its cases too.",
+    help="Also annotate cases of this last-layer-composition result.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, help="Random seed; codes do not depend on it."
+    "--seed",
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Random seed. Access codes do not depend on it.",
 )
 @db_option
 @json_option

@@ -32,9 +32,10 @@ from ffmem.progress import Progress
 @out_option
 @click.option(
     "--corpus",
+    metavar="CORPUS",
     default="wikitext-2:valid",
     show_default=True,
-    help="CORPUS to measure side effects on.",
+    help="Corpus to measure side effects on.",
 )
 @dataclass_options(Corpus, defaults={"limit": 200})
 @click.option("--no-report", is_flag=True, help="Do not measure side effects.")
@@ -54,9 +55,9 @@ def edit(
 ) -> None:
     """Write edits of memories into a model's weights.
 
-    Writes a Hugging Face folder with a patch that undoes the edit (edit.safetensors), and measures
-    side effects (side-effects.md and .json). --mean needs an index instead of a model. --patch and
-    --undo take the patch of an earlier edit instead of edits.
+    Writes a Hugging Face folder with a patch that can undo the edit (edit.safetensors), and
+    measures side effects (side-effects.md and .json). --mean needs an index instead of a model.
+    --patch and --undo take the patch of an earlier edit.
     """
     edits = take_edits(options)
     if sum((any(edits.values()), patch is not None, undo is not None)) != 1:
@@ -80,11 +81,15 @@ def edit(
 @click.argument("first", metavar="DIR", type=PATH)
 @click.argument("second", metavar="DIR", type=PATH)
 @out_option
-@click.option("--first-model", help="Where the first index's model is now, if it has moved.")
-@click.option("--second-model", help="Where the second index's model is now, if it has moved.")
 @click.option(
-    "--no-models", is_flag=True, help="Load no model; do not compare directions of values."
+    "--first-model", metavar="MODEL", help="Where the first index's model is now, if it has moved."
 )
+@click.option(
+    "--second-model",
+    metavar="MODEL",
+    help="Where the second index's model is now, if it has moved.",
+)
+@click.option("--no-models", is_flag=True, help="Load no models; do not compare value directions.")
 @click.option(
     "--top", type=AT_LEAST_1, default=50, show_default=True, help="Most changed memories to list."
 )
@@ -103,9 +108,9 @@ def compare(
 ) -> None:
     """Compare two indexes, memory by memory.
 
-    Both are of one architecture over one corpus, such as a model before and after fine-tuning or
-    an edit. Compares triggers, values and activity, and writes OUT/compare.json, memories.parquet,
-    compare.svg and compare.pdf.
+    The models must share an architecture and the indexes a corpus: a model before and after
+    fine-tuning, for example. Compares triggers, values and activity, and writes
+    compare.json, memories.parquet, compare.svg and compare.pdf to OUT.
     """
     found = ffmem.compare(
         first,

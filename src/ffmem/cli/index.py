@@ -26,7 +26,7 @@ from ffmem.progress import Progress
 from ffmem.text import pluralize
 
 WATCH_SECONDS = 5.0
-"""Between two lines of `status --watch`."""
+"""Time between two lines of `status --watch`."""
 
 
 @click.command()
@@ -69,7 +69,7 @@ def _format(value: Any) -> str:
 @dataclass_options(Corpus)
 @dataclass_options(BuildOptions)
 @dtype_option
-@click.option("--dry-run", is_flag=True, help="Show what the run would take; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Estimate time, memory and disk; write nothing.")
 def index(
     model: str, corpus: str, out: Path, dtype: str, device: str, dry_run: bool, **options: Any
 ) -> None:
@@ -100,7 +100,7 @@ def index(
 
 @click.command()
 @folder_argument
-@click.option("--watch", is_flag=True, help="Repeat every few seconds until the run is done.")
+@click.option("--watch", is_flag=True, help="Repeat until the run is done.")
 @json_option
 def status(folder: Path, watch: bool, as_json: bool) -> None:
     """Show indexing progress."""
@@ -127,7 +127,7 @@ def status(folder: Path, watch: bool, as_json: bool) -> None:
 def extend(folder: Path, corpus: str, **options: Any) -> None:
     """Add a corpus to a finished index.
 
-    Model and settings are those of the index.
+    Uses the model and settings of the index.
     """
     source = Corpus(corpus, **take_options(options, Corpus))
     click.echo(repr(ffmem.extend(folder, source, progress=Progress(), **options)))
@@ -146,7 +146,7 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 def verify(folder: Path) -> None:
     """Check every hash and invariant of an index.
 
-    Search files (search.sqlite) that do not fit the index are made again.
+    Rebuilds search files (search.sqlite) that do not match the index.
     """
     wrong = ffmem.verify(folder, Progress())
     for sentence in wrong[1:]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,35 +19,27 @@ class OrderedGroup(click.Group):
         return list(self.commands)
 
 
-class NumberOrAll(click.ParamType[int | str]):
-    """A number of something, or `all`."""
+class WholeNumber(click.IntRange):
+    """A whole number in a range, shown as N."""
 
-    name = "N|all"
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | str:
-        """Return the number, or `all`."""
-        if value == "all":
-            return "all"
-        if not re.fullmatch(r"0*[1-9][0-9]{0,17}", str(value)):
-            self.fail(f"{value!r} is neither a number of {self.what} nor 'all'.", param, ctx)
-        return int(value)
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return what stands for the value in help texts."""
+        return "N"
 
 
 PATH = click.Path(path_type=Path)
-AT_LEAST_1 = click.IntRange(min=1)
+AT_LEAST_1 = WholeNumber(min=1)
 
 folder_argument = click.argument("folder", metavar="DIR", type=PATH)
 place_argument = click.argument("place", metavar="MODEL_OR_DIR")
 out_option = click.option("--out", required=True, type=PATH, help="Folder to write.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-seed_option = click.option("--seed", default=0, show_default=True, help="Random seed.")
+seed_option = click.option("--seed", default=0, show_default=True, metavar="N", help="Random seed.")
 device_option = click.option(
     "--device",
     default="auto",
     show_default=True,
+    metavar="DEVICE",
     help="auto, cpu, cuda, cuda:N, mps, or split (layers over all GPUs).",
 )
 dtype_option = click.option(
@@ -63,9 +54,13 @@ index_dtype_option = click.option(
     type=click.Choice(["float32", "bfloat16"]),
     help="Number format of the model. Default: as the index.",
 )
-index_model_option = click.option("--model", help="Where the model is now, if it has moved.")
+index_model_option = click.option(
+    "--model", metavar="MODEL", help="Where the model is now, if it has moved."
+)
 index_start_option = click.option(
-    "--start", help="Start token: auto, none, bos, eos, or a token. Default: as the index."
+    "--start",
+    metavar="TOKEN",
+    help="Start token: auto, none, bos, eos, or a token. Default: as the index.",
 )
 db_option = click.option(
     "--db",
@@ -92,11 +87,11 @@ prompt_options = add_options(
 
 edit_options = add_options(
     click.option("--off", metavar="CELL", multiple=True, help="Switch a memory off."),
-    click.option("--set", metavar="CELL=X", multiple=True, help="Set its coefficient."),
-    click.option("--scale", metavar="CELL=X", multiple=True, help="Multiply its coefficient."),
-    click.option("--mean", metavar="CELL", multiple=True, help="Set its coefficient to its mean."),
+    click.option("--set", metavar="CELL=X", multiple=True, help="Set a coefficient."),
+    click.option("--scale", metavar="CELL=X", multiple=True, help="Multiply a coefficient."),
+    click.option("--mean", metavar="CELL", multiple=True, help="Set a coefficient to its mean."),
 )
-"""Edits of memories; each may be given several times, or with several cells between commas."""
+"""Edits of memories; each may be given several times, or with several cells and commas."""
 
 
 def take_edits(options: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +105,7 @@ def take_edits(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_commas(values: tuple[str, ...]) -> list[str]:
-    """Return what stands between commas."""
+    """Return the parts of comma-separated lists."""
     found = [part.strip() for value in values for part in value.split(",")]
     if not all(found):
         raise click.UsageError("The name of a memory is empty. Write it like L5N1234.")

@@ -38,6 +38,7 @@ def patterns() -> None:
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.05,
     show_default=True,
+    metavar="X",
     help="False discovery rate over all memories and tests.",
 )
 @click.option(
@@ -48,7 +49,7 @@ def patterns() -> None:
     help="Compare topics by corpus statistics or by sentence embeddings.",
 )
 @seed_option
-@dataclass_options(ExecutionConfig, only=("workers", "ray"), defaults={"workers": 2})
+@dataclass_options(ExecutionConfig, only=("workers", "ray"), defaults={"workers": 1})
 @click.option(
     "--shuffled",
     is_flag=True,
@@ -95,7 +96,7 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
 def export(folder: Path, out: Path) -> None:
     """Write all patterns to a .parquet, .jsonl or .csv file.
 
-    In a CSV, texts that a spreadsheet would take for a formula get an apostrophe in front.
+    In a CSV, text that a spreadsheet would take for a formula gets an apostrophe in front.
     """
     n = ffmem.export_patterns(folder, out)
     click.echo(f"Wrote {pluralize(n, 'patterns')} to {out}.", err=True)
@@ -105,20 +106,27 @@ def export(folder: Path, out: Path) -> None:
 @folder_argument
 @click.argument("cells", metavar="[CELL]...", nargs=-1)
 @click.option("--per-layer", type=AT_LEAST_1, help="Draw N memories per layer instead of CELLs.")
-@click.option("--model", required=True, help="Name of the model at the endpoint.")
+@click.option("--model", metavar="NAME", required=True, help="Model name at the endpoint.")
 @click.option(
     "--url",
+    metavar="URL",
     default="http://127.0.0.1:8080/v1",
     show_default=True,
     help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY.",
 )
 @seed_option
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds to wait for an answer.")
+@click.option(
+    "--timeout",
+    default=120.0,
+    show_default=True,
+    metavar="X",
+    help="Seconds to wait for an answer.",
+)
 @json_option
 def explain(folder: Path, cells: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Ask a language model for patterns.
 
-    Tests its answers blind on other triggers. Interrupted? Rerun the command to resume.
+    Tests each answer blind on other triggers. Interrupted? Rerun the command to resume.
     """
     found = ffmem.explain(folder, cells, progress=Progress(), **options)
     if as_json:

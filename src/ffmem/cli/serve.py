@@ -7,15 +7,28 @@ from typing import Any
 import click
 
 import ffmem
-from ffmem.cli.options import AT_LEAST_1, PATH, db_option, device_option, index_model_option
+from ffmem.cli.options import (
+    AT_LEAST_1,
+    PATH,
+    WholeNumber,
+    db_option,
+    device_option,
+    index_model_option,
+)
 
 
 @click.command()
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PATH)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on.",
+)
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     default=8800,
     show_default=True,
     help="Port to listen on; 0 takes a free one.",
@@ -25,14 +38,15 @@ from ffmem.cli.options import AT_LEAST_1, PATH, db_option, device_option, index_
     is_flag=False,
     flag_value="new",
     envvar="FFMEM_TOKEN",
-    help="Require this token; without a value, make one. Needed by --host.",
+    metavar="TOKEN",
+    help="Require this token; without a value, make one. Needed with --host.",
 )
 @click.option(
     "--allow-host",
     "allowed",
     multiple=True,
     metavar="NAME",
-    help="Another name of this machine that browsers may use.",
+    help="Another host name that browsers may use.",
 )
 @click.option(
     "--report",
@@ -40,7 +54,7 @@ from ffmem.cli.options import AT_LEAST_1, PATH, db_option, device_option, index_
     multiple=True,
     type=PATH,
     metavar="FOLDER",
-    help="Output of report or experiment. Default: DIR-report.",
+    help="Folder of a report or experiment. Default: DIR-report.",
 )
 @index_model_option
 @db_option
@@ -62,19 +76,18 @@ def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None
 
 @click.command()
 @click.option("--tiny", is_flag=True, help="Use mini-wiki: a minute, no network.")
-@click.option("--out", show_default="demo, or demo-tiny", type=PATH, help="Folder to write.")
+@click.option("--out", type=PATH, help="Folder to write. Default: demo, or demo-tiny.")
 @click.option(
     "--limit",
     type=AT_LEAST_1,
-    show_default="2000; with --tiny, all",
-    help="Read at most this many sentences.",
+    help="Read at most this many sentences. Default: 2000; with --tiny, all.",
 )
 @click.option("--no-serve", is_flag=True, help="Do not open the explorer at the end.")
 def demo(tiny: bool, out: Path | None, limit: int | None, no_serve: bool) -> None:
     """Index a model, measure the paper, open the explorer.
 
-    The model is smollm2-135m over a part of WikiText-2. With --tiny, it is a small model over a
-    small text that both come with ffmem. The explorer opens on a terminal only.
+    Indexes smollm2-135m over part of WikiText-2; with --tiny, a small model and text that come with
+    ffmem. Opens the explorer only on a terminal.
     """
     from ffmem.demo import FULL, TINY, explore
     from ffmem.demo import demo as run_demo

@@ -15,11 +15,12 @@ from ffmem.training.config import TrainConfig
 
 
 @click.command()
-@click.option("--corpus", required=True, help="CORPUS to train on.")
+@click.option("--corpus", metavar="CORPUS", required=True, help="Corpus to train on.")
 @out_option
 @click.option(
     "--valid",
-    help="CORPUS for validation, read whole. Default: the last 1 % of the sentences.",
+    metavar="CORPUS",
+    help="Validation corpus, read whole. Default: the last 1% of the sentences.",
 )
 @dataclass_options(TrainConfig)
 @dataclass_options(Corpus)
@@ -27,8 +28,8 @@ from ffmem.training.config import TrainConfig
 def train(corpus: str, out: Path, valid: str | None, as_json: bool, **options: Any) -> None:
     """Train a small model with one kind of memory.
 
-    Interrupted? Rerun the command to resume; the result is byte-identical. The folder holds the
-    weights of the best evaluation, as a model that every command takes.
+    Interrupted? Rerun the command to resume; the result is byte-identical. Keeps the weights of the
+    best evaluation, as a model that every command can load.
     """
     train_corpus = Corpus(corpus, **take_options(options, Corpus))
     valid_corpus = None if valid is None else replace(train_corpus, source=valid, limit=None)

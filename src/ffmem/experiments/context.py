@@ -19,6 +19,7 @@ from numpy import ndarray
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import TokenSentence, check_token_ids
 from ffmem.errors import CorpusError, FfmemError, NoStaticValues
+from ffmem.experiments.config import DRAWS
 from ffmem.experiments.evaluation import PARTS, VALUE_PARTS, SampleEvaluator, SampleMetrics, groups
 from ffmem.experiments.prompt_sample import Example, PromptSample, draw
 from ffmem.experiments.settings import settings
@@ -29,8 +30,6 @@ from ffmem.files import sha256
 from ffmem.indexing.store import Index, check_weights
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
-
-DRAWS = ("sentences", "tokens")
 
 VERSIONS = ("ffmem", "torch", "transformers", "numpy", "scipy", "scikit-learn")
 """Of the libraries that compute the numbers."""

@@ -81,7 +81,7 @@ class BuildOptions(ExecutionConfig):
     """How a run is carried out; nothing of it changes the bytes of the index."""
 
     shared: str | None = option(
-        "Folder or URL where workers meet, if not all of them see the index folder.",
+        "Folder or URL that all workers share, if some cannot see the index folder.",
         None,
         metavar="FOLDER|URL",
     )

@@ -43,12 +43,12 @@ class TrainConfig(Record):
         minimum=1,
     )
     match: str | None = option(
-        "Choose --memories for as many parameters as with this kind.", None, metavar="KIND"
+        "Choose --memories to match the parameter count of this kind.", None, metavar="KIND"
     )
     heads: int | None = option("Attention heads. Default: width / 32.", None, minimum=1)
     key_width: int = option("Width of the keys of a lambda layer.", 16, minimum=1)
-    distances: int = option("How many tokens back lambda memories reach.", 64, minimum=1)
-    context: int = option("Tokens per block.", 128, minimum=2)
+    distances: int = option("Reach of lambda memories, in tokens.", 64, minimum=1)
+    context: int = option("Context length, in tokens.", 128, minimum=2)
     tokenizer: str = option(
         "Words separated by spaces, or a byte-level BPE trained on the corpus.",
         "words",
@@ -77,16 +77,16 @@ class TrainConfig(Record):
         minimum=1,
     )
     learning_rate: float = option("Peak learning rate.", 2e-3, above=0)
-    warmup: int | None = option("Warm-up steps. Default: 5 %, at most 500.", None, minimum=0)
-    weight_decay: float = option("Weight decay of matrices.", 0.1, minimum=0)
+    warmup: int | None = option("Warm-up steps. Default: 5%, at most 500.", None, minimum=0)
+    weight_decay: float = option("Weight decay, for matrices only.", 0.1, minimum=0)
     dropout: float = option("Dropout rate.", 0.1, minimum=0, below=1)
     dtype: str = option(
         "Number format of the forward pass.", "float32", choices=("float32", "bfloat16")
     )
     seed: int = option("Random seed.", 0, minimum=0)
-    device: str = option("auto, cpu, cuda, cuda:N or mps.", "auto", compare=False)
+    device: str = option("auto, cpu, cuda, cuda:N or mps.", "auto", metavar="DEVICE", compare=False)
     threads: int | None = option(
-        "CPU threads; the last bits of the weights depend on it.",
+        "CPU threads. The last bits of the weights depend on it.",
         None,
         minimum=1,
         below=1025,
@@ -96,7 +96,7 @@ class TrainConfig(Record):
         "Minutes between checkpoints.", 5.0, minimum=0, compare=False
     )
     checkpoint_every: int | None = option(
-        "Write a checkpoint every N steps, too.", None, minimum=1, compare=False
+        "Also write a checkpoint every N steps.", None, minimum=1, compare=False
     )
     keep_checkpoint: bool = option(
         "Keep the last checkpoint of a finished run.", False, compare=False

@@ -1,4 +1,4 @@
-"""Commands that read an index: show, search, export. None of them loads torch."""
+"""Commands that read an index without torch: show, search, export."""
 
 from pathlib import Path
 
@@ -64,8 +64,8 @@ def search(
 ) -> None:
     """Search memories by value, trigger or pattern.
 
-    In values, QUERY is a token or its beginning; in triggers, words in a row; in patterns, words of
-    their descriptions.
+    In values, QUERY is a token or the beginning of one; in triggers, a phrase; in patterns, words
+    of a description.
     """
     from ffmem.indexing.memory import visible, visible_token
     from ffmem.patterns.searching import PatternHit
@@ -92,13 +92,13 @@ def search(
     "--to",
     type=click.Choice(["jsonl", "csv", "neuronpedia"]),
     required=True,
-    help="Format; neuronpedia writes a new folder OUT.",
+    help="Format; neuronpedia makes OUT a new folder.",
 )
 def export(folder: Path, out: Path, to: str) -> None:
-    """Export every memory for use in other programs.
+    """Export every memory for other programs.
 
-    In a CSV, texts that a spreadsheet would take for a formula get an apostrophe in front: those
-    that begin with = + - @, a tab or a carriage return. OUT must not be a symbolic link.
+    In a CSV, text that a spreadsheet would take for a formula (it begins with = + - @, a tab or a
+    carriage return) gets an apostrophe in front. OUT must not be a symbolic link.
     """
     index = ffmem.open(folder)
     ffmem.export(index, to, out, progress=Progress())

@@ -1,4 +1,4 @@
-"""Commands that run a model on a prompt, or look at its vectors: trace, effect, neighbours."""
+"""Commands that load a model: trace, effect, neighbours."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import ffmem
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
+    WholeNumber,
     device_option,
     edit_options,
     index_model_option,
@@ -33,12 +34,20 @@ from ffmem.progress import Progress
     show_default=True,
     help="Tokens and memories per layer, in --json.",
 )
-@click.option("--position", default=-1, show_default=True, help="Position to read, from 0.")
+@click.option(
+    "--position",
+    default=-1,
+    show_default=True,
+    metavar="N",
+    help="Position to read; -1 is the last.",
+)
 @edit_options
-@click.option("--at", "positions", type=int, multiple=True, help="Edit only at this position.")
-@click.option("--generate", type=AT_LEAST_1, metavar="N", help="Continue the prompt by N tokens.")
-@click.option("--temperature", type=float, help="Sample the continuation. Default: greedy.")
-@click.option("--seed", type=int, help="Random seed of a sampled continuation. Default: 0.")
+@click.option("--at", "positions", type=int, multiple=True, metavar="N", help="Edit only here.")
+@click.option("--generate", type=AT_LEAST_1, help="Continue the prompt by N tokens.")
+@click.option(
+    "--temperature", type=float, metavar="X", help="Sample the continuation. Default: greedy."
+)
+@click.option("--seed", type=int, metavar="N", help="Random seed for sampling. Default: 0.")
 @click.option("--grid", is_flag=True, help="Also show every layer at every position.")
 @prompt_options
 @json_option
@@ -53,9 +62,9 @@ def trace(
 ) -> None:
     """Trace a prompt through the layers of a model.
 
-    Shows what each layer predicts and which memories contribute most. With an index instead of a
-    model, percentiles tell how unusual a coefficient is. With edits, the prompt also runs under
-    them, at every position or at those of --at.
+    Shows what each layer predicts and which memories contribute most. An index instead of a model
+    adds percentiles: how unusual each coefficient is. With edits, the prompt also runs
+    edited, at every position or only at those of --at.
     """
     edits = take_edits(options)
     if positions and not any(edits.values()):
@@ -81,12 +90,12 @@ def trace(
 @place_argument
 @click.argument("prompt", required=False)
 @click.option("--target", metavar="TOKEN", help="Token to measure. Default: the predicted one.")
-@click.option("--position", type=int, help="Position to read, from 0. Default: the last.")
-@click.option("--at", "positions", type=int, multiple=True, help="Switch off only here.")
+@click.option("--position", type=int, metavar="N", help="Position to read. Default: the last.")
+@click.option("--at", "positions", type=int, multiple=True, metavar="N", help="Ablate only here.")
 @click.option("--top", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show.")
 @click.option(
     "--candidates",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=200,
     show_default=True,
     help="Memories to measure, chosen by estimates.",
@@ -95,7 +104,7 @@ def trace(
 @click.option("--integrated", is_flag=True, help="Also estimate by integrated gradients.")
 @click.option("--steps", type=AT_LEAST_1, help="Steps of integrated gradients. Default: 20.")
 @click.option("--prompts", type=PATH, help="File of prompts and targets: .jsonl, .tsv, .txt.")
-@click.option("--against", type=PATH, help="File of control prompts, to subtract their mean.")
+@click.option("--against", type=PATH, help="File of control prompts; subtracts their mean.")
 @prompt_options
 @json_option
 def effect(
@@ -112,11 +121,11 @@ def effect(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure what memories do to the next token.
+    """Measure how memories affect the next token.
 
-    Switches memories off one at a time, and shows the exact change of the log-probability of the
-    next token of PROMPT, beside cheap estimates. Negative: the memory supported the token. With
-    --prompts, averages over a file.
+    Ablates memories one at a time, and shows the exact change in the log-probability of the token
+    after PROMPT, beside cheap estimates. Negative: the memory supported the token. With --prompts,
+    averages over a file.
     """
     if (prompt is None) == (prompts is None):
         raise click.UsageError("Give either PROMPT or --prompts.")
@@ -164,7 +173,7 @@ def neighbours(
 ) -> None:
     """Find memories with similar values or keys.
 
-    Lists those whose vectors point most nearly the same way as CELL's, or the opposite way.
+    Lists the memories whose vectors have the largest |cosine| with CELL's.
     """
     found = ffmem.neighbours(
         place, cell, by=by, n=n, model=model, device=device, progress=Progress()
