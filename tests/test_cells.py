@@ -160,5 +160,5 @@ def test_sizes_are_one_number_where_layers_are_alike():
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"size": 2, "count": 0}, {"size": 2, "kind": "x"}])
 def test_a_record_that_is_no_bank_is_refused(wrong):
-    with pytest.raises(NotARecord, match="is no bank of memories"):
+    with pytest.raises(NotARecord, match="is not a valid bank"):
         BankRecord.of(wrong)

@@ -93,10 +93,10 @@ def test_a_required_option_is_required():
         ({"mode": "odd"}, "--mode odd: unknown value. Give one of fast, slow"),
         ({"layers": 2.0}, "--layers 2.0: give a whole number at least 1"),
         ({"layers": True}, "--layers True"),
-        ({"rate": "0.5"}, "--rate 0.5"),
+        ({"rate": "0.5"}, "--rate '0.5': give a number"),
         ({"top": 1_001}, "-k 1001: give a whole number at least 1 and at most 1,000"),
-        ({"sample": "some"}, "--sample some: give a whole number at least 1 or all"),
-        ({"sample": 0}, "--sample 0: give a whole number at least 1 or all"),
+        ({"sample": "some"}, "--sample 'some': give a whole number at least 1 or 'all'"),
+        ({"sample": 0}, "--sample 0: give a whole number at least 1 or 'all'"),
         ({"limit": 10}, "--limit 10: give a whole number at least 0 and below 10"),
     ],
 )

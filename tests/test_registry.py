@@ -186,5 +186,5 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
 
 
 def test_every_named_file_has_a_place_of_its_own():
-    assert len({package.place for package in NAMED}) == len(NAMED)
+    assert len({package.cached_path for package in NAMED}) == len(NAMED)
     assert all(len(package.sha256) == 64 for package in NAMED)

@@ -1,4 +1,4 @@
-"""The names of memories, and where each stands: layers have banks, banks have memories.
+"""Names and numbers of memories: layers have banks, banks have memories.
 
     L5N1234      memory 1234 of the dense feed-forward part of layer 5
     L5E12N345    memory 345 of expert 12
@@ -6,7 +6,7 @@
 
 Everything counts from 0. Files and arrays number the memories of a layer through all its banks:
 memory = the bank's offset + the number in the bank. Layers may differ in width, and a layer may
-have no memories. This is the only place that reads or writes such names.
+have no memories. Only this module parses and writes such names.
 """
 
 import re
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
     layer: int
     memory: int
-    """Its number in the layer, through all banks; in the bank, as long as `offset` is unknown."""
+    """Its number in the layer, through all banks; in the bank if `offset` is not known yet."""
     bank: str = ""
     """Empty for the dense part, else E12, S or S1."""
     offset: int = 0
@@ -40,7 +40,7 @@ class Cell(NamedTuple):
     def parse(cls, text: str) -> "Cell":
         """Return the cell of a name, such as `L5N1234`, `L5E12N345`, `5.1234`, `5:1234`, `5/1234`.
 
-        A cell of another bank than the first has its place once `Layout.resolve` has seen it.
+        `Layout.resolve` then adds the offset of its bank.
         """
         match = _FORMS.fullmatch(text.strip())
         if match is None:
@@ -76,7 +76,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BankRecord(Record):
-    """Some banks of a layer that are alike: `count` of them, with `size` memories each."""
+    """Banks of a layer that are alike: `count` of them, with `size` memories each."""
 
     size: int
     kind: str = "dense"
@@ -85,7 +85,7 @@ class BankRecord(Record):
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.count < 1 or self.kind not in ("dense", "shared", "expert"):
-            raise NotARecord(f"{self} is no bank of memories")
+            raise NotARecord(f"{self} is not a valid bank")
 
     def name(self, number: int) -> str:
         """Return how one of the banks is written in names of memories."""
@@ -102,9 +102,9 @@ class BankRecord(Record):
 
 
 class Layout:
-    """Which banks each layer of a model has, and where each memory stands.
+    """The banks of each layer of a model, from which names and numbers of memories follow.
 
-    `widths` are the memories of each layer; `number` counts a memory through all layers.
+    `widths` are the memories per layer; `number` counts memories through all layers.
     """
 
     def __init__(self, layers: Sequence[Sequence[BankRecord]]) -> None:
@@ -135,12 +135,12 @@ class Layout:
 
     @property
     def per_layer(self) -> int | list[int]:
-        """How many memories a layer has, for JSON: one number where all have as many."""
+        """Memories per layer, for JSON: one number if all layers have the same."""
         return self.widths[0] if len(set(self.widths)) == 1 else self.widths
 
     @property
     def shown(self) -> str:
-        """How many memories there are, for messages: `30 × 1,536 memories`."""
+        """The number of memories, for messages: `30 × 1,536 memories`."""
         if len(set(self.widths)) == 1:
             return f"{self.n_layers} × {self.widths[0]:,} memories"
         return f"{len(self):,} memories in {self.n_layers} layers"
@@ -164,7 +164,7 @@ class Layout:
         raise IndexError(f"layer {layer} has no memory {memory}")
 
     def resolve(self, cell: object) -> Cell:
-        """Return the memory that a name, a pair or a cell means, if the model has it."""
+        """Return the memory of a name, a pair or a cell; raise if the model does not have it."""
         found = Cell.of(cell)
         if not 0 <= found.layer < self.n_layers:
             raise UnknownCell(
@@ -185,7 +185,7 @@ class Layout:
         raise UnknownCell(f"There is no memory {found}: {self._about(found.layer)}.")
 
     def _about(self, layer: int) -> str:
-        """Return what a layer has, in words."""
+        """Return the banks of a layer, in words."""
         parts = []
         for bank in self.layers[layer]:
             names = bank.names

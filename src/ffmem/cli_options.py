@@ -100,8 +100,9 @@ def check_options(config: Any, error: type[FfmemError] = FfmemError) -> None:
             continue
         if kind in (int, float):
             if not _is_allowed(value, kind, meta):
-                choices = "".join(f" or {choice}" for choice in meta["choices"])
-                raise error(f"{name} {value}: give {_bounds(kind, meta)}{choices}.")
+                shown = repr(value) if isinstance(value, str) else value
+                choices = "".join(f" or {choice!r}" for choice in meta["choices"])
+                raise error(f"{name} {shown}: give {_bounds(kind, meta)}{choices}.")
         elif meta["choices"]:
             raise error(f"{name} {value}: unknown value. Give one of {', '.join(meta['choices'])}.")
 

@@ -1,4 +1,4 @@
-"""The demo: a model and a text, from nothing to the explorer in one command."""
+"""The demo: index a model, show some memories, measure the paper, open the explorer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from ffmem.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What a demo shows."""
+class DemoConfig:
+    """What a demo indexes and shows."""
 
     model: str
     corpus: str
@@ -32,10 +32,10 @@ class Choice:
     sizes: Mapping[str, int] = field(
         default_factory=lambda: {"sample": 400, "per_layer": 2, "triggers": 5}
     )
-    """Of the report: a tenth of the defaults, for a minute or two."""
+    """Options of the report: a tenth of the defaults, for a minute or two."""
 
 
-FULL = Choice(
+FULL = DemoConfig(
     model="smollm2-135m",
     corpus="wikitext-2:train",
     valid="wikitext-2:valid",
@@ -46,7 +46,7 @@ FULL = Choice(
     searches=("river", "in the summer of", "ship"),
     cells=("L12N34", "L22N873"),
 )
-TINY = Choice(
+TINY = DemoConfig(
     model="mini-wiki",
     corpus="mini-wiki:train",
     valid="mini-wiki:valid",
@@ -60,16 +60,16 @@ TINY = Choice(
 )
 
 
-def demo(choice: Choice, out: Path, limit: int | None) -> Index:
+def demo(config: DemoConfig, out: Path, limit: int | None) -> Index:
     """Index a text, show a few memories, measure the paper, and suggest what to type next."""
     progress = Progress()
     read = "all" if limit is None else f"{limit:,}"
     progress.say(
-        f"Indexing every memory of {choice.model} over {read} sentences of {choice.corpus}."
+        f"Indexing every memory of {config.model} over {read} sentences of {config.corpus}."
     )
-    index = ffmem.index(choice.model, Corpus(choice.corpus, limit=limit), out, progress=progress)
+    index = ffmem.index(config.model, Corpus(config.corpus, limit=limit), out, progress=progress)
     print(repr(index))
-    for word in choice.words:
+    for word in config.words:
         for hit in ffmem.search(index, word, limit=1):
             print(f"\n── A value with the token {word.strip()!r}:\n")
             print(index[hit.cell])
@@ -79,23 +79,23 @@ def demo(choice: Choice, out: Path, limit: int | None) -> Index:
     page = ffmem.report(
         index,
         out.with_name(f"{out.name}-report"),
-        choice.valid,
-        sample=choice.sizes["sample"],
-        per_layer=choice.sizes["per_layer"],
-        triggers=choice.sizes["triggers"],
+        config.valid,
+        sample=config.sizes["sample"],
+        per_layer=config.sizes["per_layer"],
+        triggers=config.sizes["triggers"],
         progress=progress,
     )
     print(f"\nThe paper's figures, measured on this model: {page}")
     print(f"\nTry these on any of the {len(index):,} memories:\n")
-    for line in _next_commands(choice, out):
+    for line in _next_commands(config, out):
         print(f"    ffmem {line}")
     return index
 
 
-def _next_commands(choice: Choice, out: Path) -> list[str]:
+def _next_commands(config: DemoConfig, out: Path) -> list[str]:
     """Return commands to try next."""
-    value, trigger, pattern = choice.searches
-    (shown, off), (traced, asked) = choice.cells, choice.prompts
+    value, trigger, pattern = config.searches
+    (shown, off), (traced, asked) = config.cells, config.prompts
     return [
         f"show {out} {shown}",
         f"search {out} {value}",
@@ -108,7 +108,7 @@ def _next_commands(choice: Choice, out: Path) -> list[str]:
 
 
 def explore(out: Path) -> None:
-    """Open the explorer on the index; if its port is taken, on another one."""
+    """Open the explorer; if its usual port is taken, on a free one."""
     import webbrowser
 
     from ffmem.web.serving import PORT, is_free

@@ -37,12 +37,12 @@ class UnknownFamily(ModelError):
 
 
 class NoStaticValues(ModelError):
-    """The model's memories have keys and coefficients, but values that come from the input."""
+    """The model's memories have keys and coefficients, but their values come from the input."""
 
     def __init__(self, asked: str) -> None:
         super().__init__(
-            f"{asked} A lambda layer has static keys, which have triggers; what they multiply comes"
-            " from the input, another vector at every position. trace shows those of a prompt."
+            f"{asked} Lambda layers have static keys, which have triggers, but their values come"
+            " from the input and differ at every position. Use trace to see those of a prompt."
         )
 
 
@@ -52,7 +52,7 @@ class MixtureOfExperts(ModelError):
     def __init__(self, name: str, found: str) -> None:
         super().__init__(
             f"{name!r} is a mixture of experts ({found})."
-            " ffmem reads dense feed-forward layers only, for now: give it a dense model."
+            " ffmem reads only dense feed-forward layers for now. Use a dense model."
         )
 
 

@@ -26,7 +26,7 @@ def committing(path: Path) -> Iterator[Path]:
 
     A symbolic link at `path` is replaced; its target stays as it was.
     """
-    # Not the process id: on a shared disk, processes of two hosts may have the same.
+    # Not the process id, which two hosts of a shared disk may both have.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with storage_errors(path):
@@ -67,9 +67,8 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 def csv_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a CSV row in which no text is a spreadsheet formula: `=1+1` → `'=1+1`.
 
-    Texts that begin with = + - @, a tab or a carriage return get an apostrophe in front, and so do
-    those that begin so after apostrophes: removing one apostrophe restores every text. Numbers stay
-    numbers.
+    Text that begins with = + - @, a tab or a carriage return, even after apostrophes, gets an
+    apostrophe in front: removing one restores the text. Numbers stay numbers.
     """
     return {
         name: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell

@@ -2,8 +2,8 @@
 
     Kind.of(json.loads(record.to_json())) == record
 
-A damaged file, or one of another program, raises an error that names the field. These are plain
-dataclasses because importing a validation library would take a third of the time of `ffmem show`.
+A damaged or foreign file raises an error that names the field. These are plain dataclasses because
+importing a validation library would take a third of the time of `ffmem show`.
 """
 
 import json

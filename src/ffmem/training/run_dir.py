@@ -104,13 +104,13 @@ _LABELS = {"corpus.sha256": "contents of --corpus", "valid.sha256": "contents of
 
 
 def _short(value: object) -> object:
-    """Return a value to show; of a hash, its beginning."""
+    """Return a value to show; hashes are shortened."""
     return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Record):
-    """What is known once the corpus is read, before the first step."""
+    """Sizes and counts that are known once the corpus is read, before the first step."""
 
     vocabulary: int
     start: int
@@ -151,7 +151,7 @@ class TrainState(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult(Record):
-    """`training.json`: what was asked, and what came of it."""
+    """`training.json`: the configuration and the outcome."""
 
     run: RunConfig
     plan: Plan
@@ -176,7 +176,7 @@ def _damaged(path: Path, error: object) -> StoreError:
     )
 
 
-class Prepared(NamedTuple):
+class PreparedRun(NamedTuple):
     """What a run needs before its first step."""
 
     run: RunConfig
@@ -251,7 +251,7 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out; a new folder of a run that is refused is removed again."""
+        """Lock the folder; if the run is refused, remove a folder that is new."""
         self.check_usable()
         is_new = not self.path.exists()
         check_writable(self.path)
@@ -264,14 +264,14 @@ class RunDir:
                     shutil.rmtree(self.path)
                 raise
 
-    def write_prepared(self, prepared: Prepared) -> None:
+    def write_prepared(self, prepared: PreparedRun) -> None:
         """Write what a run needs before its first step; the tokenizer's files are already there."""
         records = {"run": prepared.run.to_json(), "plan": prepared.plan.to_json()}
         write_tensors(
             self.prepared_path, {"train": prepared.train, "valid": prepared.valid}, records
         )
 
-    def read_prepared(self) -> Prepared | None:
+    def read_prepared(self) -> PreparedRun | None:
         """Return what a run needs, if it was written; raise if a file changed since then."""
         if not self.prepared_path.is_file():
             return None
@@ -288,7 +288,7 @@ class RunDir:
                 raise StoreError(
                     f"{path} is {problem}, so the run cannot be resumed. {START_AGAIN}"
                 )
-        return Prepared(run, plan, streams["train"], streams["valid"])
+        return PreparedRun(run, plan, streams["train"], streams["valid"])
 
     def read_result(self) -> TrainResult:
         """Return the result of a finished run."""

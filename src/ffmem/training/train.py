@@ -3,8 +3,8 @@
     corpus ─► vocabulary, streams ─► plan ─► Trainer ─► best weights ─► FOLDER
                                              curve, checkpoints
 
-An unfinished folder with the same settings is resumed, to the same weights, bit for bit, as if it
-had never been stopped. With other settings it is refused. A finished one is left as it is.
+Resumes an unfinished run with the same settings, to the same weights, bit for bit, as if it had
+never been stopped; refuses one with other settings. Leaves a finished run as it is.
 """
 
 import shutil
@@ -29,7 +29,7 @@ from ffmem.training.run_dir import (
     START_AGAIN,
     TOKENIZER_FILES,
     Plan,
-    Prepared,
+    PreparedRun,
     RunConfig,
     RunDir,
     TrainResult,
@@ -113,7 +113,7 @@ def _finished_result(
     run_dir: RunDir,
     progress: Progress,
 ) -> TrainResult:
-    """Return the result of a finished run; raise if its settings or files are not those."""
+    """Return the result of a finished run; raise if its settings differ or a file is missing."""
     out, result = run_dir.path, run_dir.read_result()
     run = _run_config(config, corpus, valid, device, result.run)
     _check_same_run(run, result.run, f"{out} holds a model trained")
@@ -132,7 +132,7 @@ def _finished_result(
 
 def _prepare(
     run: RunConfig, corpus: Corpus, valid: Corpus | None, run_dir: RunDir, progress: Progress
-) -> Prepared:
+) -> PreparedRun:
     """Read the corpus, make vocabulary, streams and plan, and write them to the folder."""
     streams = make_streams(run.config, corpus, valid)
     plan = make_plan(run.config, streams)
@@ -142,7 +142,7 @@ def _prepare(
     paths = [run_dir.checkpoint / name for name in TOKENIZER_FILES]
     files = {path.name: sha256(path) for path in paths if path.exists()}
     train_ids, valid_ids = torch.from_numpy(streams.train), torch.from_numpy(streams.valid)
-    prepared = Prepared(run, replace(plan, tokenizer_files=files), train_ids, valid_ids)
+    prepared = PreparedRun(run, replace(plan, tokenizer_files=files), train_ids, valid_ids)
     run_dir.write_prepared(prepared)
     return prepared
 
@@ -198,7 +198,7 @@ def match_parameters(
     return memories, count(config.memory, memories), target
 
 
-def _make_trainer(prepared: Prepared, device: torch.device, run_dir: RunDir) -> Trainer:
+def _make_trainer(prepared: PreparedRun, device: torch.device, run_dir: RunDir) -> Trainer:
     """Return the trainer of a run, with initial weights."""
     config, plan = prepared.run.config, prepared.plan
     sizes = model_config(config, plan.vocabulary, plan.start, config.memory, plan.memories)
@@ -210,7 +210,7 @@ def _make_trainer(prepared: Prepared, device: torch.device, run_dir: RunDir) -> 
 # After the last step
 
 
-def _finish(prepared: Prepared, trainer: Trainer, run_dir: RunDir) -> TrainResult:
+def _finish(prepared: PreparedRun, trainer: Trainer, run_dir: RunDir) -> TrainResult:
     """Write the model with its best weights, curve and card; training.json last.
 
     If this fails, the same command finishes the run from its checkpoint.

@@ -3,10 +3,10 @@
     θ ← AdamW(θ, clip(∇ mean −log p(next token), 1))
 
 What a step reads follows from its number, so a checkpoint needs no position in the data. Losses
-stay on the device until a row of the curve needs them: an accelerator never waits for a step.
+stay on the device until a row of the curve needs them, so an accelerator never waits.
 
-Law: stopped anywhere and resumed from its last checkpoint, a run takes the same steps, bit for bit,
-as one that was never stopped (on the same machine, with the same number of threads).
+Law: a run that is stopped anywhere and resumed from its last checkpoint takes the same steps, bit
+for bit, as one that was never stopped (on the same machine, with the same number of threads).
 """
 
 import math
@@ -39,11 +39,11 @@ LOG_STEPS = 10
 """Steps per row of the curve; the row has the mean of their losses."""
 
 LINE_SECONDS = 60.0
-"""Seconds between lines about progress where there is no terminal."""
+"""Seconds between progress lines if stderr is not a terminal."""
 
 
-class Diverged(FfmemError):
-    """The loss, its gradient or the validation perplexity is not finite any more."""
+class DivergenceError(FfmemError):
+    """The loss, its gradient or the validation perplexity is no longer finite."""
 
     def __init__(self, step: int, found: str, last_checkpoint: int) -> None:
         kept = (
@@ -141,8 +141,8 @@ def perplexity(
 ) -> float:
     """Return exp(−1/T · Σ log p(token | those before it in its block)) over a stream of T tokens.
 
-    Every token counts, start tokens too; the first one counts as what follows the last. Blocks are
-    read `n_blocks` at a time, in float32 whatever the training uses.
+    Every token counts, start tokens too; the first one counts as what follows the last. Reads
+    `n_blocks` blocks at a time, in float32 whatever the training uses.
     """
     was_training = model.training
     model.train(False)
@@ -262,16 +262,16 @@ class Trainer:
         return learning_rate(step, self.steps, self.warmup, self.config.learning_rate)
 
     def _sync(self) -> None:
-        """Read what steps left on the device; raise if anything is not finite."""
+        """Read losses and gradient norms from the device; raise if any is not finite."""
         if not self._unread:
             return
         losses, norms = (torch.stack(values).tolist() for values in zip(*self._unread, strict=True))
         first = self.state.step - len(losses) + 1
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=first):
             if not math.isfinite(loss):
-                raise Diverged(step, f"the loss is {loss}", self._last_checkpoint)
+                raise DivergenceError(step, f"the loss is {loss}", self._last_checkpoint)
             if not math.isfinite(norm):
-                raise Diverged(step, f"the gradient norm is {norm}", self._last_checkpoint)
+                raise DivergenceError(step, f"the gradient norm is {norm}", self._last_checkpoint)
         self._unread = []
         self.state = replace(self.state, pending=[*self.state.pending, *losses])
 
@@ -306,7 +306,9 @@ class Trainer:
         n_blocks = self.config.blocks_per_pass(self.model.device.type)
         found = perplexity(self.model, self.valid, self.config.context, n_blocks)
         if not math.isfinite(found):
-            raise Diverged(step, f"the validation perplexity is {found}", self._last_checkpoint)
+            raise DivergenceError(
+                step, f"the validation perplexity is {found}", self._last_checkpoint
+            )
         self._add_row(valid_perplexity=found)
         is_best = best is None or found < best
         if is_best:
