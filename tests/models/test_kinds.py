@@ -119,7 +119,7 @@ def test_the_command_says_why_a_lambda_model_has_no_neighbours_by_value(tmp_path
     folder = saved("lambda", tmp_path)
     code, _, err = run("neighbours", folder, "L0N3")
     assert code == 1
-    assert "A lambda layer has static keys" in err
+    assert "Lambda layers have static keys" in err
     assert run("neighbours", folder, "L0N3", "--by", "key", "--limit", 2)[0] == 0
     assert len(ffmem.neighbours(folder, "L0N3", by="key", n=2)) == 2
 
