@@ -99,7 +99,7 @@ def test_the_command_describes_a_lambda_model(tmp_path):
 def test_neighbours_are_the_memories_of_largest_cosine(kind, by):
     memories = read(NAMES[kind])
     if kind == "lambda" and by == "value":
-        with pytest.raises(NoStaticValues, match=r"by key there are some\. A lambda layer"):
+        with pytest.raises(NoStaticValues, match=r"by key there are some\. Lambda layers"):
             neighbours(memories, Cell(1, 5), by)
         return
     vectors = memories.values if by == "value" else memories.keys
