@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ffmem
 from ffmem.errors import ModelError
-from ffmem.mini_wiki.folder import MODEL
+from ffmem.mini_wiki import MODEL
 from ffmem.models.argument import NAMED, canonical
 from ffmem.models.families import FAMILIES
 from ffmem.models.gguf import converted

@@ -17,9 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ffmem import registry
+from ffmem import mini_wiki, registry
 from ffmem.errors import CorpusError
-from ffmem.mini_wiki import folder as mini_wiki
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _NAMED: Mapping[str, Mapping[str, registry.Package | Path]] = {

