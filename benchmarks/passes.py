@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ffmem
 from ffmem.indexing.chunks import Batch, Chunk, batches, cut, prefix_range
-from ffmem.indexing.sample import draw
+from ffmem.indexing.results import draw_sample
 from ffmem.indexing.scan import Scan, _ChunkReader
 from ffmem.models.memories import Bank, Memories
 
@@ -32,7 +32,7 @@ class Bench:
         self.offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
         self.sentences = sentences
         self.chunks = list(cut([lengths], CHUNK_TOKENS))
-        self.sample = draw("0" * 64, [lengths], False)
+        self.sample = draw_sample("0" * 64, [lengths], False)
 
     def batches(self, chunk: Chunk) -> list[Batch]:
         numbers = range(chunk.first_sentence, chunk.first_sentence + chunk.n_sentences)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ffmem.errors import ForwardError
-from ffmem.indexing import sample
+from ffmem.indexing import results
 from ffmem.indexing.chunks import batches, cut, prefix_range
 from ffmem.indexing.results import UNIT
 from ffmem.indexing.scan import Scan
@@ -39,7 +39,7 @@ def chunks_of(sentences):
 
 
 def drawn(sentences, empty_prefix):
-    return sample.draw(SOURCE_HASH, [np.array([len(ids) for ids in sentences])], empty_prefix)
+    return results.draw_sample(SOURCE_HASH, [np.array([len(ids) for ids in sentences])], empty_prefix)
 
 
 def scanned(memories, sentences, prefixes, empty_prefix):

@@ -16,7 +16,7 @@ from ffmem.comparing.matching import differences, refuse_unlike
 from ffmem.comparing.overlap import P
 from ffmem.comparing.value_change import Changes, Named, Side, value_changes
 from ffmem.errors import FfmemError, StoreError
-from ffmem.indexing.kind import NO_VALUES
+from ffmem.indexing.memory import NO_VALUES
 from ffmem.indexing.store import Index
 from ffmem.indexing.verify import damaged
 from ffmem.progress import Progress

@@ -21,7 +21,7 @@ from ffmem.indexing.manifest import Manifest, hash_files
 from ffmem.indexing.partials import Partial
 from ffmem.indexing.prepare import SENTENCES, Plan, configure, prepare
 from ffmem.indexing.results import write_layer
-from ffmem.indexing.sample import merge_samples, write_sample
+from ffmem.indexing.results import merge_samples, write_sample
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker

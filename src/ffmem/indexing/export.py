@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ffmem.errors import FfmemError
 from ffmem.files import check_output_file, committing, csv_row
-from ffmem.indexing.kind import Kind
-from ffmem.indexing.memory import Memory
+from ffmem.indexing.memory import Kind, Memory
 from ffmem.indexing.neuronpedia import export_neuronpedia
 from ffmem.indexing.store import Index
 from ffmem.progress import Step
@@ -30,7 +29,7 @@ COLUMNS = [
 def columns(kind: Kind) -> list[str]:
     """Return the columns of a CSV; some kinds of memory have more of them."""
     own = [*COLUMNS]
-    if kind.seat(0) is not None:
+    if kind.head_slot(0) is not None:
         own.append("place")
     if not kind.has_values:
         own.append("value_note")
@@ -79,8 +78,8 @@ def _rows(memory: Memory) -> Iterator[dict[str, object]]:
         "layer": memory.cell.layer,
         "memory": memory.cell.memory,
     }
-    if memory.seat is not None:
-        name["place"] = str(memory.seat)
+    if memory.head_slot is not None:
+        name["place"] = str(memory.head_slot)
     if not memory.kind.has_values:
         name["value_note"] = memory.value.note
     lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))

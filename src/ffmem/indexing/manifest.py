@@ -15,7 +15,7 @@ from typing import Any
 from ffmem.cells import BankRecord, Layout
 from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
-from ffmem.indexing.kind import Kind
+from ffmem.indexing.memory import Kind
 from ffmem.records import NotARecord, Record
 
 FORMAT = 2

@@ -19,7 +19,7 @@ from ffmem.indexing.build import build, run_folder
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.manifest import CorpusRecord, SourceRecord, hash_files
 from ffmem.indexing.results import LayerResult, read_layer, write_layer
-from ffmem.indexing.sample import Sample, merge_samples, read_sample, write_sample
+from ffmem.indexing.results import Sample, merge_samples, read_sample, write_sample
 from ffmem.indexing.sentences import join_sentences
 from ffmem.indexing.store import Index, beside, check_weights, recover
 from ffmem.indexing.tables import layer_file, read_columns

@@ -107,9 +107,9 @@ class _Exporter:
         text = (files("ffmem.indexing") / "neuronpedia.md").read_text(encoding="utf-8")
         return text.format(
             model=manifest.model.source,
-            called=manifest.model.kind.called,
+            called=manifest.model.kind.title,
             unit=manifest.model.kind.unit,
-            note="".join(f"\n{told}\n" for told in manifest.model.kind.told),
+            note="".join(f"\n{told}\n" for told in manifest.model.kind.notes),
             layers=self.index.n_layers,
             memories=max(self.index.layout.widths),
             corpus=self.corpus,
@@ -152,7 +152,7 @@ class _Exporter:
         """Write the four small files about model, release, source set and source."""
         manifest, owned = self.index.manifest, {"creatorId": CREATOR, "visibility": "PUBLIC"}
         name = f"{self.set}{side.suffix}"
-        made = f"{manifest.model.kind.called} of {manifest.model.source}, read by ffmem"
+        made = f"{manifest.model.kind.title} of {manifest.model.source}, read by ffmem"
         told = "Triggers and values" if manifest.model.has_values else "Triggers"
         signs = " (coefficients below 0, signs flipped)" if side is NEGATIVE else ""
         rows: dict[str, dict[str, Any]] = {
@@ -189,7 +189,7 @@ class _Exporter:
                 "inferenceEnabled": False,
                 "dataset": self.corpus,
                 "num_prompts": manifest.corpus.sentences,
-                "notes": " ".join((_UNKNOWN, *manifest.model.kind.told)),
+                "notes": " ".join((_UNKNOWN, *manifest.model.kind.notes)),
             },
         }
         folder = self._folder / self.source(layer, side)
@@ -236,7 +236,7 @@ class _Exporter:
 
     def _hook(self, layer: int) -> str:
         """Return where the coefficients are read, with TransformerLens' name if there is one."""
-        if self.index.manifest.model.kind.seat(0) is None:
+        if self.index.manifest.model.kind.head_slot(0) is None:
             return f"blocks.{layer}.mlp.hook_post"
         return f"model.layers.{layer}.memory.values"
 

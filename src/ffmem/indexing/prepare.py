@@ -30,7 +30,7 @@ from ffmem.indexing.config import (
     read_run,
 )
 from ffmem.indexing.partials import Partials
-from ffmem.indexing.sample import Sample, draw
+from ffmem.indexing.results import Sample, draw
 from ffmem.indexing.sentences import Sentences, write_sentences
 from ffmem.indexing.start import choose
 from ffmem.indexing.store import SHARED

@@ -25,7 +25,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from ffmem.errors import FfmemError
-from ffmem.indexing.memory import unshown
+from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
 
 SECONDS = 20.0
@@ -263,13 +263,13 @@ def end_of_word(text: str, n: int) -> int:
 
 def token_forms(query: str) -> set[str]:
     """Return the tokens that a query names, casefolded."""
-    query = unshown(query)
+    query = from_visible(query)
     return {form.casefold() for form in (query, query.strip(), f" {query.strip()}")}
 
 
 def token_beginnings(query: str) -> set[str]:
     """Return the prefixes of tokens that a query may be the beginning of, casefolded."""
-    query = unshown(query)
+    query = from_visible(query)
     return {form.casefold() for form in (query, query.lstrip(), f" {query.lstrip()}")}
 
 

@@ -15,9 +15,17 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
-from ffmem.indexing.kind import NO_VALUE, ZERO_VALUE
 from ffmem.indexing.manifest import Manifest
-from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value, is_flat
+from ffmem.indexing.memory import (
+    NO_VALUE,
+    ZERO_VALUE,
+    Memory,
+    MemoryStats,
+    Trigger,
+    Value,
+    ValueToken,
+    is_flat,
+)
 from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, divided
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
 from ffmem.models.argument import IN_MEMORY
@@ -226,24 +234,24 @@ class Index:
         if is_flat(row["top_logits"], row["bottom_logits"]):
             return Value(self.manifest.projection, [], [], ZERO_VALUE)
 
-        def end(side: str) -> list[TokenShare]:
+        def end(side: str) -> list[ValueToken]:
             columns = (
                 row[f"{side}_{name}"].tolist() for name in ("ids", "probabilities", "logits")
             )
             return [
-                TokenShare(self.token(id), id, probability, logit)
+                ValueToken(self.token(id), id, probability, logit)
                 for id, probability, logit in zip(*columns, strict=True)
             ]
 
         return Value(self.manifest.projection, end("top"), end("bottom"))
 
-    def _behaviour(self, row: dict[str, Any], sample: ndarray) -> Behaviour:
+    def _behaviour(self, row: dict[str, Any], sample: ndarray) -> MemoryStats:
         sampled = np.sort(sample) if len(sample) else np.zeros(1, np.float32)
         # What `np.quantile` gives; that one would load numpy.ma on its way.
         places = np.multiply(QUANTILES, len(sampled) - 1)
         quantiles: Any = np.interp(places, np.arange(len(sampled)), sampled)
         named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
-        return Behaviour(
+        return MemoryStats(
             active_share=int(row["active"]) / max(self.n_prefixes, 1),
             max=float(row["max"]),
             min=float(row["min"]),

@@ -11,7 +11,7 @@ from ffmem.errors import StoreError
 from ffmem.files import sha256
 from ffmem.indexing.manifest import hash_files
 from ffmem.indexing.results import UNIT
-from ffmem.indexing.sample import SIZE, draw
+from ffmem.indexing.results import SIZE, draw
 from ffmem.indexing.sentences import NO_PREFIX, content
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns

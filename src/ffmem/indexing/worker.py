@@ -20,7 +20,7 @@ from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range, read_chun
 from ffmem.indexing.config import read_facts, read_run
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.prepare import SENTENCES
-from ffmem.indexing.sample import Sample
+from ffmem.indexing.results import Sample
 from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import Sentences, StoredSentence
 from ffmem.indexing.tables import layer_file

@@ -9,8 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
-from ffmem.indexing.kind import NO_VALUES
-from ffmem.indexing.memory import Memory
+from ffmem.indexing.memory import NO_VALUES, Memory
 from ffmem.web.library import Shelf
 from ffmem.web.memory_view import Piece, histogram, pieces_of, side
 from ffmem.web.pattern_view import of_memory, told
