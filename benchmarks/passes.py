@@ -14,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor
 
 import ffmem
-from ffmem.indexing.chunks import Batch, Chunk, batches, cut, prefix_range
+from ffmem.indexing.chunks import Batch, Chunk, batches, cut_chunks, prefix_range
 from ffmem.indexing.results import draw_sample
 from ffmem.indexing.scan import Scan, _ChunkReader
 from ffmem.models.memories import Bank, Memories
@@ -31,7 +31,7 @@ class Bench:
         lengths = np.array([len(ids) for ids in sentences])
         self.offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
         self.sentences = sentences
-        self.chunks = list(cut([lengths], CHUNK_TOKENS))
+        self.chunks = list(cut_chunks([lengths], CHUNK_TOKENS))
         self.sample = draw_sample("0" * 64, [lengths], False)
 
     def batches(self, chunk: Chunk) -> list[Batch]:

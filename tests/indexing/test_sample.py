@@ -49,6 +49,8 @@ def test_samples_of_parts_merge_to_the_sample_of_the_whole(first, second):
 
 def test_the_source_decides_the_sample():
     n_tokens = [30] * 100
-    one, two = (set(results.draw_sample(h, [np.array(n_tokens)], False)[1].tolist()) for h in HASHES)
+    one, two = (
+        set(results.draw_sample(h, [np.array(n_tokens)], False)[1].tolist()) for h in HASHES
+    )
     assert len(one) == len(two) == SAMPLE_SIZE
     assert one != two

@@ -253,11 +253,10 @@ class Memory:
         names = ("promotes", "suppresses", "active")
         if self.gated:
             names = ("m &gt; 0 promotes", "m &lt; 0 promotes", "gate open")
-        value = (
-            f"{names[0]} {_tokens_html(self.value.top)}<br>{names[1]} {_tokens_html(self.value.bottom)}"
-            if self.value.note is None
-            else html.escape(self.value.note)
-        )
+        top, bottom = _tokens_html(self.value.top), _tokens_html(self.value.bottom)
+        value = f"{names[0]} {top}<br>{names[1]} {bottom}"
+        if self.value.note is not None:
+            value = html.escape(self.value.note)
         notes = [str(self.head_slot)] if self.head_slot else []
         notes += [html.escape(self.kind.note)] if self.kind.note else []
         rows = [

@@ -27,12 +27,11 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from ffmem.errors import StoreError
-from ffmem.indexing.results import LayerResult
-from ffmem.indexing.results import Sample
+from ffmem.indexing.results import LayerResult, Sample
 from ffmem.indexing.tables import as_array, fixed
 from ffmem.storage import Storage
 
-_PARTIAL = "partials/partial-"
+_PARTIAL, _SAMPLE = "partials/partial-", "partials/sample-"
 
 
 class Partial(NamedTuple):
@@ -170,6 +169,11 @@ class Partials:
         parts = [next(self._batches(partial.name, layer)) for partial in partials]
         return reduce(LayerResult.merge, (LayerResult.from_columns(part) for part in parts))
 
+    def sampled_chunks(self) -> list[int]:
+        """Return the chunks that have a sample file."""
+        names = [name for name in self.storage.names("partials") if name.startswith(_SAMPLE)]
+        return [int(name.removeprefix(_SAMPLE).removesuffix(".arrow")) for name in names]
+
     def sample(self, chunk: int) -> Sample:
         """Return a chunk's sampled prefixes, without those of skipped sentences."""
         metadata = self._metadata(_sample_name(chunk))
@@ -187,10 +191,6 @@ class Partials:
         for batches in zip(*readers, strict=True):
             pairs = zip(batches, sizes, strict=True)
             yield [columns["coefficient"][:, :size] for columns, size in pairs]
-
-    def delete(self, partial: Partial) -> None:
-        """Remove a partial."""
-        self.storage.delete(partial.name)
 
     def _metadata(self, name: str) -> dict[str, str]:
         with self._open(name) as reader:
@@ -229,7 +229,7 @@ def _decode_metadata(reader: pa.RecordBatchFileReader) -> dict[str, str]:
 
 
 def _sample_name(chunk: int) -> str:
-    return f"partials/sample-{chunk:06d}.arrow"
+    return f"{_SAMPLE}{chunk:06d}.arrow"
 
 
 def _digest(batch: pa.RecordBatch) -> str:

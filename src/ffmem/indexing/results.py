@@ -264,7 +264,9 @@ def write_sample(folder: Path, sample: Sample, layers: Iterable[Float32[ndarray,
         memory = pa.array(np.arange(len(coefficients), dtype=np.int32))
         table = pa.table({"memory": memory, "coefficient": fixed(coefficients)})
         write_table(folder / layer_file("samples", layer), table)
-    write_table(folder / SAMPLED_PREFIXES, pa.table({"prefix": sample.prefixes, "hash": sample.hashes}))
+    write_table(
+        folder / SAMPLED_PREFIXES, pa.table({"prefix": sample.prefixes, "hash": sample.hashes})
+    )
 
 
 def read_sample(folder: Path) -> Sample:

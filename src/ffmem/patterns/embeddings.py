@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
-from ffmem.indexing.sentences import divided
+from ffmem.indexing.sentences import split_text
 from ffmem.indexing.store import Index
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.topics import Arrays, TopicSpace
@@ -118,7 +118,7 @@ class EmbeddingSpace(TopicSpace):
         if not set(view.words[start:past].tolist()) - set(out):
             return ""
         sentence = self._index.sentences.row(int(view.sentence[row]))
-        text, _ = divided(sentence, int(view.length[row]), self._index.token)
+        text, _ = split_text(sentence, int(view.length[row]), self._index.token)
         if not out:
             return text
         words = "|".join(re.escape(self._words[word]) for word in out)
