@@ -75,7 +75,7 @@ def test_one_word_sentences_give_nothing_to_measure():
 
 
 def test_the_sample_is_spread_over_the_sentences(monkeypatch):
-    monkeypatch.setattr(start, "TOKENS", 20)
+    monkeypatch.setattr(start, "LOSS_TOKENS", 20)
     spread = start._spread_sample([[i] * 2 for i in range(100)])
     assert [ids[0] for ids in spread] == list(range(0, 100, 10))
 

@@ -133,7 +133,7 @@ def _open_finished(
     progress: Progress,
 ) -> Index:
     """Return a finished index, if it has the settings asked for."""
-    from ffmem.indexing.merge import check_same_request
+    from ffmem.indexing.build import check_same_request
 
     finished = Index(folder)
     if not isinstance(model, str | Path):

@@ -18,7 +18,7 @@ from ffmem.causal.side_effects import SideEffects, measure, read_text
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
-from ffmem.indexing.start import choose
+from ffmem.indexing.start import choose_start
 from ffmem.models.memories import Memories
 from ffmem.models.modules import module
 from ffmem.networks.config import AdaptiveConfig
@@ -216,7 +216,7 @@ def _side_effects(
     memories = at.memories
     text = read_text(memories, corpus)
     if at.index is None and start is None:
-        token = choose(memories, [ids for _, ids in text.sentences], "auto").start.id
+        token = choose_start(memories, [ids for _, ids in text.sentences], "auto")[0].id
     else:
         token = at.start
     progress.say(f"Measuring side effects on {pluralize(len(text.sentences), 'sentences')}.")

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ffmem.errors import ModelError
-from ffmem.indexing.start import choose
+from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import Index, check_weights, recover
 from ffmem.models.argument import index_model
 from ffmem.models.load import load
@@ -39,7 +39,7 @@ class Opened:
         if self.index is not None and self.asked is None:
             return self.index.manifest.start.id
         sentences = [encoding.ids for encoding in self.memories.tokenizer.encode(list(OPENINGS))]
-        return choose(self.memories, sentences, self.asked or "auto").start.id
+        return choose_start(self.memories, sentences, self.asked or "auto")[0].id
 
 
 def is_index(place: str | Path) -> bool:

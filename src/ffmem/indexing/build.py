@@ -10,7 +10,7 @@ import gc
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
@@ -21,9 +21,10 @@ from ffmem.indexing.manifest import hash_files
 from ffmem.indexing.prepare import SENTENCES, Plan, prepare
 from ffmem.indexing.results import merge_samples, write_layer, write_sample
 from ffmem.indexing.sentences import Sentences
+from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker
-from ffmem.models.argument import IN_MEMORY
+from ffmem.models.argument import IN_MEMORY, canonical
 from ffmem.models.memories import Memories
 from ffmem.parallel import Executor, Task, WorkerSpec, executor
 from ffmem.progress import Progress
@@ -103,9 +104,9 @@ def _project_values(workers: Executor, plan: Plan, progress: Progress) -> None:
 def _read_chunks(workers: Executor, plan: Plan, progress: Progress) -> None:
     """Read every chunk, until committed partials cover them all."""
     missing = plan.missing_chunks()
-    done = plan.facts.tokens - sum(chunk.n_tokens for chunk in missing)
+    done = plan.facts.source.tokens - sum(chunk.n_tokens for chunk in missing)
     stalled = 0
-    with progress.bar("Triggers", plan.facts.tokens, "tokens", done) as step:
+    with progress.bar("Triggers", plan.facts.source.tokens, "tokens", done) as step:
         while missing:
             tasks = [
                 Task(chunk.name, "read_chunk", (chunk.number,), chunk.n_tokens) for chunk in missing
@@ -153,6 +154,40 @@ def finish(plan: Plan) -> None:
     if is_shared:
         storage.clear()
     shutil.rmtree(folder / "partials")
+
+
+def check_same_request(
+    index: Index, model: str, corpus: Corpus, config: IndexConfig, dtype: str
+) -> None:
+    """Raise if a finished index is not the requested one, and name the differences."""
+    manifest = index.manifest
+    first = asdict(manifest.corpus.sources[0])
+    source = manifest.model.source
+    requested = {
+        "model": (model if model == source else canonical(model), source),
+        "t": (config.t, manifest.t),
+        "prefixes": (config.prefixes, manifest.prefixes),
+        "compat": (config.compat, manifest.compat),
+        "start": (config.start, manifest.start.asked),
+        "dtype": (dtype, manifest.dtype),
+        **{name: (value, first[name]) for name, value in corpus.describe().items()},
+    }
+    new_source, old_source = requested.pop("source")
+    differences = [f"{name}: {old} → {new}" for name, (new, old) in requested.items() if new != old]
+    if len(manifest.corpus.sources) > 1:
+        others = ", ".join(source.source for source in manifest.corpus.sources[1:])
+        differences.append(f"it holds further corpora: {others}")
+    # Hash files last, and only if needed: that takes as long as reading them.
+    digest = None if differences else corpus.digest()
+    if new_source != old_source and (digest is None or digest != first["digest"]):
+        differences.append(f"source: {old_source} → {new_source}")
+    elif not differences and digest != first["digest"]:
+        differences.append(f"the corpus's files have changed, digest: {first['digest']} → {digest}")
+    if differences:
+        raise StoreError(
+            f"{index.folder} holds a finished index with other settings: {'; '.join(differences)}."
+            " Choose another folder."
+        )
 
 
 @contextmanager

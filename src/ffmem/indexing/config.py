@@ -21,7 +21,6 @@ from ffmem.indexing.manifest import (
     CorpusRecord,
     Manifest,
     ModelRecord,
-    PerplexityRecord,
     SourceRecord,
     StartRecord,
 )
@@ -166,19 +165,11 @@ def _dict_differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> li
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusFacts(Record):
-    """What is known of a corpus once it has been read."""
+    """What is known once the corpus has been read."""
 
-    hash: str
-    sentences: int
-    tokens: int
-    cut: int
-    cut_tokens: int
-    headings_dropped: int
-    without_tokens: int
+    source: SourceRecord
+    """As in the manifest, but without skipped sentences."""
     start: StartRecord
-    perplexity: PerplexityRecord | None
-    control: int
-    """Sentences whose text writes out a control token."""
 
 
 def model_record(memories: "Memories") -> ModelRecord:
@@ -214,26 +205,7 @@ def make_manifest(
     files: dict[str, str],
 ) -> Manifest:
     """Return the manifest of a run over one source."""
-    corpus: dict[str, Any] = run.corpus
-    source = SourceRecord(
-        **corpus,
-        hash=facts.hash,
-        digest=run.digest,
-        sentences=facts.sentences,
-        tokens=facts.tokens,
-        cut=facts.cut,
-        cut_tokens=facts.cut_tokens,
-        headings_dropped=facts.headings_dropped,
-        without_tokens=facts.without_tokens,
-        perplexity=facts.perplexity,
-        chunk_tokens=run.index.chunk_tokens,
-        batch_tokens=run.index.batch_tokens,
-        threads=run.threads,
-        device=run.device,
-        skipped=skipped,
-        skipped_tokens=skipped_tokens,
-        control=facts.control,
-    )
+    source = replace(facts.source, skipped=skipped, skipped_tokens=skipped_tokens)
     return Manifest(
         format=FORMAT,
         model=run.model,

@@ -8,7 +8,7 @@ samples merge as in `results.py`; values and vocabulary depend on the model alon
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -195,39 +195,3 @@ def _swap(folder: Path, other: Path, progress: Progress) -> None:
     extended.rename(folder)
     sync(folder.parent)
     recover(folder)
-
-
-def check_same_request(
-    index: Index, model: str, corpus: Corpus, config: IndexConfig, dtype: str
-) -> None:
-    """Raise if a finished index is not the requested one, and name the differences."""
-    from ffmem.models.argument import canonical
-
-    manifest = index.manifest
-    first = asdict(manifest.corpus.sources[0])
-    source = manifest.model.source
-    requested = {
-        "model": (model if model == source else canonical(model), source),
-        "t": (config.t, manifest.t),
-        "prefixes": (config.prefixes, manifest.prefixes),
-        "compat": (config.compat, manifest.compat),
-        "start": (config.start, manifest.start.asked),
-        "dtype": (dtype, manifest.dtype),
-        **{name: (value, first[name]) for name, value in corpus.describe().items()},
-    }
-    new_source, old_source = requested.pop("source")
-    differences = [f"{name}: {old} → {new}" for name, (new, old) in requested.items() if new != old]
-    if len(manifest.corpus.sources) > 1:
-        others = ", ".join(source.source for source in manifest.corpus.sources[1:])
-        differences.append(f"it holds further corpora: {others}")
-    # Hash files last, and only if needed: that takes as long as reading them.
-    digest = None if differences else corpus.digest()
-    if new_source != old_source and (digest is None or digest != first["digest"]):
-        differences.append(f"source: {old_source} → {new_source}")
-    elif not differences and digest != first["digest"]:
-        differences.append(f"the corpus's files have changed, digest: {first['digest']} → {digest}")
-    if differences:
-        raise StoreError(
-            f"{index.folder} holds a finished index with other settings: {'; '.join(differences)}."
-            " Choose another folder."
-        )

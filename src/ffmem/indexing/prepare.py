@@ -9,6 +9,7 @@ model in the main process; workers do the rest.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ from ffmem.indexing.config import (
     read_facts,
     read_run,
 )
+from ffmem.indexing.manifest import SourceRecord, StartRecord
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.results import Sample, draw_sample
 from ffmem.indexing.sentences import Sentences, write_sentences
@@ -88,7 +90,7 @@ def prepare(
     storage = Storage(folder)
     if (facts := read_facts(storage)) is None:
         with threads(run.threads):
-            facts = _read_corpus(memories, corpus, folder, run.index, progress)
+            facts = _read_corpus(memories, corpus, folder, run, progress)
         write_text(folder / FACTS_FILE, facts.to_json())
     if not (folder / VOCABULARY).exists():
         _write_vocabulary(folder / VOCABULARY, memories)
@@ -102,7 +104,7 @@ def prepare(
         for name in (SENTENCES, RUN_FILE, FACTS_FILE, CHUNKS_FILE):
             if not storage.exists(name):
                 storage.upload(folder / name, name)
-    sample = draw_sample(facts.hash, sentences.lengths(), run.index.compat is not None)
+    sample = draw_sample(facts.source.hash, sentences.lengths(), run.index.compat is not None)
     return Plan(folder, storage, run, facts, read_chunks(storage), sample)
 
 
@@ -127,9 +129,10 @@ def _configure(
 
 
 def _read_corpus(
-    memories: Memories, corpus: Corpus, folder: Path, config: IndexConfig, progress: Progress
+    memories: Memories, corpus: Corpus, folder: Path, run: RunConfig, progress: Progress
 ) -> CorpusFacts:
     """Write the corpus to the folder, and choose the start token on its first chunk."""
+    config = run.index
     size, context = window_size(corpus.unit), memories.context
     if size is not None and context is not None and size >= context:
         raise CorpusError(
@@ -154,21 +157,27 @@ def _read_corpus(
             f"--compat {COMPAT} counts the start token alone as a prefix, but there is no start"
             " token. Choose one with --start."
         )
-    facts = CorpusFacts(
+    options: dict[str, Any] = run.corpus
+    source = SourceRecord(
+        **options,
         hash=totals.hash,
+        digest=run.digest,
         sentences=totals.n_sentences,
         tokens=totals.n_tokens,
         cut=rows.n_cut,
         cut_tokens=rows.n_cut_tokens,
         headings_dropped=reading.n_headings,
         without_tokens=reading.n_without_tokens,
-        start=start,
         perplexity=perplexity,
+        chunk_tokens=config.chunk_tokens,
+        batch_tokens=config.batch_tokens,
+        threads=run.threads,
+        device=run.device,
         control=reading.n_control,
     )
-    for line in _summary(facts):
+    for line in _summary(source, start):
         progress.say(line)
-    return facts
+    return CorpusFacts(source=source, start=start)
 
 
 def _write_vocabulary(path: Path, memories: Memories) -> None:
@@ -178,29 +187,29 @@ def _write_vocabulary(path: Path, memories: Memories) -> None:
     write_table(path, pa.table({"id": ids, "token": pa.array(shown, pa.string())}))
 
 
-def _summary(facts: CorpusFacts) -> Iterator[str]:
+def _summary(source: SourceRecord, start: StartRecord) -> Iterator[str]:
     """Yield what to tell the user about the corpus."""
-    yield f"Corpus: {pluralize(facts.sentences, 'sentences')}, {pluralize(facts.tokens, 'tokens')}."
-    if facts.headings_dropped:
-        yield f"Dropped {pluralize(facts.headings_dropped, 'headings')}."
-    if facts.without_tokens:
-        yield f"Dropped {pluralize(facts.without_tokens, 'sentences')} without tokens."
-    if facts.cut:
+    sentences, tokens = pluralize(source.sentences, "sentences"), pluralize(source.tokens, "tokens")
+    yield f"Corpus: {sentences}, {tokens}."
+    if source.headings_dropped:
+        yield f"Dropped {pluralize(source.headings_dropped, 'headings')}."
+    if source.without_tokens:
+        yield f"Dropped {pluralize(source.without_tokens, 'sentences')} without tokens."
+    if source.cut:
         yield (
-            f"Truncated {pluralize(facts.cut, 'sentences')} to the model's context, dropping"
-            f" {pluralize(facts.cut_tokens, 'tokens')}."
+            f"Truncated {pluralize(source.cut, 'sentences')} to the model's context, dropping"
+            f" {pluralize(source.cut_tokens, 'tokens')}."
         )
-    if facts.control:
-        yield (
-            f"{pluralize(facts.control, 'sentences')} spell out a control token; it is read as one."
-        )
-    token = "none" if facts.start.token is None else facts.start.token
-    losses = ", ".join(f"{name} {loss:.3f}" for name, loss in facts.start.losses.items())
-    yield f"Start token: {token} ({facts.start.chosen_by}; loss per token: {losses})."
-    if facts.perplexity:
-        tokens = pluralize(facts.perplexity.tokens, "tokens")
-        of = pluralize(facts.perplexity.sentences, "sentences")
-        yield f"Perplexity per token: {facts.perplexity.per_token:,.1f} (on {tokens} of {of})."
+    if source.control:
+        n = pluralize(source.control, "sentences")
+        yield f"{n} spell out a control token; it is read as one."
+    losses = ", ".join(f"{name} {loss:.3f}" for name, loss in start.losses.items())
+    token = "none" if start.token is None else start.token
+    yield f"Start token: {token} ({start.chosen_by}; loss per token: {losses})."
+    if source.perplexity:
+        tokens = pluralize(source.perplexity.tokens, "tokens")
+        of = pluralize(source.perplexity.sentences, "sentences")
+        yield f"Perplexity per token: {source.perplexity.per_token:,.1f} (on {tokens} of {of})."
 
 
 class _TruncatedRows:

@@ -220,8 +220,8 @@ def draw_sample(
         base += len(is_prefix)
         hashes = np.concatenate([hashes, hash_places(source_hash, here)])
         places = np.concatenate([places, here])
-        kept = _smallest(hashes, places)
-        hashes, places = hashes[kept], places[kept]
+        smallest = _smallest(hashes, places)
+        hashes, places = hashes[smallest], places[smallest]
     return Sample(hashes, places)
 
 
@@ -237,10 +237,10 @@ def hash_places(source_hash: str, places: Int64[ndarray, " place"]) -> UInt64[nd
 
 def _smallest(
     hashes: UInt64[ndarray, " prefix"], prefixes: Int64[ndarray, " prefix"]
-) -> Int64[ndarray, " kept"]:
+) -> Int64[ndarray, " smallest"]:
     """Return the places of the `SAMPLE_SIZE` smallest hashes, in ascending order of prefix."""
-    kept = np.lexsort((prefixes, hashes))[:SAMPLE_SIZE]
-    return kept[np.argsort(prefixes[kept], kind="stable")]
+    smallest = np.lexsort((prefixes, hashes))[:SAMPLE_SIZE]
+    return smallest[np.argsort(prefixes[smallest], kind="stable")]
 
 
 def merge_samples(
@@ -253,9 +253,9 @@ def merge_samples(
     parts = list(samples)
     hashes = np.concatenate([part.hashes for part in parts])
     prefixes = np.concatenate([part.prefixes for part in parts])
-    kept = _smallest(hashes, prefixes)
-    merged = (np.concatenate(list(layer), axis=1)[:, kept] for layer in layers)
-    return Sample(hashes[kept], prefixes[kept]), merged
+    smallest = _smallest(hashes, prefixes)
+    merged = (np.concatenate(list(layer), axis=1)[:, smallest] for layer in layers)
+    return Sample(hashes[smallest], prefixes[smallest]), merged
 
 
 def write_sample(folder: Path, sample: Sample, layers: Iterable[Float32[ndarray, "_ _"]]) -> None:

@@ -185,28 +185,30 @@ class Search:
         """Find memories by the text of their triggers' prefixes."""
         if expression is None and not has_word(query.text):
             expression = query.literal()
-        found = _MatchingSentences(query.max_triggers)
+        matching = _MatchingSentences(query.max_triggers)
         if expression is None:
-            self._match_words(query, found)
+            self._match_words(query, matching)
         else:
-            self._match_expression(query, expression, found)
-        postings = np.frombuffer(b"".join(found.postings), TRIGGER_POSTING)
-        sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in found.postings]
+            self._match_expression(query, expression, matching)
+        postings = np.frombuffer(b"".join(matching.postings), TRIGGER_POSTING)
+        sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in matching.postings]
         owners = np.repeat(np.arange(len(sizes)), sizes)
-        inside = (postings["end"] >= np.asarray(found.least, np.int64)[owners]).nonzero()[0]
+        inside = (postings["end"] >= np.asarray(matching.least, np.int64)[owners]).nonzero()[0]
         total, best = self._rank(postings[inside], inside, layer, part)
         hits = []
         for cell, count, rank, side, key in best:
             row, end = int(owners[key]), int(postings["end"][key])
             (text,) = self._db.execute(
-                "SELECT text FROM sentences WHERE sentence = ?", (found.sentences[row],)
+                "SELECT text FROM sentences WHERE sentence = ?", (matching.sentences[row],)
             ).fetchone()
-            span = found.spans[row] if expression is None else expression.search(text, end).span()
+            span = (
+                matching.spans[row] if expression is None else expression.search(text, end).span()
+            )
             name = "positive" if side > 0 else "negative"
             hits.append(Match(str(cell), count, rank, name, _sentence_excerpt(text, span, end)))
-        return SearchResult(total, hits, len(found.sentences) if found.is_cut else None)
+        return SearchResult(total, hits, len(matching.sentences) if matching.is_cut else None)
 
-    def _match_words(self, query: Query, found: "_MatchingSentences") -> None:
+    def _match_words(self, query: Query, into: "_MatchingSentences") -> None:
         """Find the sentences with the words of the query in a row, in any case and accents."""
         # Quoted, so that FTS5 sees no operators.
         phrase = '"' + query.text.replace("\0", " ").replace('"', '""') + '"'
@@ -224,11 +226,11 @@ class Search:
             if n_words > 1:  # FTS5 marks overlapping matches as one
                 match = marked[begin + len(_OPEN) : end + len(_OPEN)]
                 end = begin + end_of_word(match, n_words)
-            if not found.add(sentence, postings, postings, end, (begin, end)):
+            if not into.add(sentence, postings, postings, end, (begin, end)):
                 return
 
     def _match_expression(
-        self, query: Query, expression: Expression, found: "_MatchingSentences"
+        self, query: Query, expression: Expression, into: "_MatchingSentences"
     ) -> None:
         """Find the sentences of which a prefix matches an expression."""
         rows = self._db.execute("SELECT sentence, text FROM sentences")
@@ -245,7 +247,7 @@ class Search:
             postings = np.frombuffer(blob, TRIGGER_POSTING)
             ends = expression.matching_ends(text, sorted(set(postings["end"].tolist())))
             matching = postings[np.isin(postings["end"], ends)]
-            if len(matching) and not found.add(sentence, blob, matching.tobytes()):
+            if len(matching) and not into.add(sentence, blob, matching.tobytes()):
                 return
 
     def _rank(
@@ -266,9 +268,9 @@ class Search:
         best = np.full(len(self.index), np.iinfo(np.int64).max)
         np.minimum.at(best, cells, packed)
         counts = np.bincount(cells, minlength=len(self.index))
-        found = counts.nonzero()[0]
-        order = found[np.lexsort((found, best[found] >> 33, -counts[found]))][part]
-        return len(found), [
+        listed = counts.nonzero()[0]
+        order = listed[np.lexsort((listed, best[listed] >> 33, -counts[listed]))][part]
+        return len(listed), [
             (
                 layout.at(cell),
                 int(counts[cell]),

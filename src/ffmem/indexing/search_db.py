@@ -147,8 +147,8 @@ def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
             ids.append(rows.reshape(-1)[listed])
             postings.append(part[listed])
     every, entries = _sort(np.concatenate(ids), np.concatenate(postings))
-    found, first = np.unique(every, return_index=True)
-    for id, part in zip(found.tolist(), np.split(entries, first[1:]), strict=True):
+    distinct, first = np.unique(every, return_index=True)
+    for id, part in zip(distinct.tolist(), np.split(entries, first[1:]), strict=True):
         token = index.token(id)
         yield id, token, token.casefold(), part.tobytes()
 

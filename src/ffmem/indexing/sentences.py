@@ -8,7 +8,6 @@ import hashlib
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -19,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy import ndarray
 
-from ffmem.errors import FfmemError, StoreError
+from ffmem.errors import FfmemError
 from ffmem.files import committing
+from ffmem.indexing.tables import read_errors
 
 GROUP = 128
 """Sentences in a row group, which is what a look-up of one sentence reads."""
@@ -135,7 +135,7 @@ class Sentences:
 
     def __init__(self, path: Path, file: pa.NativeFile | None = None) -> None:
         self.path = path
-        with self._read_errors():
+        with read_errors(self.path):
             self._file = pq.ParquetFile(path if file is None else file, memory_map=file is None)
         self.n_sentences: int = self._file.metadata.num_rows
         self.n_groups: int = self._file.metadata.num_row_groups
@@ -194,21 +194,9 @@ class Sentences:
         return _Group(self._read([group]))
 
     def _read(self, groups: list[int], columns: list[str] | None = None) -> pa.Table:
-        with self._read_errors(), self._reading:
+        with read_errors(self.path), self._reading:
             # For groups this small, threads cost more time than they save.
             return self._file.read_row_groups(groups, columns, use_threads=False)
-
-    @contextmanager
-    def _read_errors(self) -> Iterator[None]:
-        """Turn what Arrow raises on an unreadable file into an error that says what to do."""
-        try:
-            yield
-        except (OSError, pa.ArrowInvalid) as error:
-            reason = " ".join(str(error).split())
-            raise StoreError(
-                f"Cannot read the sentences of the index, {self.path}: {reason}."
-                " The file is damaged or missing. Make the index again."
-            ) from None
 
 
 class _Group:

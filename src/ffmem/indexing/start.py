@@ -27,16 +27,16 @@ _BATCH_TOKENS = 512  # of logits: half a gigabyte at a vocabulary of 262,144
 
 
 def choose_start(
-    memories: Memories, sentences: Iterable[list[int]], asked: str
+    memories: Memories, sentences: Iterable[list[int]], requested: str
 ) -> tuple[StartRecord, PerplexityRecord | None]:
-    """Return the start token for `--start asked`, and the perplexity with it on `sentences`.
+    """Return the start token for `--start requested`, and the perplexity with it on `sentences`.
 
     The perplexity is None if no sentence has two tokens.
     """
     sample = _spread_sample([ids for ids in sentences if len(ids) > 1])
     tokenizer = memories.tokenizer
-    if asked != "auto":
-        candidates, reason = [_requested_token(memories, asked)], "asked for"
+    if requested != "auto":
+        candidates, reason = [_requested_token(memories, requested)], "asked for"
     elif tokenizer.own_start is not None:
         candidates, reason = [tokenizer.own_start], "the tokenizer's own"
     elif not sample:
@@ -48,7 +48,7 @@ def choose_start(
     shown = tokenizer.shown(memories.vocabulary)
     names = {candidate: "none" if candidate is None else shown[candidate] for candidate in losses}
     record = StartRecord(
-        asked=asked,
+        asked=requested,
         token=None if best is None else shown[best],
         id=best,
         chosen_by=reason,
@@ -61,26 +61,26 @@ def choose_start(
     return record, PerplexityRecord(per_token=perplexity, sentences=len(sample), tokens=n_tokens)
 
 
-def _requested_token(memories: Memories, asked: str) -> int | None:
+def _requested_token(memories: Memories, requested: str) -> int | None:
     tokenizer = memories.tokenizer
-    if asked == "none":
+    if requested == "none":
         return None
-    if asked.startswith("id:") and asked[3:].isdecimal():
-        if len(asked) < 20 and int(asked[3:]) < memories.vocabulary:
-            return int(asked[3:])
+    if requested.startswith("id:") and requested[3:].isdecimal():
+        if len(requested) < 20 and int(requested[3:]) < memories.vocabulary:
+            return int(requested[3:])
         raise FfmemError(
-            f"--start {asked}: there is no such token; the model has ids 0 to"
+            f"--start {requested}: there is no such token; the model has ids 0 to"
             f" {memories.vocabulary - 1}."
         )
     named = {"bos": tokenizer.bos, "eos": tokenizer.eos}
-    if asked not in named:
-        return tokenizer.id_of(asked)
-    if named[asked] is None:
+    if requested not in named:
+        return tokenizer.id_of(requested)
+    if named[requested] is None:
         raise FfmemError(
-            f"--start {asked}: the tokenizer has no such token."
+            f"--start {requested}: the tokenizer has no such token."
             " Use --start auto, none, or the token itself."
         )
-    return named[asked]
+    return named[requested]
 
 
 def _candidates(memories: Memories) -> list[int | None]:

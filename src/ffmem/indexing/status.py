@@ -94,7 +94,7 @@ def status(folder: Path) -> Status:
     return Status(
         folder=str(folder),
         state="running" if _is_locked(folder / "partials" / "lock") else "stopped",
-        tokens=facts.tokens,
+        tokens=facts.source.tokens,
         tokens_read=sum(tokens[number] for number in covered),
         chunks=len(tokens),
         chunks_read=len(covered),

@@ -37,33 +37,33 @@ def layer_file(kind: str, layer: int) -> str:
 
 def open_table(path: Path) -> pq.ParquetFile:
     """Open a table for reading."""
-    with _read_errors(path):
+    with read_errors(path):
         return pq.ParquetFile(path, memory_map=True)
 
 
 def read_group(path: Path, group: int, names: list[str] | None = None) -> dict[str, ndarray]:
     """Return the columns of one row group, in the form of `read_columns`."""
-    with _read_errors(path):
+    with read_errors(path):
         table = open_table(path).read_row_group(group, names, use_threads=False)
-    return {name: _array(table[name]) for name in table.column_names}
+    return {name: as_array(table[name]) for name in table.column_names}
 
 
 def read_columns(path: Path, names: list[str] | None = None) -> dict[str, ndarray]:
     """Return whole columns: matrices for lists, vectors for numbers."""
-    with _read_errors(path):
+    with read_errors(path):
         table = open_table(path).read(columns=names)
-    return {name: _array(table[name]) for name in table.column_names}
+    return {name: as_array(table[name]) for name in table.column_names}
 
 
 def read_strings(path: Path, name: str) -> pa.ChunkedArray:
     """Return a whole column of text, to be decoded on access."""
-    with _read_errors(path):
+    with read_errors(path):
         return open_table(path).read([name])[name]
 
 
 @contextmanager
-def _read_errors(path: Path) -> Iterator[None]:
-    """Turn what Arrow raises on an unreadable file into an error that names it."""
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn what Arrow raises on an unreadable file into an error that says what to do."""
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
@@ -74,17 +74,12 @@ def _read_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def as_array(column: pa.Array) -> ndarray:
-    """Return an Arrow array as a vector, or as a matrix if it is of fixed-size lists."""
-    return _array(pa.chunked_array([column]))
-
-
-def _array(column: pa.ChunkedArray) -> ndarray:
-    """Return a column as a vector, or as a matrix if it is of fixed-size lists."""
+def as_array(column: pa.Array | pa.ChunkedArray) -> ndarray:
+    """Return a column as a vector, or as a matrix if it has fixed-size lists."""
     # Arrow's own `flatten` would import all of pyarrow.compute, and `ChunkedArray.to_numpy` would
     # look for pandas: a tenth of a second each, too slow for `ffmem show`.
     size = column.type.list_size if pa.types.is_fixed_size_list(column.type) else None
-    chunks = column.chunks
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     if size is not None:
         chunks = [chunk.values.slice(chunk.offset * size, len(chunk) * size) for chunk in chunks]
     parts = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]
