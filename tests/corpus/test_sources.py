@@ -196,7 +196,7 @@ def test_a_foreign_or_damaged_parquet_file_is_refused(tmp_path):
 def test_a_parquet_column_that_is_missing_or_no_text_is_refused(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", n=[None, 1], m=["x", "y"])
 
-    assert f"{path} has no field 'text'; it has 'n', 'm'. Name" in refused(path)
+    assert f"{path} has no field 'text'; it has 'n', 'm'. Choose" in refused(path)
     assert f"Row 1 of {path} has int '1' instead of text in 'n'. Choose" in refused(path, "n")
 
 
@@ -237,7 +237,7 @@ def test_a_digest_follows_names_and_content_of_the_files(tmp_path):
 )
 def test_a_name_of_the_hub_is_id_configuration_and_split(source, name):
     if name is None:
-        with pytest.raises(CorpusError, match=r"not the name of a Hub dataset\. Give a file"):
+        with pytest.raises(CorpusError, match=r"does not name a Hub dataset\. Give a file"):
             HubName.parse(source)
     else:
         assert HubName.parse(source) == name
