@@ -226,7 +226,8 @@ class Search:
             if n_words > 1:  # FTS5 marks overlapping matches as one
                 match = marked[begin + len(_OPEN) : end + len(_OPEN)]
                 end = begin + end_of_word(match, n_words)
-            if not into.add(sentence, postings, postings, end, (begin, end)):
+            n_triggers = len(postings) // TRIGGER_POSTING.itemsize
+            if not into.add(sentence, n_triggers, postings, end, (begin, end)):
                 return
 
     def _match_expression(
@@ -245,9 +246,14 @@ class Search:
                 "SELECT postings FROM sentences WHERE sentence = ?", (sentence,)
             ).fetchone()
             postings = np.frombuffer(blob, TRIGGER_POSTING)
-            ends = expression.matching_ends(text, sorted(set(postings["end"].tolist())))
-            matching = postings[np.isin(postings["end"], ends)]
-            if len(matching) and not into.add(sentence, blob, matching.tobytes()):
+            every = sorted(set(postings["end"].tolist()))
+            ends = expression.matching_ends(text, every)
+            if not ends:
+                continue
+            matching = blob
+            if ends != every[-len(ends) :]:  # a longer prefix does not match
+                matching = postings[np.isin(postings["end"], ends)].tobytes()
+            if not into.add(sentence, len(postings), matching, ends[0], (0, 0)):
                 return
 
     def _rank(
@@ -301,18 +307,18 @@ class _MatchingSentences:
     def add(
         self,
         sentence: int,
+        n_triggers: int,
         postings: bytes,
-        matching: bytes,
-        least: int = 0,
-        span: tuple[int, int] = (0, 0),
+        least: int,
+        span: tuple[int, int],
     ) -> bool:
-        """Add a sentence with its matching postings; return False if there are enough already."""
+        """Add a sentence with some of its triggers; return False if there are enough already."""
         if self.max_triggers is not None and self.n_examined >= self.max_triggers:
             self.is_cut = True
             return False
-        self.n_examined += len(postings) // TRIGGER_POSTING.itemsize
+        self.n_examined += n_triggers
         self.sentences.append(sentence)
-        self.postings.append(matching)
+        self.postings.append(postings)
         self.least.append(least)
         self.spans.append(span)
         return True
