@@ -22,6 +22,9 @@ from torch.nn import functional
 from ffmem.errors import ModelError
 from ffmem.models.split import copied, device_of
 
+TILE = 2_048
+"""Tokens of the output embedding that are multiplied at a time, so that they stay in the cache."""
+
 
 class Norm:
     """What a norm does to vectors, found by probing it: γ, β, and whether it centres them.
@@ -160,10 +163,12 @@ class Head:
         """
         is_linear = not self.adaptive
         if out is not None and is_linear and self.embedding.dtype == out.dtype:
-            rows = self._before_output(self.norm.fold(part))
+            rows = self._before_output(self.norm.fold(part)).contiguous()
             if rows.device == out.device:
-                folded = torch.mm(rows, self.embedding.T, out=out)
-                return folded if self.scale == 1 else folded.mul_(self.scale)
+                for tile in range(0, out.shape[1], TILE):
+                    tokens = slice(tile, tile + TILE)
+                    torch.mm(rows, self.embedding[tokens].T, out=out[:, tokens])
+                return out if self.scale == 1 else out.mul_(self.scale)
         folded = self._project(self.norm.fold(part))
         if self.scale != 1 and is_linear:
             folded.mul_(self.scale)
