@@ -36,7 +36,7 @@ def plain_ends(logits, unlisted, sign, n):
 
 
 def check(columns, memories, layer=1):
-    logits = memories.head.folded(memories.readable_values(layer)).float()
+    logits = memories.head.folded(memories.output_directions(layer)).float()
     probabilities = logits.double().softmax(1).numpy()
     logits = logits.numpy()
     unlisted = memories.tokenizer.unlisted
@@ -94,7 +94,7 @@ def test_unlisted_tokens_stand_at_no_end_but_keep_their_probability(tmp_path):
     check(columns, memories)
     for side in ("top", "bottom"):
         assert not np.isin(columns[f"{side}_ids"], list(unlisted)).any()
-    with_all = memories.head.folded(memories.readable_values(1)).exp().sum(1)
+    with_all = memories.head.folded(memories.output_directions(1)).exp().sum(1)
     np.testing.assert_allclose(with_all, 1, rtol=1e-4)  # of all tokens, unlisted ones too
 
 
@@ -112,7 +112,7 @@ def test_behind_an_adaptive_softmax_the_other_end_of_a_gated_value_is_the_top_of
     memories = Memories(tiny("ffmem_adaptive swiglu"), tiny_tokenizer())
     columns = ends(tmp_path / "values.parquet", memories)
     for side, sign in (("top", 1), ("bottom", -1)):
-        logits = memories.head.folded(sign * memories.readable_values(1)).float().tolist()
+        logits = memories.head.folded(sign * memories.output_directions(1)).float().tolist()
         expected = [plain_ends(row, memories.tokenizer.unlisted, 1, ENDS) for row in logits]
         assert columns[f"{side}_ids"].tolist() == expected
 
@@ -144,7 +144,7 @@ def test_blocks_give_the_ends_of_a_plain_sort(vocabulary, n, distinct, n_unliste
 @pytest.mark.parametrize("tile", [1, 7, 64])
 def test_the_vocabulary_is_projected_tile_by_tile(tile, monkeypatch):
     memories = with_ties("cohere")  # its head has a scale
-    part = memories.readable_values(1)
+    part = memories.output_directions(1)
     whole = memories.head.folded(part)
     monkeypatch.setattr(head, "TILE", tile)
     tiled = memories.head.folded(part, out=torch.full_like(whole, torch.nan))

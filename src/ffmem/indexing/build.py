@@ -25,7 +25,7 @@ from ffmem.indexing.sample import merge_samples, write_sample
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker
-from ffmem.models.argument import IN_MEMORY
+from ffmem.models.arguments import IN_MEMORY
 from ffmem.models.memories import Memories
 from ffmem.parallel import Executor, Task, WorkerSpec, executor
 from ffmem.progress import Progress

@@ -195,13 +195,13 @@ def check_same_request(
     index: Index, model: str, corpus: Corpus, config: IndexConfig, dtype: str
 ) -> None:
     """Refuse a command that asks for another index than the finished one, and name why."""
-    from ffmem.models.argument import canonical
+    from ffmem.models.arguments import resolve_model
 
     manifest = index.manifest
     first = asdict(manifest.corpus.sources[0])
     source = manifest.model.source
     asked = {
-        "model": (model if model == source else canonical(model), source),
+        "model": (model if model == source else resolve_model(model), source),
         "t": (config.t, manifest.t),
         "prefixes": (config.prefixes, manifest.prefixes),
         "compat": (config.compat, manifest.compat),

@@ -36,8 +36,8 @@ from ffmem.indexing.start import choose
 from ffmem.indexing.store import SHARED
 from ffmem.indexing.tables import write_table
 from ffmem.indexing.topk import MAX_PREFIXES
+from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.progress import Progress
 from ffmem.storage import Storage, open_storage
 from ffmem.text import pluralize
@@ -107,7 +107,7 @@ def prepare(
     """Write the corpus to the folder, choose the start token and cut chunks, where not done yet."""
     storage = Storage(folder)
     if (facts := read_facts(storage)) is None:
-        with threads(run.threads):
+        with use_threads(run.threads):
             facts = _read_corpus(memories, corpus, folder, run.index, progress)
         write_text(folder / FACTS, facts.to_json())
     if not (folder / VOCABULARY).exists():
@@ -173,7 +173,7 @@ def _read_corpus(
 
 def write_vocabulary(path: Path, memories: Memories) -> None:
     """Write every token as it is shown."""
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     ids: ndarray = np.arange(len(shown), dtype=np.int32)
     write_table(path, pa.table({"id": ids, "token": pa.array(shown, pa.string())}))
 

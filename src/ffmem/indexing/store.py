@@ -20,7 +20,7 @@ from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import Behaviour, Memory, TokenShare, Trigger, Value, is_flat
 from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, divided
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
-from ffmem.models.argument import IN_MEMORY
+from ffmem.models.arguments import IN_MEMORY
 from ffmem.storage import Storage, open_storage
 from ffmem.text import pluralize
 

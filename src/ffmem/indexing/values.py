@@ -57,7 +57,7 @@ def write_values(path: Path, memories: Memories, layer: int) -> None:
 def _parts(memories: Memories, layer: int) -> Iterator[tuple[Ends, Ends]]:
     """Yield both ends of the layer's values, a few rows at a time."""
     head, tokenizer = memories.head, memories.tokenizer
-    values = memories.readable_values(layer)
+    values = memories.output_directions(layer)
     rows = min(max(1, BUDGET // (4 * memories.vocabulary)), max(1, len(values)))
     unlisted = torch.tensor(sorted(tokenizer.unlisted), dtype=torch.long)
     # Reuse memory: fresh pages cost as much as the arithmetic in them.
