@@ -91,7 +91,9 @@ def test_a_bias_that_the_config_does_not_know_is_refused(tmp_path):
     tiny_tokenizer().tokenizer.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"mlp_bias": False}))
-    with pytest.raises(ModelError, match=r"6 unexpected keys, such as \S+mlp\.down_proj\.bias, which"):
+    with pytest.raises(
+        ModelError, match=r"6 unexpected keys, such as \S+mlp\.down_proj\.bias, which"
+    ):
         load(tmp_path)
 
 
