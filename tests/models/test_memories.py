@@ -110,7 +110,7 @@ def test_only_opt_post_norm_and_the_first_gpt_norm_the_sum():
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "ffmem_adaptive lambda"])
-def test_readable_values_sum_to_what_reaches_the_residual_stream(name):
+def test_output_directions_sum_to_what_reaches_the_residual_stream(name):
     """y = ∑ᵢ mᵢ vᵢ + b of readable values, over the post-norm's σ where there is one."""
     memories = read(name)
     for layer, found in enumerate(memories.trace(TOKENS)):
@@ -136,7 +136,7 @@ def test_only_lambda_layers_have_no_static_values_and_they_say_so():
     assert memories.keys(1).shape == (memories.layout.widths[0], memories.hidden)
 
 
-def test_a_multiplier_and_a_post_norm_are_in_the_readable_values():
+def test_a_multiplier_and_a_post_norm_are_in_the_output_directions():
     granite, gemma, llama = read("granite"), read("gemma2"), read("llama")
 
     assert_close(granite.output_directions(1), granite.values(1) * 0.22)
