@@ -68,7 +68,7 @@ def indexing(bench: Bench, chunk: Chunk) -> Callable[[Batch], None]:
 
     def run(batch: Batch) -> None:
         reader.begin(batch)
-        with bench.memories.reading(reader.read):
+        with bench.memories.read_coefficients(reader.read):
             bench.memories.forward(batch.tokens)
 
     return run
@@ -91,7 +91,7 @@ def straightforward(memories: Memories) -> Callable[[Batch], None]:
             best[layer], order = seen.topk(T, dim=0)
             places[layer] = named.gather(0, order)
 
-        with memories.reading(read):
+        with memories.read_coefficients(read):
             memories.forward(batch.tokens)
 
     return run

@@ -17,7 +17,7 @@ from ffmem.errors import CorpusError, ModelError
 from ffmem.mini_wiki import FILES, MODEL, TEXTS
 from ffmem.mini_wiki import publish as publishing
 from ffmem.mini_wiki.publish import publish
-from ffmem.models.argument import FORMS, NAMED, canonical
+from ffmem.models.arguments import MODEL_FORMS, NAMED_MODELS, resolve_model
 from ffmem.models.tokenizer import WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.model import AdaptiveLM
@@ -54,8 +54,8 @@ def test_the_package_carries_the_whole_model():
 
 
 def test_mini_wiki_is_a_model_by_name_wherever_one_is(tmp_path, monkeypatch):
-    assert canonical("mini-wiki") == "mini-wiki"
-    assert "mini-wiki" in FORMS
+    assert resolve_model("mini-wiki") == "mini-wiki"
+    assert "mini-wiki" in MODEL_FORMS
     monkeypatch.chdir(tmp_path)
     memories = ffmem.load("mini-wiki")
     assert memories.source == "mini-wiki"
@@ -67,7 +67,7 @@ def test_mini_wiki_is_a_model_by_name_wherever_one_is(tmp_path, monkeypatch):
 
 
 def test_a_package_without_its_model_says_so(tmp_path, monkeypatch):
-    monkeypatch.setitem(NAMED, "mini-wiki", tmp_path / "gone")
+    monkeypatch.setitem(NAMED_MODELS, "mini-wiki", tmp_path / "gone")
     with pytest.raises(ModelError, match=r"lacks config.json, .*\. Reinstall ffmem"):
         ffmem.load("mini-wiki")
 
@@ -253,5 +253,5 @@ def test_a_model_that_float16_cannot_hold_fails_its_self_check(trained, tmp_path
     def enlarge(model):
         next(model.parameters())[0, 0] = 1e6
 
-    with pytest.raises(ModelError, match="is no number"):
+    with pytest.raises(ModelError, match="NaN or infinite"):
         publish(changed(trained, tmp_path / "large", enlarge), tmp_path / "model")

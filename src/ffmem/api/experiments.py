@@ -11,8 +11,7 @@ from ffmem.errors import CorpusError, ModelError, StoreError
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
-from ffmem.models.argument import index_model
-from ffmem.models.threads import check_threads
+from ffmem.models.arguments import check_threads, index_model_errors
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -197,7 +196,7 @@ def _measure(
         import torch
 
         from ffmem.experiments.context import ExperimentContext
-        from ffmem.models.threads import threads
+        from ffmem.models.arguments import use_threads
 
         context = ExperimentContext(
             index=index,
@@ -211,7 +210,7 @@ def _measure(
             triggers=triggers,
             progress=progress,
         )
-        with threads(n_threads or torch.get_num_threads()):
+        with use_threads(n_threads or torch.get_num_threads()):
             return _write(catalogue.measure(context, asked, out), out, progress)
 
 
@@ -286,6 +285,6 @@ def _model(
             )
         return given
     source = given or index.manifest.model.source
-    with nullcontext() if given else index_model(str(source), index.folder):
+    with nullcontext() if given else index_model_errors(str(source), index.folder):
         progress.say(f"Loading {source}.")
         return load(source, dtype=dtype or index.manifest.dtype, device=device)

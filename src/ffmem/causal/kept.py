@@ -20,7 +20,7 @@ from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
 from ffmem.indexing.start import choose_start
 from ffmem.models.memories import Memories
-from ffmem.models.modules import module
+from ffmem.models.modules import get_module
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -193,7 +193,7 @@ def _notes(memories: Memories, request: Request, rewritten: Rewritten) -> list[s
         )
     if request.patch is None:
         for edit in rewritten.patch.edits:
-            written = module(memories.model, rows_path(memories.row, edit.cell.layer))
+            written = get_module(memories.model, rows_path(memories.row, edit.cell.layer))
             if not rows(written)[edit.cell.memory].any():
                 what = "value" if memories.has_values else "key"
                 found.append(

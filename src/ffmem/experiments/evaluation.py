@@ -186,7 +186,7 @@ class SampleEvaluator:
         """Of a group's traces, used again for the next: fresh memory is slow."""
         self.tops = [tops(layer) for layer in range(n_layers)] if "token_hits" in parts else []
         self.lengths: list[Float32[ndarray, " memory"] | None] = [
-            memories.readable_values(layer).float().norm(dim=1).cpu().numpy()
+            memories.output_directions(layer).float().norm(dim=1).cpu().numpy()
             if memories.has_values
             else None
             for layer in range(n_layers)
@@ -215,7 +215,7 @@ class SampleEvaluator:
             )
 
         for some in group:
-            with self.memories.tracing(keep, some.tokens, some.at):
+            with self.memories.trace_layers(keep, some.tokens, some.at):
                 self.memories.forward(some.tokens)
             begin += len(some.examples)
         return [kept[layer] for layer in range(self.memories.n_layers)]

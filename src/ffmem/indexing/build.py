@@ -24,7 +24,7 @@ from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker
-from ffmem.models.argument import IN_MEMORY, canonical
+from ffmem.models.arguments import IN_MEMORY, resolve_model
 from ffmem.models.memories import Memories
 from ffmem.parallel import Executor, Task, WorkerSpec, executor
 from ffmem.progress import Progress
@@ -164,7 +164,7 @@ def check_same_request(
     first = asdict(manifest.corpus.sources[0])
     source = manifest.model.source
     requested = {
-        "model": (model if model == source else canonical(model), source),
+        "model": (model if model == source else resolve_model(model), source),
         "t": (config.t, manifest.t),
         "prefixes": (config.prefixes, manifest.prefixes),
         "compat": (config.compat, manifest.compat),

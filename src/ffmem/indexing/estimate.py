@@ -12,9 +12,9 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range
 from ffmem.indexing.config import IndexConfig
 from ffmem.indexing.scan import Scan
-from ffmem.models.describe import index_bytes
+from ffmem.models.arguments import use_threads
+from ffmem.models.load import index_bytes
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.parallel import ExecutionConfig
 
 MEASURED_VALUES = 256
@@ -80,7 +80,7 @@ def estimate(
         memories, config.t, config.prefixes == "all", prefix_range(start is not None, False)
     )
     n_threads = config.threads or execution.threads or torch.get_num_threads()
-    with threads(n_threads):
+    with use_threads(n_threads):
         batch_seconds = _best_of_two(lambda: _read(scan, full))
         values_seconds = _values_seconds(memories)
     rate = sum(full.lengths) / batch_seconds
@@ -112,7 +112,7 @@ def _values_seconds(memories: Memories) -> float:
     if not memories.has_values:
         return 0.0
     layer = memories.layout.widths.index(max(memories.layout.widths))
-    values = memories.readable_values(layer)[:MEASURED_VALUES]
+    values = memories.output_directions(layer)[:MEASURED_VALUES]
     seconds = _best_of_two(lambda: memories.head.folded(values).topk(min(50, memories.vocabulary)))
     return seconds * len(memories.layout) / len(values)
 

@@ -38,8 +38,8 @@ from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import SHARED_FILE
 from ffmem.indexing.tables import write_table
 from ffmem.indexing.topk import MAX_PREFIXES
+from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.progress import Progress
 from ffmem.storage import Storage, open_storage
 from ffmem.text import pluralize
@@ -89,7 +89,7 @@ def prepare(
     run = _configure(memories, corpus, folder, config, progress)
     storage = Storage(folder)
     if (facts := read_facts(storage)) is None:
-        with threads(run.threads):
+        with use_threads(run.threads):
             facts = _read_corpus(memories, corpus, folder, run, progress)
         write_text(folder / FACTS_FILE, facts.to_json())
     if not (folder / VOCABULARY).exists():
@@ -182,7 +182,7 @@ def _read_corpus(
 
 def _write_vocabulary(path: Path, memories: Memories) -> None:
     """Write the displayed form of every token."""
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     ids: ndarray = np.arange(len(shown), dtype=np.int32)
     write_table(path, pa.table({"id": ids, "token": pa.array(shown, pa.string())}))
 

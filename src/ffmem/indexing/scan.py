@@ -56,7 +56,7 @@ class Scan:
         """
         reader = _ChunkReader(self, sampled)
         try:
-            with self.memories.reading(reader.read), torch.inference_mode():
+            with self.memories.read_coefficients(reader.read), torch.inference_mode():
                 for batch in batches:
                     reader.begin(batch)
                     self.memories.forward(batch.tokens)

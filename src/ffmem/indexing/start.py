@@ -45,7 +45,7 @@ def choose_start(
         candidates, reason = _candidates(memories), "lowest loss"
     losses = {candidate: _loss(memories, sample, candidate) for candidate in candidates if sample}
     best = min(losses, key=lambda candidate: losses[candidate]) if losses else candidates[0]
-    shown = tokenizer.shown(memories.vocabulary)
+    shown = tokenizer.token_texts(memories.vocabulary)
     names = {candidate: "none" if candidate is None else shown[candidate] for candidate in losses}
     record = StartRecord(
         asked=requested,

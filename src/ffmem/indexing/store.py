@@ -28,7 +28,7 @@ from ffmem.indexing.memory import (
 )
 from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, split_text
 from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
-from ffmem.models.argument import IN_MEMORY
+from ffmem.models.arguments import IN_MEMORY
 from ffmem.text import pluralize
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import Sentences, StoredSentence
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.values import write_values
+from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.storage import Storage, open_storage
 
 COMMIT_SECONDS = 30.0
@@ -77,7 +77,10 @@ class IndexWorker:
 
     def project_values(self, layer: int) -> None:
         """Write the tokens that a layer's values promote and suppress."""
-        with threads(self.run.threads), self.storage.writing(layer_file("values", layer)) as path:
+        with (
+            use_threads(self.run.threads),
+            self.storage.writing(layer_file("values", layer)) as path,
+        ):
             write_values(path, self.memories, layer)
 
     def read_chunk(self, number: int) -> None:
@@ -86,7 +89,7 @@ class IndexWorker:
             return
         chunk = self.chunks[number]
         rows = list(self.sentences.rows(chunk.first_sentence, chunk.n_sentences))
-        with threads(self.run.threads):
+        with use_threads(self.run.threads):
             try:
                 self._scan_rows(chunk, rows)
             except ForwardError as error:

@@ -21,7 +21,8 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.errors import ModelError
 from ffmem.files import check_writable, storage_errors, sync, write_text
 from ffmem.mini_wiki import FILES, MODEL, NAME, missing_files
-from ffmem.models.load import load, quiet
+from ffmem.models.checkpoint import silence_transformers
+from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.networks.model import AdaptiveLM
 from ffmem.training.trainer import perplexity
@@ -68,7 +69,7 @@ def publish(trained: Path, out: Path = MODEL, valid: Corpus | None = None) -> st
 
 def _write_half(model: AdaptiveLM, trained: Path, folder: Path) -> None:
     """Write the model in float16, and copy the other files of its training run."""
-    with storage_errors(folder), quiet():
+    with storage_errors(folder), silence_transformers():
         nn.Module.to(model, torch.float16)
         model.save_pretrained(folder)
         for name in (*FILES, *CURVE):

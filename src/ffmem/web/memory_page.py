@@ -172,7 +172,7 @@ async def _similar(site: Site, shelf: Shelf, cell: Cell, by: By, n: int) -> Simi
     """Return the neighbours of a memory, with the tokens that their values promote."""
 
     def job(at: "Opened") -> Similar:
-        from ffmem.models.neighbours import neighbourhood
+        from ffmem.models.memories import neighbourhood
 
         around = neighbourhood(at.memories, cell, by, n, SECONDS)
         return {
