@@ -4,6 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
+# pip compiles nothing (--no-compile), so let the first import keep its bytecode: where it may not,
+# every process compiles torch and transformers again (10 s instead of 4).
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test bench browser database pictures clean
 
 demo: $(READY)

@@ -14,8 +14,8 @@ from numpy import ndarray
 from torch import Tensor
 
 import ffmem
-from ffmem.indexing.chunks import Batch, Chunk, batches, cut, prefix_range
-from ffmem.indexing.sample import draw
+from ffmem.indexing.chunks import Batch, Chunk, batches, cut_chunks, prefix_range
+from ffmem.indexing.results import draw_sample
 from ffmem.indexing.scan import Scan, _ChunkReader
 from ffmem.models.memories import Bank, Memories
 
@@ -31,8 +31,8 @@ class Bench:
         lengths = np.array([len(ids) for ids in sentences])
         self.offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
         self.sentences = sentences
-        self.chunks = list(cut([lengths], CHUNK_TOKENS))
-        self.sample = draw("0" * 64, [lengths], False)
+        self.chunks = list(cut_chunks([lengths], CHUNK_TOKENS))
+        self.sample = draw_sample("0" * 64, [lengths], False)
 
     def batches(self, chunk: Chunk) -> list[Batch]:
         numbers = range(chunk.first_sentence, chunk.first_sentence + chunk.n_sentences)
@@ -68,7 +68,7 @@ def indexing(bench: Bench, chunk: Chunk) -> Callable[[Batch], None]:
 
     def run(batch: Batch) -> None:
         reader.begin(batch)
-        with bench.memories.reading(reader.read):
+        with bench.memories.read_coefficients(reader.read):
             bench.memories.forward(batch.tokens)
 
     return run
@@ -91,7 +91,7 @@ def straightforward(memories: Memories) -> Callable[[Batch], None]:
             best[layer], order = seen.topk(T, dim=0)
             places[layer] = named.gather(0, order)
 
-        with memories.reading(read):
+        with memories.read_coefficients(read):
             memories.forward(batch.tokens)
 
     return run

@@ -224,11 +224,11 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _hugging_face_folder() -> str:
-    from ffmem.models.argument import NAMED
-    from ffmem.models.load import converted
+    from ffmem.models.arguments import NAMED_MODELS
+    from ffmem.models.checkpoint import convert_gguf
     from ffmem.registry import fetch
 
-    return str(converted(fetch(NAMED[MODEL])))
+    return str(convert_gguf(fetch(NAMED_MODELS[MODEL])))
 
 
 BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {

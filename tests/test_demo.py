@@ -11,7 +11,7 @@ import ffmem
 from ffmem import demo
 from ffmem.cli import cli
 from ffmem.indexing.store import Index
-from ffmem.mini_wiki.folder import MODEL
+from ffmem.mini_wiki import MODEL
 from tests.indexing.folders import write_corpus
 
 SOURCE = str(Path(ffmem.__file__).parent.parent)

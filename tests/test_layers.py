@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 ORDER = [
     *("errors", "records", "cells", "text", "files", "progress", "cli_options", "registry"),
     *("storage", "ray_workers", "parallel"),
-    *("mini_wiki.folder", "networks", "models", "corpus", "indexing"),
+    *("mini_wiki", "networks", "models", "corpus", "indexing"),
     *("patterns", "annotation", "experiments", "reporting", "training", "mini_wiki.publish"),
     *("causal", "comparing", "web"),
     *("api", "demo", "cli", "__main__"),

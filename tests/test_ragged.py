@@ -26,7 +26,7 @@ from ffmem.indexing import worker
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import layer_file, read_columns
-from ffmem.models.describe import describe
+from ffmem.models.load import describe
 from ffmem.models.memories import Memories
 from ffmem.patterns.kept import Patterns
 from ffmem.web.app import make_app
@@ -229,7 +229,7 @@ def test_candidates_are_the_memories_of_largest_estimates(model):
 
 @pytest.mark.parametrize("by", ["value", "key"])
 def test_neighbours_are_looked_for_in_all_layers(model, by):
-    read = model.readable_values if by == "value" else model.keys
+    read = model.output_directions if by == "value" else model.keys
     own = read(4)[3]
     cosines = {
         f"L{layer}N{memory}": float(cosine_similarity(read(layer)[memory], own, dim=0))

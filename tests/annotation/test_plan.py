@@ -77,7 +77,7 @@ def test_a_control_has_random_prefixes_as_long_as_the_triggers_whose_place_it_ta
     known = {}
     for sentence in index.sentences.rows(0, index.sentences.n_sentences):
         for length in range(len(sentence.ids) + 1):
-            place = index.place(sentence, length)
+            place = index.prefix_text(sentence, length)
             known.setdefault((place.prefix, place.rest), set()).add(length)
     for item in plan.items:
         if item.kind != CONTROL:

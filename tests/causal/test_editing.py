@@ -126,7 +126,7 @@ def test_whoever_reads_before_the_edit_keeps_what_the_model_computed():
     plain = memories.trace(TOKENS)[0].coefficients
     seen = []
     with (
-        memories.reading(lambda layer, m, gate: seen.append(m)),
+        memories.read_coefficients(lambda layer, m, gate: seen.append(m)),
         editing(memories, Edits.of(off=["L0N1"])),
     ):
         memories.forward(TOKENS)

@@ -166,7 +166,7 @@ def test_what_a_lambda_layer_multiplies_is_read_at_the_position(position):
         memories, read_prompt(memories, TEXT, 0), position=position, top=memories.layout.widths[0]
     )
     ids = IDS[: found.position + 1]
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     for layer in found.layers:
         m, v = at_end(memories, layer.layer, ids)
         for memory in layer.memories:
@@ -197,7 +197,7 @@ def test_nothing_is_kept_where_values_are_static():
     with values.watching():
         memories.forward(torch.tensor([IDS]))
     assert values._inputs == {}
-    assert torch.equal(values.of(0), memories.readable_values(0))
+    assert torch.equal(values.of(0), memories.output_directions(0))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -209,7 +209,7 @@ def test_facts_are_read_by_the_mean_of_what_memories_add(name, tmp_path):
     content = found.to_dict()
     assert content.get("values") == (None if memories.has_values else "input")
     assert (INPUT_VALUES in str(found)) == (not memories.has_values)
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     for row in found.memories:
         parts = []
         for fact in facts:

@@ -71,7 +71,7 @@ def test_the_last_layers_output_is_the_models_own_prediction(memories):
 def acting_values(memories, layer, plain):
     """What the coefficients of the last position multiply: in a lambda layer, made of the text."""
     if memories.has_values:
-        return memories.readable_values(layer)
+        return memories.output_directions(layer)
     return memories.values_at(layer, plain.ff_input[0], plain.ff_input.shape[1] - 1)
 
 
@@ -108,7 +108,7 @@ def test_behind_a_post_norm_the_parts_add_up_to_y(name):
     found = traced(memories, top=memories.layout.widths[0])
     tokens = torch.tensor([[0, *(int(word[1:]) for word in TEXT.split())]])
     for layer, plain in zip(found.layers, memories.trace(tokens), strict=True):
-        values = memories.readable_values(layer.layer)
+        values = memories.output_directions(layer.layer)
         parts = torch.zeros(memories.hidden)
         for memory in layer.memories:
             v = values[memory.cell.memory]

@@ -70,7 +70,7 @@ def test_the_table_names_every_layer_and_the_prediction(model_folder):
         (["--mean", "L0N1"], "an index knows"),
         (["--position", "99"], "Position 99"),
         (["--off", "L0N1", "--at", "50"], "Position 50"),
-        (["--start", "no such token"], "is not one token"),
+        (["--start", "no such token"], "is not a single token"),
         (["--generate", "2", "--temperature", "0"], "Temperature 0"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_model_that_has_moved_is_told_with_the_option_that_helps(
     shutil.copytree(model_folder, moved)
     index = ffmem.index(moved, ffmem.Corpus(str(corpus_file), limit=3), folder, t=3, threads=1)
     moved.rename(tmp_path / "elsewhere")
-    advice = "if it has moved, say where with --model (model= in Python)."
+    advice = "If it has moved, pass its location with --model (model= in Python)."
     for command in (("trace", PROMPT), ("effect", PROMPT), ("neighbours", "L0N1")):
         code, _, error = run(command[0], folder, command[1])
         assert code == 1
@@ -162,7 +162,7 @@ def test_the_index_of_a_model_in_memory_is_traced_with_that_model(tiny_index, to
 def test_the_index_of_a_model_in_memory_says_how_to_give_the_model(
     tiny_index, corpus_file, tmp_path
 ):
-    advice = r"pass model=ffmem\.load\(model, tokenizer\); on the command line, .* with --model\.$"
+    advice = r"pass model=ffmem\.load\(model, tokenizer\)\. On the command line, .* with --model\.$"
     calls = [
         lambda: ffmem.trace(tiny_index, PROMPT),
         lambda: ffmem.effect(tiny_index, PROMPT),
@@ -177,7 +177,7 @@ def test_the_index_of_a_model_in_memory_says_how_to_give_the_model(
     code, _, error = run("trace", tiny_index.folder, PROMPT)
     assert code == 1
     assert error.startswith(
-        f"Error: The index {tiny_index.folder} is of a model that was in memory"
+        f"Error: The index {tiny_index.folder} was built from a model in memory"
     )
 
 

@@ -154,7 +154,7 @@ def test_models_are_found_where_the_indexes_say_or_where_they_are_now(tmp_path, 
     found = compare(index, index, tmp_path, device="cpu")
     assert found.overall["value_cosine"]["mean"] == 1
     moved = folder.rename(tmp_path / "moved")
-    with pytest.raises(FfmemError, match=r"if it has moved, say where with --first-model"):
+    with pytest.raises(FfmemError, match=r"If it has moved, pass its location with --first-model"):
         compare(index, index, tmp_path, device="cpu")
     again = compare(index, index, tmp_path, first_model=moved, second_model=moved, device="cpu")
     assert again.to_dict() == found.to_dict()

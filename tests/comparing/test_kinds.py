@@ -10,7 +10,7 @@ from ffmem.causal.edits import Edits
 from ffmem.causal.patch import edited
 from ffmem.comparing.matching import refuse_unlike
 from ffmem.errors import StoreError
-from ffmem.indexing.kind import NO_VALUES
+from ffmem.indexing.memory import NO_VALUES
 from tests.comparing.pairs import compared, index_of, model
 from tests.conftest import OURS
 from tests.tiny import tiny_tokenizer

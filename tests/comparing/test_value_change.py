@@ -111,6 +111,6 @@ def test_a_named_model_that_is_not_there_is_told_as_it_was_given(tmp_path):
     index = index_of(tmp_path / "index", memories)
     sides = Side(index, "/no/such.gguf", "--first-model"), Side(index, memories, "")
     changes = value_changes(*sides, tmp_path, "cpu", QUIET)
-    with pytest.raises(ModelError, match=r"^There is no model '/no/such.gguf'") as raised:
+    with pytest.raises(ModelError, match=r"^No model '/no/such.gguf'") as raised:
         changes.__enter__()
     assert "--no-models" not in str(raised.value)

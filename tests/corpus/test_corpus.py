@@ -177,10 +177,10 @@ def test_a_corpus_without_sentences_is_refused_with_what_was_read(tmp_path, unit
         path.write_text(" \n\n\t\n")
 
     with pytest.raises(
-        CorpusError, match=r"no sentence in .*: of 3 lines, \d were headings"
+        CorpusError, match=r"no sentence in .*: of 3 lines, \d are headings"
     ) as told:
         list(corpus.sentences(WORDS))
-    assert ("1 were headings" in str(told.value)) == (unit != "line")
+    assert ("1 are headings" in str(told.value)) == (unit != "line")
 
 
 @pytest.mark.parametrize(

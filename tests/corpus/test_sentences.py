@@ -38,7 +38,7 @@ class Bytes(Tokenizer):
             encodings.append(Encoding(list(text.encode()), *placed))
         return encodings
 
-    def shown(self, size):
+    def token_texts(self, size):
         return [f"⟨{byte:02x}⟩" for byte in range(size)]
 
     @property

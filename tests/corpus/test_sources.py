@@ -163,9 +163,9 @@ def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path):
         ('{"text": ', "is not JSON: Expecting value"),
         ("[" * 100_000, "is not JSON: "),
         ("[1]", "is not a JSON object. Write"),
-        ('{"body": "x", "n": 1}', "has no field 'text'; it has 'body', 'n'. Name the field"),
+        ('{"body": "x", "n": 1}', "has no field 'text'; it has 'body', 'n'. Choose the text"),
         ("{}", "has no field 'text'; it has none."),
-        ('{"text": [1]}', "has no text in 'text', but list '[1]'. Name a field"),
+        ('{"text": [1]}', "has list '[1]' instead of text in 'text'. Choose a text"),
         ('{"text": "\\ud83d"}', "contains half a character ('\\ud83d'), a lone surrogate. Write"),
     ],
 )
@@ -196,8 +196,8 @@ def test_a_foreign_or_damaged_parquet_file_is_refused(tmp_path):
 def test_a_parquet_column_that_is_missing_or_no_text_is_refused(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", n=[None, 1], m=["x", "y"])
 
-    assert f"{path} has no field 'text'; it has 'n', 'm'. Name" in refused(path)
-    assert f"Row 1 of {path} has no text in 'n', but int '1'. Name" in refused(path, "n")
+    assert f"{path} has no field 'text'; it has 'n', 'm'. Choose" in refused(path)
+    assert f"Row 1 of {path} has int '1' instead of text in 'n'. Choose" in refused(path, "n")
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
@@ -237,7 +237,7 @@ def test_a_digest_follows_names_and_content_of_the_files(tmp_path):
 )
 def test_a_name_of_the_hub_is_id_configuration_and_split(source, name):
     if name is None:
-        with pytest.raises(CorpusError, match=r"not the name of a Hub dataset\. Give a file"):
+        with pytest.raises(CorpusError, match=r"does not name a Hub dataset\. Give a file"):
             HubName.parse(source)
     else:
         assert HubName.parse(source) == name

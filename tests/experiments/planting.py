@@ -93,7 +93,7 @@ class PlainTriggers:
 
 def plain_logits(memories, layer, memory, sign):
     """Return the reading of one value as a list."""
-    value = memories.readable_values(layer)[memory : memory + 1]
+    value = memories.output_directions(layer)[memory : memory + 1]
     return memories.head.folded(sign * value)[0].tolist()
 
 

@@ -297,5 +297,5 @@ def test_options_without_use_are_refused(made, tmp_path):
 
 
 def test_a_model_of_an_index_in_memory_is_asked_for(made, tmp_path):
-    with pytest.raises(FfmemError, match="names no place to load it from"):
+    with pytest.raises(FfmemError, match="was built from a model in memory"):
         ffmem.experiment("agreement", made[0], tmp_path)

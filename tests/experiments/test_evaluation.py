@@ -156,7 +156,7 @@ def check_activity(context, plain):
                 )
             if not context.memories.has_values:
                 continue
-            lengths = readable_values(context.memories, layer).norm(dim=1)
+            lengths = output_directions(context.memories, layer).norm(dim=1)
             ordered = sorted((m.abs() * lengths).tolist(), reverse=True)
             size = next(k for k in range(n + 1) if sum(ordered[:k]) >= 0.9 * sum(ordered))
             assert shares["effect"][example, layer] == pytest.approx(size / n)
@@ -190,13 +190,13 @@ def test_the_softmax_memory_is_equation_2(context, plain):
 
 
 @cache
-def readable_values(memories, layer):
-    return memories.readable_values(layer)
+def output_directions(memories, layer):
+    return memories.output_directions(layer)
 
 
 def vote(context, layer, memory, coefficient):
     """top(m·v): the value times its coefficient, projected by itself."""
-    head, value = context.memories.head, readable_values(context.memories, layer)[memory]
+    head, value = context.memories.head, output_directions(context.memories, layer)[memory]
     if head.adaptive:
         return int(np.argmax(exact_log_probabilities(head, value, coefficient)))
     return int(head.folded((coefficient * value)[None])[0].argmax())
@@ -207,7 +207,7 @@ def exact_log_probabilities(head, value, coefficient):
     with localcontext(prec=50):
         first, *rare = (
             [Decimal(coefficient) * Decimal(z) for z in band[0].tolist()]
-            for band in head.band_logits(head.norm.fold(value[None]))
+            for band in head.project_clusters(head.norm.fold(value[None]))
         )
         total = log_total(first)
         entries = first[len(first) - len(rare) :]
@@ -245,7 +245,7 @@ def test_votes_are_counted_as_defined(context, plain):
     for example, layers in enumerate(plain[::4]):
         for layer, trace in enumerate(layers):
             _, y, o = readings(context, trace)
-            lengths = readable_values(context.memories, layer).norm(dim=1)
+            lengths = output_directions(context.memories, layer).norm(dim=1)
             weights = (trace.coefficients.abs() * lengths).double()
             both = ballots(context, layer, trace)
             for target, token in enumerate((int(y.argmax()), int(o.argmax()))):

@@ -120,7 +120,7 @@ def test_stop_words_are_counted_case_by_case(context, monkeypatch):
     stop = np.array(
         [
             token in {"w3", "w4", "w5", "w6", "w7", "w8", "w9", "w10", "w11", "w12"}
-            for token in context.memories.tokenizer.shown(context.memories.vocabulary)
+            for token in context.memories.tokenizer.token_texts(context.memories.vocabulary)
         ]
     )
     monkeypatch.setattr(section5, "are_stop_words", lambda tokens: stop)

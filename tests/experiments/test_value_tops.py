@@ -13,7 +13,7 @@ COEFFICIENTS = (0.01, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)
 
 
 def projected(memories, layer, coefficients):
-    values = memories.readable_values(layer)
+    values = memories.output_directions(layer)
     found = [memories.head.folded(c * values).double().argmax(dim=1) for c in coefficients]
     return torch.stack(found).numpy()
 

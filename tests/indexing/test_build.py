@@ -15,7 +15,7 @@ import pytest
 import ffmem
 from ffmem.errors import CorpusError, FfmemError, StorageFull, StoreError
 from ffmem.indexing import worker
-from ffmem.indexing.build import build, run_folder
+from ffmem.indexing.build import build, lock_folder
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.partials import Partials
 from ffmem.progress import Progress
@@ -288,7 +288,7 @@ def test_a_run_that_finds_the_index_finished_leaves_it_alone(tmp_path, monkeypat
         return contextlib.nullcontext()
 
     monkeypatch.setattr("ffmem.indexing.build.locked", finish_first)
-    with run_folder(tmp_path / "index") as is_finished:
+    with lock_folder(tmp_path / "index") as is_finished:
         assert is_finished
     assert content(tmp_path / "index") == before
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.indexing.chunks import batches, cut
+from ffmem.indexing.chunks import batches, cut_chunks
 
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=80)
 
@@ -10,7 +10,7 @@ lengths = st.lists(st.integers(1, 30), min_size=1, max_size=80)
 @given(lengths, st.integers(1, 100), st.integers(1, 79))
 def test_chunks_cover_the_corpus_in_order_and_close_at_their_size(n_tokens, size, split):
     parts = [np.array(n_tokens[:split], int), np.array(n_tokens[split:], int)]
-    chunks = list(cut(parts, size))
+    chunks = list(cut_chunks(parts, size))
     sentence = prefix = 0
     for number, chunk in enumerate(chunks):
         mine = n_tokens[sentence : sentence + chunk.n_sentences]

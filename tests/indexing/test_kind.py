@@ -16,7 +16,7 @@ import ffmem
 from ffmem.cli import cli
 from ffmem.errors import NoStaticValues
 from ffmem.indexing.export import COLUMNS
-from ffmem.indexing.kind import NO_VALUE, NO_VALUES, Kind
+from ffmem.indexing.memory import NO_VALUE, NO_VALUES, Kind
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.networks.config import KINDS
 from tests.conftest import OURS, text_model
@@ -37,12 +37,12 @@ def any_kind(request, kind_index):
 def test_head_and_number_name_a_memory(heads, size, data):
     memory = data.draw(st.integers(0, heads * size - 1))
     for name, number in (("persistent", "slot"), ("lambda", "distance")):
-        seat = Kind(name, memories=heads * size, groups=heads).seat(memory)
-        assert seat.head * size + seat.number == memory
-        assert 0 <= seat.number < size
-        assert seat.to_dict() == {"head": seat.head, number: seat.number}
+        slot = Kind(name, memories=heads * size, groups=heads).head_slot(memory)
+        assert slot.head * size + slot.number == memory
+        assert 0 <= slot.number < size
+        assert slot.to_dict() == {"head": slot.head, number: slot.number}
     for name in (None, "relu", "gelu", "swiglu", "softmax"):
-        assert Kind(name, memories=heads * size).seat(memory) is None
+        assert Kind(name, memories=heads * size).head_slot(memory) is None
 
 
 def test_an_index_is_sound_and_knows_its_kind(any_kind):
@@ -100,7 +100,7 @@ def test_a_lambda_memory_is_silent_where_no_token_is_so_far_back(kind_index):
     assert index.manifest.start.id is not None
     found = 0
     for cell in index:
-        distance = index[cell].seat.number
+        distance = index[cell].head_slot.number
         for trigger in index[cell].triggers:
             assert trigger.length >= distance  # the start token counts as one
             found += trigger.length < distance + 2
@@ -170,7 +170,7 @@ def test_exports_hold_nothing_where_no_value_is_and_say_why(kind_index, tmp_path
     assert list(rows[0]) == [*COLUMNS, "place", "value_note"]
     for row in rows:
         assert (row["value_top"], row["value_bottom"], row["value_note"]) == ("", "", NO_VALUE)
-        assert row["place"] == str(index[row["cell"]].seat)
+        assert row["place"] == str(index[row["cell"]].head_slot)
 
 
 @pytest.mark.parametrize("kind", ["lambda", "persistent", "softmax"])
@@ -178,10 +178,10 @@ def test_neuronpedia_is_told_what_the_memories_are(kind_index, tmp_path, kind):
     index = kind_index(kind)
     ffmem.export(index, "neuronpedia", tmp_path / "out")
     readme = (tmp_path / "out" / "README.md").read_text()
-    for note in index.manifest.model.kind.told:
+    for note in index.manifest.model.kind.notes:
         assert note in readme
     (source,) = (tmp_path / "out").glob("v1/*/1-*")
-    assert index.manifest.model.kind.told[-1] in (source / "source.jsonl").read_text()
+    assert index.manifest.model.kind.notes[-1] in (source / "source.jsonl").read_text()
     with gzip.open(source / "features" / "batch-0.jsonl.gz", "rt") as lines:
         rows = [json.loads(line) for line in lines]
     assert len(rows) == index.layout.widths[0]

@@ -3,14 +3,14 @@
 from html.parser import HTMLParser
 
 from ffmem.cells import Cell
-from ffmem.indexing.kind import Kind
 from ffmem.indexing.memory import (
-    Behaviour,
+    Kind,
     Memory,
-    TokenShare,
+    MemoryStats,
     Trigger,
     Value,
-    unshown,
+    ValueToken,
+    from_visible,
     visible,
     visible_token,
 )
@@ -23,8 +23,8 @@ def memory(text="the river", n=12, gate=None):
         Trigger(rank, 1 / rank, 7, 2, text, text[-5:], None if rank == 2 else text, text, gate)
         for rank in range(1, n + 1)
     ]
-    tokens = [TokenShare(f"{text}{id}", id, 0.5, 1.0) for id in range(15)]
-    stats = Behaviour(0.25, 1.0, -0.5, 0.1, {"0.5": 0.0})
+    tokens = [ValueToken(f"{text}{id}", id, 0.5, 1.0) for id in range(15)]
+    stats = MemoryStats(0.25, 1.0, -0.5, 0.1, {"0.5": 0.0})
     kind = Kind(gated=gate is not None)
     return Memory(Cell(5, 3), triggers, [], Value("folded", tokens, tokens), stats, kind)
 
@@ -83,7 +83,7 @@ def test_a_gated_memory_is_read_for_the_sign_of_its_coefficient():
 
 def test_what_is_copied_from_the_screen_is_the_token_again():
     for token in (" in", "\n\t", "a b"):
-        assert unshown(visible_token(token)) == token
+        assert from_visible(visible_token(token)) == token
 
 
 def test_a_long_prefix_is_cut_on_the_left():

@@ -9,9 +9,8 @@ from transformers import AutoModelForCausalLM, set_seed
 
 import ffmem
 from ffmem.errors import FfmemError, StoreError
-from ffmem.indexing import neuronpedia
-from ffmem.indexing.export import export
-from ffmem.indexing.neuronpedia import CREATOR, EMPTY, model_id, owner
+from ffmem.indexing import export as export_module
+from ffmem.indexing.export import CREATOR, EMPTY, export, model_id, owner
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import layer_file, read_columns
 from tests.conftest import VOCABULARY
@@ -221,7 +220,7 @@ def test_many_memories_are_written_in_batches(tokenizer, corpus_file, tmp_path, 
     corpus = ffmem.Corpus(str(corpus_file), unit="line")
     loaded = ffmem.load(model, tokenizer)
     index = ffmem.index(loaded, corpus, tmp_path / "index", t=1, threads=1, start="none")
-    monkeypatch.setattr(neuronpedia, "BATCH", 256)
+    monkeypatch.setattr(export_module, "BATCH", 256)
     folder = written(index, tmp_path / "out")
     for batches in read(folder, "features").values():
         assert [len(batch) for batch in batches] == [256, 4]
@@ -248,7 +247,7 @@ def test_what_is_there_already_is_left_alone(tiny_index, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "folder", "link"):
-        with pytest.raises(FfmemError, match=r"exists already\. Name a new folder"):
+        with pytest.raises(FfmemError, match=r"exists already\. Choose a new folder"):
             ffmem.export(tiny_index, "neuronpedia", tmp_path / name)
     with pytest.raises(FfmemError, match="There is no folder"):
         ffmem.export(tiny_index, "neuronpedia", tmp_path / "nowhere" / "out")

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ffmem.errors import ForwardError
-from ffmem.indexing import sample
-from ffmem.indexing.chunks import batches, cut, prefix_range
+from ffmem.indexing import results
+from ffmem.indexing.chunks import batches, cut_chunks, prefix_range
 from ffmem.indexing.results import UNIT
 from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import NO_PREFIX
@@ -32,14 +32,16 @@ def offsets_of(sentences):
 def chunks_of(sentences):
     lengths = np.array([len(ids) for ids in sentences])
     offsets = offsets_of(sentences)
-    for chunk in cut([lengths], CHUNK_TOKENS):
+    for chunk in cut_chunks([lengths], CHUNK_TOKENS):
         numbers = range(chunk.first_sentence, chunk.first_sentence + chunk.n_sentences)
         rows = [(offsets[number], sentences[number]) for number in numbers]
         yield chunk, list(batches(rows, START, BATCH_TOKENS))
 
 
 def drawn(sentences, empty_prefix):
-    return sample.draw(SOURCE_HASH, [np.array([len(ids) for ids in sentences])], empty_prefix)
+    return results.draw_sample(
+        SOURCE_HASH, [np.array([len(ids) for ids in sentences])], empty_prefix
+    )
 
 
 def scanned(memories, sentences, prefixes, empty_prefix):

@@ -325,7 +325,7 @@ def opened(index, searches):
 @pytest.mark.parametrize("query", ["t", "th", "The", " r", "riv", "⟨", "é", "zeb", "<|", "!"])
 def test_a_beginning_finds_every_token_that_begins_so(index, opened, everything, query):
     expected = in_values(everything[index.folder], begins(query))
-    found = opened.found(Query(query, prefix=True), "values", limit=ALL)
+    found = opened.search(Query(query, prefix=True), "values", limit=ALL)
     assert plain(found.hits) == expected
     assert found.total == len(expected)
     for hit in found.hits:
@@ -339,9 +339,9 @@ def test_a_beginning_finds_every_token_that_begins_so(index, opened, everything,
 )
 def test_a_beginning_finds_triggers_with_words_that_begin_so(index, opened, everything, query):
     expected = in_triggers(everything[index.folder], holds_beginning(query))
-    found = opened.found(Query(query, prefix=True), "triggers", limit=ALL)
+    found = opened.search(Query(query, prefix=True), "triggers", limit=ALL)
     assert plain(found.hits) == expected
-    assert (found.total, found.looked_at) == (len(expected), None)
+    assert (found.total, found.n_examined) == (len(expected), None)
 
 
 @given(
@@ -355,8 +355,8 @@ def test_what_a_word_finds_every_beginning_of_it_finds(opened_both, text, length
     if not words(beginning):
         return
     for opened in opened_both:
-        whole_words = opened.found(Query(text), place, limit=ALL)
-        begun = opened.found(Query(beginning, prefix=True), place, limit=ALL)
+        whole_words = opened.search(Query(text), place, limit=ALL)
+        begun = opened.search(Query(beginning, prefix=True), place, limit=ALL)
         assert {hit.cell for hit in whole_words.hits} <= {hit.cell for hit in begun.hits}
         assert whole_words.total <= begun.total
 
@@ -367,8 +367,8 @@ def opened_both(searches):
 
 
 def test_a_word_is_whole_once_a_space_follows_it(opened):
-    assert opened.found(Query("ri ", prefix=True), "triggers").total == 0
-    assert opened.found(Query("ri", prefix=True), "triggers").total > 0
+    assert opened.search(Query("ri ", prefix=True), "triggers").total == 0
+    assert opened.search(Query("ri", prefix=True), "triggers").total > 0
 
 
 @pytest.mark.parametrize("query", ["the the", "river river", "the the the", "the r"])
@@ -376,9 +376,9 @@ def test_words_that_overlap_themselves_end_where_the_first_match_ends(
     index, opened, everything, query
 ):
     plain_words = in_triggers(everything[index.folder], holds_words(query))
-    assert plain(opened.found(Query(query), "triggers", limit=ALL).hits) == plain_words
+    assert plain(opened.search(Query(query), "triggers", limit=ALL).hits) == plain_words
     begun = in_triggers(everything[index.folder], holds_beginning(query))
-    found = opened.found(Query(query, prefix=True), "triggers", limit=ALL)
+    found = opened.search(Query(query, prefix=True), "triggers", limit=ALL)
     assert plain(found.hits) == begun
 
 
@@ -389,10 +389,10 @@ def test_some_prefix_ends_between_two_matches_that_overlap(everything, ungated_i
 
 @pytest.mark.parametrize("place", ["values", "triggers"])
 def test_parts_of_the_hits_are_the_hits(opened, place):
-    every = opened.found(Query("the"), place, limit=ALL)
+    every = opened.search(Query("the"), place, limit=ALL)
     assert every.total == len(every.hits) > 7
     for offset, limit in ((0, 3), (3, 4), (every.total - 1, 5), (every.total, 5)):
-        part = opened.found(Query("the"), place, None, offset, limit)
+        part = opened.search(Query("the"), place, None, offset, limit)
         assert part.hits == every.hits[offset : offset + limit]
         assert part.total == every.total
 
@@ -401,20 +401,20 @@ def test_parts_of_the_hits_are_the_hits(opened, place):
 def test_frequent_words_are_counted_over_the_first_sentences_and_it_is_said(
     index, opened, everything, regex
 ):
-    every = opened.found(Query("the", regex), "triggers", limit=ALL)
-    assert every.looked_at is None
-    some = opened.found(Query("the", regex, most=20), "triggers", limit=ALL)
-    assert 0 < some.looked_at < len(LINES)
+    every = opened.search(Query("the", regex), "triggers", limit=ALL)
+    assert every.n_examined is None
+    some = opened.search(Query("the", regex, max_triggers=20), "triggers", limit=ALL)
+    assert 0 < some.n_examined < len(LINES)
     # The same, over the sentences that were looked at.
     holding = (lambda text: "the" in text) if regex else (lambda text: "the" in dict(words(text)))
     first = [number for number, line in enumerate(LINES) if holding(line)]
     triggering = {t.sentence for memory in everything[index.folder] for t in both(memory)}
-    first = [number for number in first if number in triggering][: some.looked_at]
+    first = [number for number in first if number in triggering][: some.n_examined]
     holds = (lambda trigger: "the" in whole(trigger)) if regex else holds_words("the")
     expected = in_triggers(everything[index.folder], lambda t: t.sentence in first and holds(t))
     assert plain(some.hits) == expected
     assert some.total == len(expected) < every.total
-    assert opened.found(Query("the", regex, most=10**9), "triggers", limit=ALL) == every
+    assert opened.search(Query("the", regex, max_triggers=10**9), "triggers", limit=ALL) == every
 
 
 def both(memory):
@@ -428,7 +428,7 @@ def test_an_excerpt_is_a_part_of_the_sentence_and_shows_where_the_prefix_ends(
 ):
     opened = searches[tiny_index.folder]
     memories = {str(memory.cell): memory for memory in everything[tiny_index.folder]}
-    hits = opened.found(Query(query, prefix=prefix), "triggers", limit=ALL).hits
+    hits = opened.search(Query(query, prefix=prefix), "triggers", limit=ALL).hits
     assert hits
     for hit in hits:
         memory = memories[hit.cell]
@@ -498,7 +498,7 @@ def test_hostile_texts_are_searched_like_any_other(index, opened, everything, qu
     for place in ("values", "triggers"):
         for prefix in (False, True):
             try:
-                found = opened.found(Query(query, prefix=prefix), place, limit=ALL)
+                found = opened.search(Query(query, prefix=prefix), place, limit=ALL)
             except FfmemError as error:
                 assert "The query is empty" in str(error)  # noqa: PT017
                 assert not query.strip()

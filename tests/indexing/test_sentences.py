@@ -10,8 +10,8 @@ from ffmem.indexing.sentences import (
     GROUP,
     Sentences,
     StoredSentence,
-    divided,
     join_sentences,
+    split_text,
     write_sentences,
 )
 
@@ -173,7 +173,7 @@ def as_bytes(text):
 def test_both_sides_of_a_place_lose_nothing(sentence_and_pieces, data):
     sentence, pieces = sentence_and_pieces
     length = data.draw(st.integers(0, len(pieces)))
-    before, after = divided(sentence, length, lambda id: shown(pieces[id]))
+    before, after = split_text(sentence, length, lambda id: shown(pieces[id]))
     if not re.search("⟨[0-9a-f]{2}⟩", sentence.text):
         assert as_bytes(before) == b"".join(pieces[:length])
         assert as_bytes(after) == b"".join(pieces[length:])
@@ -184,10 +184,10 @@ def test_both_sides_of_a_place_lose_nothing(sentence_and_pieces, data):
 
 def test_without_text_both_sides_are_the_tokens_as_shown():
     sentence = StoredSentence(0, 0, 0, None, [5, 6, 7], None, None)
-    assert divided(sentence, 2, lambda id: f" w{id}") == (" w5 w6", " w7")
-    assert divided(sentence, 0, lambda id: f" w{id}") == ("", " w5 w6 w7")
+    assert split_text(sentence, 2, lambda id: f" w{id}") == (" w5 w6", " w7")
+    assert split_text(sentence, 0, lambda id: f" w{id}") == ("", " w5 w6 w7")
 
 
 def test_what_the_context_cut_off_stays_in_the_rest():
     sentence = StoredSentence(0, 0, 0, "ab cd ef", [1, 2], [0, 2], [2, 5])
-    assert divided(sentence, 2, str) == ("ab cd", " ef")
+    assert split_text(sentence, 2, str) == ("ab cd", " ef")

@@ -5,7 +5,7 @@ import torch
 
 from ffmem.errors import FfmemError, ModelError
 from ffmem.indexing import start
-from ffmem.indexing.start import choose
+from ffmem.indexing.start import choose_start
 from tests.indexing.folders import memories
 from tests.tiny import tiny
 
@@ -26,24 +26,24 @@ def plain_loss(model, sentences, token):
 
 
 def test_the_start_of_lowest_loss_is_taken():
-    chosen = choose(memories(), SENTENCES, "auto")
+    chosen, perplexity = choose_start(memories(), SENTENCES, "auto")
     model = tiny("llama")
     expected = {
         name: plain_loss(model, SENTENCES, token)
         for name, token in (("none", None), ("<s>", 0), ("</s>", 1))
     }
-    assert chosen.start.losses == pytest.approx(expected, abs=1e-3)
+    assert chosen.losses == pytest.approx(expected, abs=1e-3)
     best = min(expected, key=expected.get)
-    assert chosen.start.token == (None if best == "none" else best)
-    assert chosen.start.chosen_by == "lowest loss"
-    assert chosen.perplexity.per_token == pytest.approx(math.exp(expected[best]), rel=1e-3)
-    assert chosen.perplexity.tokens == sum(len(ids) - 1 for ids in SENTENCES)
+    assert chosen.token == (None if best == "none" else best)
+    assert chosen.chosen_by == "lowest loss"
+    assert perplexity.per_token == pytest.approx(math.exp(expected[best]), rel=1e-3)
+    assert perplexity.tokens == sum(len(ids) - 1 for ids in SENTENCES)
 
 
 def test_what_the_tokenizer_puts_in_front_itself_is_not_put_to_the_test():
     model = memories()
     model.tokenizer.own_start = 1
-    chosen = choose(model, SENTENCES, "auto").start
+    chosen, _ = choose_start(model, SENTENCES, "auto")
     assert (chosen.id, chosen.chosen_by) == (1, "the tokenizer's own")
     assert set(chosen.losses) == {"</s>"}
 
@@ -52,31 +52,31 @@ def test_what_the_tokenizer_puts_in_front_itself_is_not_put_to_the_test():
     ("asked", "id"), [("none", None), ("bos", 0), ("eos", 1), ("w7", 7), ("id:9", 9)]
 )
 def test_a_start_that_is_asked_for_is_taken(asked, id):
-    assert choose(memories(), SENTENCES, asked).start.id == id
+    assert choose_start(memories(), SENTENCES, asked)[0].id == id
 
 
 def test_a_start_that_is_not_there_is_refused():
     model = memories()
     with pytest.raises(ModelError):
-        choose(model, SENTENCES, "<nowhere>")
+        choose_start(model, SENTENCES, "<nowhere>")
     with pytest.raises(FfmemError, match="the model has ids 0 to 63"):
-        choose(model, SENTENCES, "id:64")
+        choose_start(model, SENTENCES, "id:64")
     with pytest.raises(FfmemError, match="the model has ids 0 to 63"):
-        choose(model, SENTENCES, "id:" + "9" * 5000)
+        choose_start(model, SENTENCES, "id:" + "9" * 5000)
     model.tokenizer.bos = None
     with pytest.raises(FfmemError, match="has no such token"):
-        choose(model, SENTENCES, "bos")
+        choose_start(model, SENTENCES, "bos")
 
 
 def test_one_word_sentences_give_nothing_to_measure():
-    chosen = choose(memories(), [[5], [6]], "auto")
-    assert chosen.start.id == 0
-    assert chosen.perplexity is None
+    chosen, perplexity = choose_start(memories(), [[5], [6]], "auto")
+    assert chosen.id == 0
+    assert perplexity is None
 
 
 def test_the_sample_is_spread_over_the_sentences(monkeypatch):
-    monkeypatch.setattr(start, "TOKENS", 20)
-    spread = start._spread([[i] * 2 for i in range(100)])
+    monkeypatch.setattr(start, "LOSS_TOKENS", 20)
+    spread = start._spread_sample([[i] * 2 for i in range(100)])
     assert [ids[0] for ids in spread] == list(range(0, 100, 10))
 
 
@@ -85,4 +85,4 @@ def test_a_model_that_overflows_on_text_is_refused():
     with torch.no_grad():
         model.model.get_input_embeddings().weight[5] = torch.inf
     with pytest.raises(ModelError, match="not finite"):
-        choose(model, [[3, 5, 4]], "none")
+        choose_start(model, [[3, 5, 4]], "none")

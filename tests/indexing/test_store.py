@@ -89,7 +89,7 @@ def test_prefix_and_rest_are_the_sentence_and_nothing_is_lost_inside_a_character
     for number in range(index.sentences.n_sentences):
         sentence = index.sentences.row(number)
         for length in range(len(sentence.ids) + 1):
-            place = index.place(sentence, length)
+            place = index.prefix_text(sentence, length)
             both = place.prefix + place.rest
             assert "�" not in both
             if both != sentence.text:
@@ -153,7 +153,7 @@ def test_a_corpus_of_ids_alone_is_shown_by_its_tokens(index_of, tokenizer, tmp_p
             shown = [index.token(id) for id in mine]
             assert trigger["prefix"] == "".join(shown[: trigger["length"]])
             assert trigger["rest"] == "".join(shown[trigger["length"] :])
-    plain = index.place(index.sentences.row(0), len(ids[0])).prefix
+    plain = index.prefix_text(index.sentences.row(0), len(ids[0])).prefix
     assert plain == "the river ⟨f0⟩⟨9f⟩⟨98⟩⟨80⟩"
     # The river has text in the search as well.
     assert ffmem.search(index, "river", place="triggers")

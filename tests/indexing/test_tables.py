@@ -48,7 +48,7 @@ def test_columns_are_read_as_they_were_written(path):
 
 def test_a_part_of_a_column_is_that_part():
     part = pa.chunked_array([fixed(MATRIX)[2:5], fixed(MATRIX)[7:9]])
-    np.testing.assert_array_equal(tables._array(part), MATRIX[[2, 3, 4, 7, 8]])
+    np.testing.assert_array_equal(tables.as_array(part), MATRIX[[2, 3, 4, 7, 8]])
 
 
 def test_the_same_table_gives_the_same_bytes(path, tmp_path):

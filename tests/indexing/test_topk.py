@@ -153,7 +153,7 @@ def test_shifting_moves_prefixes_and_leaves_empty_slots():
     triggers = Triggers(
         np.ones((1, 2), np.float32), np.array([[5, NO_PREFIX]]), np.zeros((1, 2), np.int8)
     )
-    assert triggers.shifted(100).prefixes[0].tolist() == [105, NO_PREFIX]
+    assert triggers.shift(100).prefixes[0].tolist() == [105, NO_PREFIX]
 
 
 stats = st.builds(

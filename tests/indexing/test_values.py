@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ffmem.indexing import values
 from ffmem.indexing.tables import read_columns
 from ffmem.indexing.values import ENDS, write_values
+from ffmem.models import head
 from ffmem.models.memories import Memories
 from ffmem.models.tokenizer import WordTokenizer
 from tests.tiny import tiny, tiny_tokenizer
@@ -33,7 +36,7 @@ def plain_ends(logits, unlisted, sign, n):
 
 
 def check(columns, memories, layer=1):
-    logits = memories.head.folded(memories.readable_values(layer)).float()
+    logits = memories.head.folded(memories.output_directions(layer)).float()
     probabilities = logits.double().softmax(1).numpy()
     logits = logits.numpy()
     unlisted = memories.tokenizer.unlisted
@@ -91,7 +94,7 @@ def test_unlisted_tokens_stand_at_no_end_but_keep_their_probability(tmp_path):
     check(columns, memories)
     for side in ("top", "bottom"):
         assert not np.isin(columns[f"{side}_ids"], list(unlisted)).any()
-    with_all = memories.head.folded(memories.readable_values(1)).exp().sum(1)
+    with_all = memories.head.folded(memories.output_directions(1)).exp().sum(1)
     np.testing.assert_allclose(with_all, 1, rtol=1e-4)  # of all tokens, unlisted ones too
 
 
@@ -109,6 +112,40 @@ def test_behind_an_adaptive_softmax_the_other_end_of_a_gated_value_is_the_top_of
     memories = Memories(tiny("ffmem_adaptive swiglu"), tiny_tokenizer())
     columns = ends(tmp_path / "values.parquet", memories)
     for side, sign in (("top", 1), ("bottom", -1)):
-        logits = memories.head.folded(sign * memories.readable_values(1)).float().tolist()
+        logits = memories.head.folded(sign * memories.output_directions(1)).float().tolist()
         expected = [plain_ends(row, memories.tokenizer.unlisted, 1, ENDS) for row in logits]
         assert columns[f"{side}_ids"].tolist() == expected
+
+
+@given(
+    vocabulary=st.integers(1, 400),
+    n=st.integers(1, 9),
+    distinct=st.sampled_from([2, 7, 1_000]),
+    n_unlisted=st.integers(0, 3),
+    sign=st.sampled_from([1, -1]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_blocks_give_the_ends_of_a_plain_sort(vocabulary, n, distinct, n_unlisted, sign, seed):
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(distinct, size=(3, vocabulary)).astype(np.float32)
+    unlisted = rng.choice(vocabulary, min(n_unlisted, vocabulary - 1), replace=False)
+    plain = [plain_ends(row, set(unlisted.tolist()), sign, n) for row in logits.tolist()]
+    log_total = torch.from_numpy(logits).logsumexp(1, keepdim=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "ENDS", n)
+        patch.setattr(values, "BLOCK", 8)
+        found = values._ends(
+            torch.from_numpy(logits.copy()), log_total, torch.from_numpy(unlisted), sign
+        )
+    assert found.ids.tolist() == plain
+    np.testing.assert_array_equal(found.logits, np.take_along_axis(logits, found.ids, 1))
+
+
+@pytest.mark.parametrize("tile", [1, 7, 64])
+def test_the_vocabulary_is_projected_tile_by_tile(tile, monkeypatch):
+    memories = with_ties("cohere")  # its head has a scale
+    part = memories.output_directions(1)
+    whole = memories.head.folded(part)
+    monkeypatch.setattr(head, "TILE", tile)
+    tiled = memories.head.folded(part, out=torch.full_like(whole, torch.nan))
+    torch.testing.assert_close(tiled, whole, rtol=1e-5, atol=1e-6)

@@ -241,7 +241,7 @@ def test_other_sentences_are_told(folder, column, value, message):
 @pytest.mark.parametrize("count", ["sentences", "tokens"])
 def test_a_manifest_with_another_count_is_told(folder, count):
     edit_manifest(folder, lambda manifest: manifest["corpus"].update({count: 5}))
-    assert any("the manifest names" in sentence for sentence in ffmem.verify(folder))
+    assert any("the manifest says" in sentence for sentence in ffmem.verify(folder))
 
 
 def test_a_manifest_with_another_t_is_told(folder):

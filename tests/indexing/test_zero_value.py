@@ -7,7 +7,7 @@ import pytest
 import ffmem
 from ffmem.causal.edits import Edits
 from ffmem.causal.patch import edited
-from ffmem.indexing.kind import ZERO_VALUE
+from ffmem.indexing.memory import ZERO_VALUE
 from tests.conftest import OURS, text_model
 from tests.texts import LINES
 

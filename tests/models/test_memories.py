@@ -17,7 +17,7 @@ from ffmem.models.memories import Memories, fingerprint
 from tests.tiny import HEADS, LAYERS, TINY, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 35, 8, 9]])
-GATED = [name for name, config in TINY.items() if FAMILIES[config.model_type].of(config).up]
+GATED = [name for name, config in TINY.items() if FAMILIES[config.model_type].for_config(config).up]
 OURS = [name for name in TINY if name.startswith("ffmem_adaptive")]
 
 
@@ -110,11 +110,11 @@ def test_only_opt_post_norm_and_the_first_gpt_norm_the_sum():
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "ffmem_adaptive lambda"])
-def test_readable_values_sum_to_what_reaches_the_residual_stream(name):
+def test_output_directions_sum_to_what_reaches_the_residual_stream(name):
     """y = ∑ᵢ mᵢ vᵢ + b of readable values, over the post-norm's σ where there is one."""
     memories = read(name)
     for layer, found in enumerate(memories.trace(TOKENS)):
-        values = memories.readable_values(layer)
+        values = memories.output_directions(layer)
         bias = memories.bias(layer) * memories.multiplier
         expected = found.ff_output
         if memories.row.post_norm is not None:
@@ -130,24 +130,24 @@ def test_readable_values_sum_to_what_reaches_the_residual_stream(name):
 def test_only_lambda_layers_have_no_static_values_and_they_say_so():
     assert [name for name in OURS if not read(name).has_values] == ["ffmem_adaptive lambda"]
     memories = read("ffmem_adaptive lambda")
-    for ask in (memories.values, memories.readable_values):
+    for ask in (memories.values, memories.output_directions):
         with pytest.raises(NoStaticValues, match="lambda layer"):
             ask(1)
     assert memories.keys(1).shape == (memories.layout.widths[0], memories.hidden)
 
 
-def test_a_multiplier_and_a_post_norm_are_in_the_readable_values():
+def test_a_multiplier_and_a_post_norm_are_in_the_output_directions():
     granite, gemma, llama = read("granite"), read("gemma2"), read("llama")
 
-    assert_close(granite.readable_values(1), granite.values(1) * 0.22)
+    assert_close(granite.output_directions(1), granite.values(1) * 0.22)
     gain = 1 + gemma.blocks[1].post_feedforward_layernorm.weight
-    assert_close(gemma.readable_values(1), gemma.values(1) * gain)
-    assert llama.readable_values(1).data_ptr() == llama.values(1).data_ptr()
+    assert_close(gemma.output_directions(1), gemma.values(1) * gain)
+    assert llama.output_directions(1).data_ptr() == llama.values(1).data_ptr()
 
 
 def test_reading_gives_the_coefficients_of_the_trace_in_layer_order(memories):
     seen = []
-    with memories.reading(lambda *reading: seen.append(reading)):
+    with memories.read_coefficients(lambda *reading: seen.append(reading)):
         memories.forward(TOKENS)
 
     trace = memories.trace(TOKENS)
@@ -168,7 +168,7 @@ def test_reading_copies_nothing(memories):
         for bank in memories.banks
         if bank is not None
     ]
-    with memories.reading(lambda bank, m, gate: seen.append(m.data_ptr())):
+    with memories.read_coefficients(lambda bank, m, gate: seen.append(m.data_ptr())):
         memories.forward(TOKENS)
     for hook in hooks:
         hook.remove()
@@ -178,7 +178,7 @@ def test_reading_copies_nothing(memories):
 
 def test_every_forward_pass_is_read_while_reading_is_open_and_none_afterwards():
     memories, seen = read("llama"), []
-    with memories.reading(lambda bank, m, gate: seen.append(m.shape[0])):
+    with memories.read_coefficients(lambda bank, m, gate: seen.append(m.shape[0])):
         memories.forward(TOKENS)
         memories.forward(TOKENS[:1])
         memories.logits(TOKENS[:1])
@@ -189,7 +189,7 @@ def test_every_forward_pass_is_read_while_reading_is_open_and_none_afterwards():
 
 def test_hooks_are_gone_after_reading(memories):
     before = n_hooks(memories.model)
-    with memories.reading(lambda *_: None):
+    with memories.read_coefficients(lambda *_: None):
         assert n_hooks(memories.model) > before
         memories.forward(TOKENS)
 
@@ -202,7 +202,7 @@ def test_hooks_are_gone_after_an_exception_in_the_reader():
     def fail(bank, coefficients, gate):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), memories.reading(fail):
+    with pytest.raises(ZeroDivisionError), memories.read_coefficients(fail):
         memories.forward(TOKENS)
     assert n_hooks(memories.model) == 0
 
@@ -384,7 +384,7 @@ def test_a_trace_at_some_places_is_the_whole_trace_there(name):
 
 def test_a_pass_over_the_first_layers_runs_no_others(memories):
     seen = []
-    with memories.reading(lambda bank, coefficients, gate: seen.append(bank.layer)):
+    with memories.read_coefficients(lambda bank, coefficients, gate: seen.append(bank.layer)):
         memories.forward(TOKENS, layers=1)
         assert seen == [0]
         memories.forward(TOKENS, layers=memories.n_layers)

@@ -14,10 +14,10 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sources import check_exists
 from ffmem.corpus.wikitext import detokenize, is_heading
 from ffmem.errors import CorpusError, ModelError
+from ffmem.mini_wiki import FILES, MODEL, TEXTS
 from ffmem.mini_wiki import publish as publishing
-from ffmem.mini_wiki.folder import FILES, MODEL, TEXTS
 from ffmem.mini_wiki.publish import publish
-from ffmem.models.argument import FORMS, NAMED, canonical
+from ffmem.models.arguments import MODEL_FORMS, NAMED_MODELS, resolve_model
 from ffmem.models.tokenizer import WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.model import AdaptiveLM
@@ -38,7 +38,7 @@ def words():
 
 def test_the_package_carries_the_whole_model():
     assert [name for name in FILES if not (MODEL / name).is_file()] == []
-    assert sum(path.stat().st_size for path in MODEL.iterdir()) <= publishing.MOST_BYTES
+    assert sum(path.stat().st_size for path in MODEL.iterdir()) <= publishing.MAX_BYTES
     for path in MODEL.iterdir():
         if path.suffix != ".safetensors":
             text = path.read_text(encoding="utf-8")
@@ -54,8 +54,8 @@ def test_the_package_carries_the_whole_model():
 
 
 def test_mini_wiki_is_a_model_by_name_wherever_one_is(tmp_path, monkeypatch):
-    assert canonical("mini-wiki") == "mini-wiki"
-    assert "mini-wiki" in FORMS
+    assert resolve_model("mini-wiki") == "mini-wiki"
+    assert "mini-wiki" in MODEL_FORMS
     monkeypatch.chdir(tmp_path)
     memories = ffmem.load("mini-wiki")
     assert memories.source == "mini-wiki"
@@ -67,8 +67,8 @@ def test_mini_wiki_is_a_model_by_name_wherever_one_is(tmp_path, monkeypatch):
 
 
 def test_a_package_without_its_model_says_so(tmp_path, monkeypatch):
-    monkeypatch.setitem(NAMED, "mini-wiki", tmp_path / "gone")
-    with pytest.raises(ModelError, match=r"lacks config.json, .*\. Install ffmem again"):
+    monkeypatch.setitem(NAMED_MODELS, "mini-wiki", tmp_path / "gone")
+    with pytest.raises(ModelError, match=r"lacks config.json, .*\. Reinstall ffmem"):
         ffmem.load("mini-wiki")
 
 
@@ -167,9 +167,9 @@ def changed(trained, folder, change):
     return folder
 
 
-def perplexities(told):
-    """Return the figures that are told: of the rounded weights, and of the trained ones."""
-    figures = re.search(r": ([\d.,]+), and ([\d.,]+) before", told).groups()
+def perplexities(summary):
+    """Return both figures of a summary: of the rounded weights, and of the trained ones."""
+    figures = re.search(r": ([\d.,]+), and ([\d.,]+) before", summary).groups()
     return [float(figure.replace(",", "")) for figure in figures]
 
 
@@ -178,7 +178,7 @@ def test_what_is_published_is_the_trained_model_in_float16(trained, tmp_path):
     out.mkdir()
     for name in ("mine.txt", "curve.svg"):
         (out / name).touch()
-    told = publish(trained, out, Corpus("mini-wiki:valid"))
+    summary = publish(trained, out, Corpus("mini-wiki:valid"))
     assert sorted(path.name for path in out.iterdir() if path.name in FILES) == sorted(FILES)
     assert not (out / "curve.svg").exists()  # of an earlier model
     assert (out / "mine.txt").exists()
@@ -190,9 +190,9 @@ def test_what_is_published_is_the_trained_model_in_float16(trained, tmp_path):
     assert ffmem.load(out).dtype == torch.float32
     card = (out / "README.md").read_text(encoding="utf-8")
     assert 'ffmem.load("mini-wiki")' in card
-    assert told in card
-    found, unrounded = perplexities(told)
-    assert found == pytest.approx(unrounded, rel=publishing.LARGEST_CHANGE)
+    assert summary in card
+    found, unrounded = perplexities(summary)
+    assert found == pytest.approx(unrounded, rel=publishing.MAX_PERPLEXITY_CHANGE)
     for path in out.iterdir():
         assert str(trained).encode() not in path.read_bytes()
 
@@ -202,7 +202,7 @@ def test_without_a_validation_text_no_perplexity_is_told(trained, tmp_path):
 
 
 def test_the_perplexity_is_that_of_hugging_faces_loss_block_by_block(trained, tmp_path):
-    told = publish(trained, tmp_path / "model", Corpus("mini-wiki:valid"))
+    summary = publish(trained, tmp_path / "model", Corpus("mini-wiki:valid"))
     model = AdaptiveLM.from_pretrained(trained).eval()
     tokenizer = WordTokenizer.from_file(trained / "dict.txt")
     stream = torch.tensor([i for one in sentences("valid", tokenizer) for i in (2, *one.ids)])
@@ -212,20 +212,20 @@ def test_the_perplexity_is_that_of_hugging_faces_loss_block_by_block(trained, tm
         with torch.no_grad():
             scores = model(block[None]).logits[0].double().log_softmax(-1)
         total -= scores.gather(-1, following[:, None]).sum()
-    assert perplexities(told)[1] == pytest.approx(float((total / len(stream)).exp()), rel=1e-4)
+    assert perplexities(summary)[1] == pytest.approx(float((total / len(stream)).exp()), rel=1e-4)
 
 
 def test_an_unfinished_run_is_not_published(trained, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(trained, half)
     (half / "training.json").unlink()
-    with pytest.raises(ModelError, match=r"no finished run .* lacks training\.json"):
+    with pytest.raises(ModelError, match=r"not a finished run .* lacks training\.json"):
         publish(half, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_a_model_that_is_too_large_is_not_published(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(publishing, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(publishing, "MAX_BYTES", 10_000)
     with pytest.raises(ModelError, match="a package may carry"):
         publish(trained, tmp_path / "model")
     assert list((tmp_path / "model").iterdir()) == []
@@ -244,7 +244,7 @@ def test_a_model_that_float16_changes_is_not_published(trained, tmp_path):
                 module.memory.values.weight /= 1e8
 
     harmed = changed(trained, tmp_path / "harmed", shrink_values)
-    with pytest.raises(ModelError, match=r"In float16 the perplexity .* Nothing was published"):
+    with pytest.raises(ModelError, match=r"in float16: .* Nothing was published"):
         publish(harmed, tmp_path / "model", Corpus("mini-wiki:valid"))
     assert list((tmp_path / "model").iterdir()) == []
 
@@ -253,5 +253,5 @@ def test_a_model_that_float16_cannot_hold_fails_its_self_check(trained, tmp_path
     def enlarge(model):
         next(model.parameters())[0, 0] = 1e6
 
-    with pytest.raises(ModelError, match="is no number"):
+    with pytest.raises(ModelError, match="NaN or infinite"):
         publish(changed(trained, tmp_path / "large", enlarge), tmp_path / "model")

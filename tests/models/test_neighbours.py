@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity
 import ffmem
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, UnknownCell
-from ffmem.models.neighbours import neighbourhood, neighbours
+from ffmem.models.memories import neighbourhood, neighbours
 from tests.test_cli import run
 from tests.tiny import tiny, tiny_tokenizer
 
@@ -20,7 +20,7 @@ FAMILIES = ["gpt2", "llama", "gemma2", "granite", "phi3"]
 @pytest.mark.parametrize("name", FAMILIES)
 def test_neighbours_are_the_memories_of_largest_cosine(name, by):
     memories = ffmem.load(tiny(name), tiny_tokenizer())
-    read = memories.readable_values if by == "value" else memories.keys
+    read = memories.output_directions if by == "value" else memories.keys
     own = read(1)[5]
     plain = {
         Cell(layer, memory): float(cosine_similarity(read(layer)[memory], own, dim=0))

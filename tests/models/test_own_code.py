@@ -37,7 +37,7 @@ KINDS = {
     "model": ("config.json", {"model_type": "vit", "auto_map": MODEL}),
     "tokenizer": ("tokenizer_config.json", TOKENIZER),
 }
-REFUSED = r"asks for its own Python code to run .*, which ffmem never does: give a model that"
+REFUSED = r"needs its own Python code .*, which ffmem never runs\. Use a model that"
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_corpus_that_begins_with_y_does_not_run_code(folder, ran, tmp_path, ki
     )
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
-    assert error.startswith(f"Error: The model {folder} asks for its own Python code to run")
+    assert error.startswith(f"Error: The model {folder} needs its own Python code")
     assert "Do you wish" not in done.stdout + done.stderr
     assert not ran.exists()
 
@@ -115,7 +115,7 @@ def test_every_call_that_loads_says_that_no_code_may_run():
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in loaders:
                 calls += 1
                 given = {ast.unparse(keyword) for keyword in node.keywords}
-                if not given & {"**OWN_CODE", "trust_remote_code=False"}:
+                if not given & {"**NO_REMOTE_CODE", "trust_remote_code=False"}:
                     open_ones.append(f"{path}:{node.lineno}")
     assert calls >= 10
     assert open_ones == []

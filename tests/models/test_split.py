@@ -19,10 +19,10 @@ from ffmem.causal.patch import edited
 from ffmem.causal.prompt import read_prompt
 from ffmem.causal.upward import Upward
 from ffmem.errors import ModelError
-from ffmem.models.describe import describe
+from ffmem.models.checkpoint import silence_transformers
 from ffmem.models.families import FAMILIES
-from ffmem.models.load import empty, load, quiet
-from ffmem.models.split import copied, device_map, is_split, places
+from ffmem.models.load import describe, empty_model, load
+from ffmem.models.modules import copy_without_hooks, describe_devices, is_split, make_device_map
 from tests.tiny import TINY, tiny, tiny_tokenizer
 
 NAMES = ["gpt2", "llama", "gpt_neox", "opt", "opt post-norm", "gemma3", "cohere", "falcon"]
@@ -47,7 +47,7 @@ def parts(model):
 def dispatched(model):
     """Return the model with accelerate's hooks on each of its parts, all on the CPU."""
     layers, rest = parts(model)
-    with quiet():
+    with silence_transformers():
         dispatch_model(model, dict.fromkeys([*rest, *layers], "cpu"), force_hooks=True)
     return model
 
@@ -96,7 +96,7 @@ def test_effects_are_the_same(pair):
 
 def test_a_copy_of_a_module_has_no_hooks():
     model = dispatched(tiny("llama"))
-    norm = copied(model.model.norm)
+    norm = copy_without_hooks(model.model.norm)
     x = torch.randn(2, norm.weight.shape[0])
     assert same(norm(x), tiny("llama").model.norm(x))
     assert not is_split(norm)
@@ -107,7 +107,7 @@ def test_offloaded_weights_are_refused(tmp_path):
     model = tiny("llama")
     layers, rest = parts(model)
     where = dict.fromkeys([*rest, layers[0]], "cpu") | {layers[1]: "disk"}
-    with quiet():
+    with silence_transformers():
         dispatch_model(model, where, offload_dir=tmp_path)
     with pytest.raises(ModelError, match=r"layers\.1\..*weight are not in memory"):
         ffmem.load(model, tiny_tokenizer())
@@ -133,15 +133,15 @@ def test_describe_knows_which_embeddings_are_tied(name, tied):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_plan_never_divides_a_layer_and_uses_every_device_that_it_needs(name):
-    model = empty(TINY[name], "float32")
+    model = empty_model(TINY[name], "float32")
     assert all(weight.is_meta for weight in model.parameters())
     size = sum(weight.numel() * 4 for weight in model.parameters())
-    where = device_map(model, {0: size, 1: size})
+    where = make_device_map(model, {0: size, 1: size})
     layers, _ = parts(model)
     for path in where:
         assert not any(path.startswith(f"{layer}.") for layer in layers), path
     assert set(where.values()) == {0, 1}
-    assert set(device_map(model, {0: 8 * size}).values()) == {0}
+    assert set(make_device_map(model, {0: 8 * size}).values()) == {0}
 
 
 def test_the_plan_has_room_for_the_wider_of_the_stored_dtype_and_the_wanted_one():
@@ -153,27 +153,29 @@ def test_the_plan_has_room_for_the_wider_of_the_stored_dtype_and_the_wanted_one(
         (None, "bfloat16", torch.float32),
     ):
         config.dtype = stored
-        assert {weight.dtype for weight in empty(config, wanted).parameters()} == {wider}
+        assert {weight.dtype for weight in empty_model(config, wanted).parameters()} == {wider}
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_its_size():
-    model = empty(TINY["llama"], "float32")
-    with pytest.raises(ModelError, match=r"take 0\.0 GB, and do not fit .*0: 0\.0 GB; whole"):
-        device_map(model, {0: 4000})
+    model = empty_model(TINY["llama"], "float32")
+    with pytest.raises(
+        ModelError, match=r"needs 0\.0 GB for its weights and does not fit .*0: 0\.0 GB; layers"
+    ):
+        make_device_map(model, {0: 4000})
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one here")
 def test_without_an_accelerator_there_is_nothing_to_split_over(model_folder):
-    with pytest.raises(ModelError, match=r"needs an accelerator, and there is none here"):
+    with pytest.raises(ModelError, match=r"needs an accelerator, and none is available"):
         load(model_folder, device="split")
 
 
 def test_the_papers_model_is_not_split(tmp_path):
     tiny("ffmem_adaptive").save_pretrained(tmp_path / "model")
-    with pytest.raises(ModelError, match=r"was to be split over devices. Its adaptive softmax"):
+    with pytest.raises(ModelError, match=r"cannot be split over devices: its adaptive softmax"):
         load(tmp_path / "model", device={"": "cpu"})
     (tmp_path / "model.pt").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"checkpoint .*model\.pt was to be split over devices"):
+    with pytest.raises(ModelError, match=r"checkpoint .*model\.pt cannot be split over devices"):
         load(tmp_path / "model.pt", device={"": "cpu"})
 
 
@@ -208,10 +210,10 @@ def moved(norm, mode):
     """Put what ffmem knows of the final norm where the norm lies."""
     for name in ("gain", "offset"):
         setattr(norm, name, mode.from_tensor(getattr(norm, name)).to(SECOND))
-    if norm._exact is not None:
-        for name, weight in list(norm._exact.named_parameters()):
+    if norm._float32 is not None:
+        for name, weight in list(norm._float32.named_parameters()):
             fake = nn.Parameter(mode.from_tensor(weight.data).to(SECOND), False)
-            norm._exact.register_parameter(name, fake)
+            norm._float32.register_parameter(name, fake)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,7 +230,7 @@ def test_on_two_gpus_only_tensors_of_one_device_meet(name):
                 assert tensor is None or tensor.device == (SECOND if layer else FIRST)
                 assert tensor is None or tensor.shape == true.shape
         seen = []
-        with memories.reading(lambda bank, m, gate: seen.append(m.device)):
+        with memories.read_coefficients(lambda bank, m, gate: seen.append(m.device)):
             memories.forward(TOKENS)
         assert seen == [FIRST, *[SECOND] * (memories.n_layers - 1)]
         for layer, trace in enumerate(found):
@@ -243,7 +245,7 @@ def test_on_two_gpus_only_tensors_of_one_device_meet(name):
         law = sigma[:, None] * (memories.head.unscaled(stream) - memories.head.constant())
         assert law.device == FIRST
         assert memories.logits(TOKENS).device == FIRST
-        lying = places(memories.model, memories.row.blocks)
+        lying = describe_devices(memories.model, memories.row.blocks)
         assert set(lying) == {str(FIRST), str(SECOND)}
         assert lying[str(FIRST)].startswith("layer 0, ")
 

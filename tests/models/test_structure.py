@@ -10,7 +10,7 @@ from ffmem.models import families
 from ffmem.models.families import FAMILIES
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
-from ffmem.models.structure import candidates
+from ffmem.models.structure import candidate_families
 from tests.tiny import TINY, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9]])
@@ -25,7 +25,7 @@ def without_its_row(monkeypatch, name):
 
 @pytest.mark.parametrize("name", SAME_ROW)
 def test_the_structure_of_an_unknown_model_gives_the_row_of_the_table(monkeypatch, name):
-    row = FAMILIES[TINY[name].model_type].of(TINY[name])
+    row = FAMILIES[TINY[name].model_type].for_config(TINY[name])
 
     found = without_its_row(monkeypatch, name).row
 
@@ -60,8 +60,8 @@ def test_two_feed_forward_parts_in_a_layer_are_ambiguous(monkeypatch):
         layer.second = type(layer.mlp)(model.config)
     monkeypatch.delitem(families.FAMILIES, "llama")
 
-    assert list(candidates(model)) == []
-    with pytest.raises(UnknownFamily, match="one feed-forward part per layer"):
+    assert list(candidate_families(model)) == []
+    with pytest.raises(UnknownFamily, match="one recognizable feed-forward part"):
         Memories(model, tiny_tokenizer())
 
 
@@ -71,8 +71,8 @@ def test_a_candidate_that_fails_the_self_check_is_never_taken(monkeypatch):
         layer.mlp.act_fn = torch.nn.Softsign()  # not what the config says
     monkeypatch.delitem(families.FAMILIES, "llama")
 
-    assert len(list(candidates(model))) > 1
-    with pytest.raises(UnknownFamily, match=r"does not keep the law “m = f\(x · Kᵀ\)"):
+    assert len(list(candidate_families(model))) > 1
+    with pytest.raises(UnknownFamily, match=r"“m = f\(x · Kᵀ\)” does not hold"):
         Memories(model, tiny_tokenizer())
 
 
@@ -122,7 +122,7 @@ def refusal(model):
     message = str(refused.value)
     assert message.endswith(".")
     assert ". " not in message
-    assert "law" not in message
+    assert "self-check" not in message
     return message
 
 
@@ -142,8 +142,8 @@ def test_the_folder_of_an_encoder_is_refused_before_its_weights_are_read(kind, t
 def test_a_model_without_memories_is_refused_with_the_reason(kind, tmp_path):
     model = AutoModelForCausalLM.from_config(config_of(kind, NO_MEMORIES[kind]))
     reason = refusal(model)
-    assert f"A '{kind}' model cannot be read: it" in reason
-    assert "give ffmem a transformer" in reason
+    assert f"ffmem cannot read a '{kind}' model: it" in reason
+    assert "use a transformer" in reason
     model.config.save_pretrained(tmp_path)
     assert refusal(tmp_path) == reason
 
@@ -175,7 +175,7 @@ def test_an_encoder_decoder_is_refused(tmp_path):
 
 def test_a_folder_of_no_language_model_is_refused(tmp_path):
     config_of("vit", {"hidden_size": 16}).save_pretrained(tmp_path)
-    message = f"The model {tmp_path} is of type 'vit', which is no causal language model"
+    message = f"The model {tmp_path} has type 'vit', which is not a causal language model"
     assert message in refusal(tmp_path)
 
 

@@ -110,7 +110,7 @@ BYTE_LEVEL = byte_level()
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="⟨⟩")))
 def test_the_shown_tokens_of_a_byte_level_text_joined_are_the_text(text):
-    shown = BYTE_LEVEL.shown(300)
+    shown = BYTE_LEVEL.token_texts(300)
 
     [encoding] = BYTE_LEVEL.encode([text])
 
@@ -127,14 +127,14 @@ def test_tokens_lie_in_the_text_in_order_and_reach_its_end(text):
     assert encoding.starts == sorted(encoding.starts)
     assert encoding.ends == sorted(encoding.ends)
     assert encoding.ends[-1] == len(text)
-    shown = BYTE_LEVEL.shown(300)
+    shown = BYTE_LEVEL.token_texts(300)
     for id, start, end in zip(*encoding, strict=True):
         whole = shown[id]
         assert "⟨" in whole or whole == text[start:end]
 
 
 def test_a_token_that_is_part_of_a_character_is_shown_by_its_bytes():
-    shown = BYTE_LEVEL.shown(300)
+    shown = BYTE_LEVEL.token_texts(300)
 
     [encoding] = BYTE_LEVEL.encode(["€"])
 
@@ -145,11 +145,11 @@ def test_a_token_that_is_part_of_a_character_is_shown_by_its_bytes():
 def test_a_leading_space_is_part_of_the_shown_token():
     [encoding] = BYTE_LEVEL.encode(["that the"])
 
-    assert BYTE_LEVEL.shown(300)[encoding.ids[-1]] == " the"
+    assert BYTE_LEVEL.token_texts(300)[encoding.ids[-1]] == " the"
 
 
 def test_special_tokens_are_shown_by_name_and_empty_rows_as_unused():
-    shown = BYTE_LEVEL.shown(302)
+    shown = BYTE_LEVEL.token_texts(302)
 
     assert shown[BYTE_LEVEL.eos] == "<|end|>"
     assert shown[301] == "⟨unused 301⟩"
@@ -160,14 +160,14 @@ def test_an_added_token_is_shown_as_it_was_added():
     tokenizer = byte_level()
     tokenizer.tokenizer.add_tokens([AddedToken("éé", special=False)])
 
-    assert tokenizer.shown(301)[300] == "éé"
+    assert tokenizer.token_texts(301)[300] == "éé"
     assert tokenizer.encode(["éé"])[0].ids == [300]
 
 
 def test_metaspace_is_shown_as_a_space_and_byte_pieces_as_what_they_are():
     tokenizer = metaspace()
 
-    shown = tokenizer.shown(262)
+    shown = tokenizer.token_texts(262)
 
     assert shown[tokenizer.id_of("▁in")] == " in"
     assert shown[tokenizer.id_of("<0x0A>")] == "\n"
@@ -180,7 +180,7 @@ def test_metaspace_is_shown_as_a_space_and_byte_pieces_as_what_they_are():
 def test_word_pieces_are_shown_as_the_vocabulary_writes_them():
     tokenizer = word_piece()
 
-    assert tokenizer.shown(6) == ["[UNK]", "[CLS]", "[SEP]", "play", "##ing", "▁"]
+    assert tokenizer.token_texts(6) == ["[UNK]", "[CLS]", "[SEP]", "play", "##ing", "▁"]
     assert tokenizer.encode(["playing"]) == [Encoding([3, 4], [0, 4], [4, 7])]
 
 
@@ -188,7 +188,7 @@ def test_the_end_of_a_word_is_shown_as_a_space():
     core = Tokenizer(models.BPE({"a": 0, "a</w>": 1}, [], end_of_word_suffix="</w>"))
     core.decoder = decoders.BPEDecoder("</w>")
 
-    assert wrapped(core).shown(2) == ["a", "a "]
+    assert wrapped(core).token_texts(2) == ["a", "a "]
 
 
 def test_a_slow_tokenizer_cannot_tell_places():
@@ -198,7 +198,7 @@ def test_a_slow_tokenizer_cannot_tell_places():
         Encoding([0, 1], None, None),
         Encoding([2, 0, 1], None, None),
     ]
-    assert tokenizer.shown(5) == ["a", "b", "c", " ", "⟨unused 4⟩"]
+    assert tokenizer.token_texts(5) == ["a", "b", "c", " ", "⟨unused 4⟩"]
 
 
 def test_a_token_is_found_by_its_entry_and_by_its_shown_form():
@@ -206,7 +206,9 @@ def test_a_token_is_found_by_its_entry_and_by_its_shown_form():
 
     assert tokenizer.id_of(" the") == tokenizer.id_of("Ġthe") == tokenizer.vocabulary["Ġthe"]
     assert tokenizer.id_of("<|end|>") == tokenizer.eos
-    with pytest.raises(ModelError, match=r"' THE' is not one token .*\. Near it: ' the'\. Give a"):
+    with pytest.raises(
+        ModelError, match=r"' THE' is not a single token .*\. Similar tokens: ' the'\. Give one"
+    ):
         tokenizer.id_of(" THE")
 
 
@@ -261,11 +263,11 @@ def dictionary(tmp_path):
 
 
 def test_words_are_numbered_as_fairseq_numbers_them(dictionary):
-    assert dictionary.shown(9) == [
+    assert dictionary.token_texts(9) == [
         *("<s>", "<pad>", "</s>", "<unk>", "the", ",", "New York", "madeupword0000"),
         "⟨unused 8⟩",
     ]
-    assert dictionary.shown(2) == ["<s>", "<pad>"]
+    assert dictionary.token_texts(2) == ["<s>", "<pad>"]
     assert (dictionary.bos, dictionary.eos, dictionary.own_start) == (2, 2, 2)
     assert dictionary.unlisted == {0, 1, 7}
     assert dictionary.word_level
@@ -292,7 +294,7 @@ def test_words_are_those_of_str_split(text):
     [
         ("the 1\nthe 2\n", r"lists 'the' twice.*dict\.txt"),
         ("<unk> 1\n", r"lists '<unk>' twice"),
-        ("the\n", r"Line 1 of .* is 'the', not `token count`\. Give"),
+        ("the\n", r"Line 1 of .* is 'the', not `token count`\. Use"),
         ("the 1\nof x\n", r"Line 2 of .* is 'of x'"),
     ],
 )
@@ -307,7 +309,7 @@ def test_a_missing_or_undecodable_dictionary_is_refused(tmp_path):
     (tmp_path / "dict.txt").write_bytes(b"\xff 1\n")
 
     for name in "dict.txt", "none.txt":
-        with pytest.raises(ModelError, match=r"Cannot read the dictionary .*\. Give the dict"):
+        with pytest.raises(ModelError, match=r"Cannot read the dictionary .*\. Use the dict"):
             WordTokenizer.from_file(tmp_path / name)
 
 

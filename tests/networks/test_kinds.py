@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from ffmem.networks.attention import AttentionContext
 from ffmem.networks.config import KINDS, AdaptiveConfig
-from ffmem.networks.memories import FactoredLinear
+from ffmem.networks.memories import FactoredLinear, LambdaLayer, PersistentMemory
 from ffmem.networks.model import make_layer
 from tests.networks.plain import PLAIN
 from tests.tiny import TINY, read
@@ -44,27 +44,29 @@ def memory_of(kind, size, seed=0):
     return memory
 
 
-def outputs(memory, x, context):
-    """What is read from the tokens (None in feed-forward kinds) and y."""
-    if memory.__class__.__name__ in ("PersistentMemory", "LambdaLayer"):
-        return memory(x, context)
-    return None, memory(x)
+def outputs(memory, x, context=None):
+    """The tokens' part (zeros in feed-forward kinds), m as a hook reads it, and y."""
+    found = []
+    with memory.values.register_forward_pre_hook(lambda _, args: found.append(args[0])):
+        if isinstance(memory, PersistentMemory | LambdaLayer):
+            tokens, y = memory(x, context or AttentionContext(x.shape[1]))
+        else:
+            y = memory(x)
+            tokens = torch.zeros_like(y)
+    [m] = found
+    return tokens, m, y
 
 
 def together(memory, x, mask, cuts):
     """The module's m, tokens' part and y of a batch, read in pieces behind one cache."""
     edges = [0, *sorted(cuts), x.shape[1]]
-    caches = DynamicCache(), DynamicCache(), DynamicCache()
+    cache = DynamicCache()
     parts = []
     for start, end in pairwise(edges):
         if start == end:
             continue
-        piece = x[:, start:end]
-        run, ask, look = (AttentionContext(end - start, mask[:, :end], cache) for cache in caches)
-        tokens, y = outputs(memory, piece, run)
-        m = memory.coefficients(piece, ask)
-        assert_close(memory.read(m, piece, look), y)
-        parts.append((torch.zeros_like(y) if tokens is None else tokens, m, y))
+        context = AttentionContext(end - start, mask[:, :end], cache)
+        parts.append(outputs(memory, x[:, start:end], context))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts, strict=True))
 
 
@@ -147,9 +149,9 @@ def test_a_trace_reads_what_the_memory_computes(name):
     memories = read(name)
     for layer, found in enumerate(memories.trace(TOKENS)):
         memory = memories.blocks[layer].memory
-        m = memory.coefficients(found.ff_input)
+        _, m, y = outputs(memory, found.ff_input)
         assert_close(m, found.coefficients)
-        assert_close(memory.read(m, found.ff_input), found.value_output)
+        assert_close(y, found.value_output)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "persistent"])
@@ -159,7 +161,7 @@ def test_coefficients_of_a_softmax_are_shares(kind, size, length, scale):
     """They sum to 1, together with what a head reads from the tokens."""
     memory = memory_of(kind, size)
     x = scale * torch.randn(2, length, size["hidden_size"], dtype=torch.float64)
-    m = memory.coefficients(x)
+    _, m, _ = outputs(memory, x)
     assert (m >= 0).all()
     if kind == "softmax":
         assert_close(m.sum(-1), torch.ones_like(m[..., 0]))
@@ -176,7 +178,7 @@ def test_coefficients_of_a_softmax_are_shares(kind, size, length, scale):
 def test_a_static_key_has_a_coefficient_exactly_where_a_token_lies_so_far_in_front(size, length):
     memory = memory_of("lambda", size)
     x = torch.randn(1, length, size["hidden_size"], dtype=torch.float64)
-    m = memory.coefficients(x)[0].unflatten(-1, (size["num_attention_heads"], -1))
+    m = outputs(memory, x)[1][0].unflatten(-1, (size["num_attention_heads"], -1))
     for place in range(length):
         for distance in range(size["distances"]):
             assert bool((m[place, :, distance] != 0).all()) is (distance <= place)
@@ -188,8 +190,7 @@ def test_a_static_key_has_a_coefficient_exactly_where_a_token_lies_so_far_in_fro
 def test_coefficients_times_values_at_a_place_are_what_the_static_keys_add(size, length):
     memory = memory_of("lambda", size)
     x = torch.randn(1, length, size["hidden_size"], dtype=torch.float64)
-    m = memory.coefficients(x)
-    y = memory.read(m, x)
+    _, m, y = outputs(memory, x)
     for place in range(length):
         values = memory.values_at(x[0], place)
         assert values.shape == (m.shape[-1], size["hidden_size"])

@@ -5,7 +5,7 @@ import pytest
 
 import ffmem
 from ffmem.errors import FfmemError
-from ffmem.indexing.sentences import divided
+from ffmem.indexing.sentences import split_text
 from ffmem.patterns.corpus_view import look
 from ffmem.patterns.embeddings import AXES, EmbeddingSpace, Encoder, embedding_space
 from ffmem.progress import Progress
@@ -71,7 +71,7 @@ def test_vectors_are_those_of_the_prefixes(looked, encode):
     assert vectors.shape == (len(rows), AXES)
     for row, vector in zip(rows.tolist(), vectors, strict=True):
         sentence = index.sentences.row(int(view.sentence[row]))
-        text, _ = divided(sentence, int(view.length[row]), index.token)
+        text, _ = split_text(sentence, int(view.length[row]), index.token)
         held = {words.words[word] for word in view.words[slice(*view.word_slices[row])]}
         expected = encode([text if held else ""])[0]
         assert vector == pytest.approx(expected, abs=1e-5)
@@ -84,7 +84,7 @@ def test_what_is_taken_out_leaves_nothing_behind(looked, encode):
     held = view.words[slice(*view.word_slices[row])]
     out = held[:2]
     sentence = index.sentences.row(int(view.sentence[row]))
-    text, _ = divided(sentence, int(view.length[row]), index.token)
+    text, _ = split_text(sentence, int(view.length[row]), index.token)
     left = text
     for word in out.tolist():
         left = left.replace(words.words[word], " ")

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import ffmem
 from ffmem.cells import Cell
-from ffmem.indexing.kind import NO_VALUE, NO_VALUES
+from ffmem.indexing.memory import NO_VALUE, NO_VALUES
 from ffmem.networks.config import KINDS
 from ffmem.web.app import make_app
 from ffmem.web.layer_table import OF_VALUES
@@ -72,8 +72,8 @@ def test_the_page_of_a_memory_says_what_show_says(visitor, shelves, kind):
     memory = shelves.shelf(kind).index["L1N17"]
     page = words(visitor("/m/L1N17", kind).text)
     assert visitor("/api/m/L1N17", kind).json() == memory.to_dict() | {"patterns": []}
-    if memory.seat:
-        assert str(memory.seat) in page
+    if memory.head_slot:
+        assert str(memory.head_slot) in page
     if memory.kind.note:
         assert memory.kind.note in page
     assert (NO_VALUE in page) == (kind == "lambda")
@@ -85,11 +85,11 @@ def test_a_layer_lists_its_memories_by_what_is_known_of_them(visitor, shelves, k
     index = shelves.shelf(kind).index
     answer = visitor("/api/layer/1", kind, sort="-max").json()
     assert answer["found"] == MEMORIES
-    assert answer["notes"] == index.manifest.model.kind.told
+    assert answer["notes"] == index.manifest.model.kind.notes
     for row in answer["rows"]:
         memory = index[row["cell"]]
         assert row["max"] == pytest.approx(memory.stats.max)
-        assert row["place"] == (memory.seat and memory.seat.to_dict())
+        assert row["place"] == (memory.head_slot and memory.head_slot.to_dict())
         if kind == "lambda":
             assert (row["top"], row["bottom"], row["probability"]) == ([], [], None)
             assert (row["agreement"], row["followed"], row["followable"]) == (None, None, None)
@@ -97,7 +97,7 @@ def test_a_layer_lists_its_memories_by_what_is_known_of_them(visitor, shelves, k
             assert row["top"][0] == memory.value.top[0].token
     page = words(visitor("/layer/1", kind).text)
     assert ("Agreement" in page) == (kind != "lambda")
-    for note in index.manifest.model.kind.told:
+    for note in index.manifest.model.kind.notes:
         assert note in page
 
 
@@ -149,9 +149,9 @@ def test_home_names_the_kind_and_what_must_be_known_of_it(visitor, shelves):
         model = shelves.shelf(kind).index.manifest.model
         told = visitor("/api/home", kind).json()["model"]
         assert (told["memory"], told["has_values"]) == (kind, kind != "lambda")
-        assert told["notes"] == model.kind.told
+        assert told["notes"] == model.kind.notes
         page = words(visitor("/", kind).text)
-        for note in model.kind.told:
+        for note in model.kind.notes:
             assert note in page
     size = MEMORIES // HEADS
     assert f"persistent, {HEADS} heads × {size} slots" in words(visitor("/", "persistent").text)

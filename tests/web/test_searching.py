@@ -67,7 +67,7 @@ def test_the_answer_is_what_the_library_finds(client, indexes, values, name, que
     assert [group["name"] for group in found["groups"]] == ["values", "triggers"]
     search = Search(index)
     for place in ("values", "triggers"):
-        wanted = search.found(Query(query, prefix=prefix), place, limit=200)
+        wanted = search.search(Query(query, prefix=prefix), place, limit=200)
         here = group(found, place)
         assert (here["total"], here["at_least"], here["sentences"]) == (wanted.total, False, None)
         assert len(here["hits"]) == len(wanted.hits)
@@ -105,7 +105,7 @@ def test_between_slashes_stands_an_expression(client, indexes):
     found = answer(client, q="/^ ?[a-z]$/", limit=200)
     assert found["regex"]
     search = Search(indexes["tiny"])
-    wanted = search.found(Query("^ ?[a-z]$", regex=True), "values", limit=200)
+    wanted = search.search(Query("^ ?[a-z]$", regex=True), "values", limit=200)
     assert group(found, "values")["total"] == wanted.total > 0
     assert not answer(client, q="/the")["regex"]
     assert not answer(client, q="//")["regex"]

@@ -113,7 +113,7 @@ class _Lists:
         return Item("", TRIGGERS, str(cell), sign, texts)
 
     def _shown(self, prefix: int, sentence: StoredSentence) -> Shown:
-        place = self._index.place(sentence, prefix - sentence.offset)
+        place = self._index.prefix_text(sentence, prefix - sentence.offset)
         return Shown(place.prefix, place.last_token, place.next_token, place.rest)
 
 

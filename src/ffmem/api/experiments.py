@@ -13,7 +13,7 @@ from ffmem.experiments.config import ExperimentConfig
 from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
-from ffmem.models.argument import index_model
+from ffmem.models.arguments import index_model_errors
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _measure(
         import torch
 
         from ffmem.experiments.context import ExperimentContext
-        from ffmem.models.threads import threads
+        from ffmem.models.arguments import use_threads
 
         context = ExperimentContext(
             index=index,
@@ -184,7 +184,7 @@ def _measure(
             triggers=config.triggers,
             progress=progress,
         )
-        with threads(config.threads or torch.get_num_threads()):
+        with use_threads(config.threads or torch.get_num_threads()):
             return _write(catalogue.measure(context, asked, out), out, progress)
 
 
@@ -259,6 +259,6 @@ def _model(
             )
         return given
     source = given or index.manifest.model.source
-    with nullcontext() if given else index_model(str(source), index.folder):
+    with nullcontext() if given else index_model_errors(str(source), index.folder):
         progress.say(f"Loading {source}.")
         return load(source, dtype=dtype or index.manifest.dtype, device=device)

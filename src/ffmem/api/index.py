@@ -83,9 +83,9 @@ def index(
         progress.say(f"Loading {model}.")
         model = load(model, dtype=dtype, device=device)
         if device == "split":
-            from ffmem.models.split import places
+            from ffmem.models.modules import describe_devices
 
-            layout = places(model.model, model.row.blocks)
+            layout = describe_devices(model.model, model.row.blocks)
             progress.say("; ".join(f"{place}: {parts}" for place, parts in layout.items()) + ".")
     if build(model, source, folder, config, options, progress):
         return Index(folder)
@@ -133,7 +133,7 @@ def _open_finished(
     progress: Progress,
 ) -> Index:
     """Return a finished index, if it has the settings asked for."""
-    from ffmem.indexing.merge import check_same_request
+    from ffmem.indexing.build import check_same_request
 
     finished = Index(folder)
     if not isinstance(model, str | Path):
@@ -178,13 +178,13 @@ def extend(
     """
     options = from_parameters(BuildOptions, locals())
     from ffmem.indexing.merge import extend as extend_index
-    from ffmem.models.argument import index_model
+    from ffmem.models.arguments import index_model_errors
 
     options.check()
     before, source = Index(folder), as_corpus(corpus)
     memories = before.manifest.model.source if model is None else model
     if isinstance(memories, str | Path):
-        with index_model(str(memories), before.folder) if model is None else nullcontext():
+        with index_model_errors(str(memories), before.folder) if model is None else nullcontext():
             memories = load(memories, dtype=before.manifest.dtype, device=device)
     return extend_index(before, memories, source, options, progress or Progress(quiet=True))
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from ffmem.causal.traced import Trace
     from ffmem.comparing.comparison import Comparison
     from ffmem.corpus.corpus import Corpus
-    from ffmem.models.memories import Memories
-    from ffmem.models.neighbours import Neighbour
+    from ffmem.models.memories import Memories, Neighbour
 
 
 def trace(
@@ -208,7 +207,7 @@ def neighbours(
 
     asked = Cell.of(cell)
     opened = _open(place, None, model, dtype, device, progress)
-    from ffmem.models.neighbours import neighbours as find
+    from ffmem.models.memories import neighbours as find
 
     return find(opened.memories, asked, by, n)
 
@@ -330,9 +329,9 @@ def _open(
 ) -> "Opened":
     """Return the model of MODEL_OR_DIR; raise on a wrong path before anything heavy is imported."""
     if isinstance(place, str | Path):
-        from ffmem.models.argument import canonical
+        from ffmem.models.arguments import resolve_model
 
-        canonical(str(place))
+        resolve_model(str(place))
     elif place is None or isinstance(place, int | float | bytes | list | tuple | dict):
         raise TypeError(f"Expected a model or an index, or the name of one; got {place!r}.")
     from ffmem.causal.opened import opened

@@ -30,9 +30,9 @@ def load(
             device map.
     """
     if isinstance(model, str | Path):
-        from ffmem.models.argument import canonical
+        from ffmem.models.arguments import resolve_model
 
-        canonical(str(model))  # raises on a wrong path before anything heavy is imported
+        resolve_model(str(model))  # raises on a wrong path before anything heavy is imported
     from ffmem.models.load import load as load_model
 
     return load_model(model, tokenizer, dtype=dtype, device=device)

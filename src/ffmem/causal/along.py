@@ -28,7 +28,7 @@ def along(
         if bank.layer == cell.layer:
             found.append(coefficients[0, len(before) :, cell.memory].float().cpu().tolist())
 
-    with memories.reading(read):
+    with memories.read_coefficients(read):
         for ids in texts:
             memories.forward(torch.tensor([[*before, *ids]]), layers=cell.layer + 1)
     return found

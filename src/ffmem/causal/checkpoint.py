@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ffmem.errors import ModelError, StoreError
 from ffmem.files import check_writable, storage_errors, sync
-from ffmem.models.checkpoint import OWN_CODE
-from ffmem.models.load import quiet
+from ffmem.models.checkpoint import NO_REMOTE_CODE, silence_transformers
 from ffmem.models.memories import fingerprint
 from ffmem.models.tokenizer import SubwordTokenizer
 from ffmem.training.data import WordVocabulary
@@ -44,7 +43,7 @@ def save(
     add: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Write a model of an expected hash; `add` puts further files beside it."""
-    with _new(folder) as temporary, quiet():
+    with _new(folder) as temporary, silence_transformers():
         try:
             model.save_pretrained(temporary)
             if isinstance(tokens, WordVocabulary):
@@ -96,7 +95,7 @@ def _new(folder: Path) -> Iterator[Path]:
 
 def _refuse_other(temporary: Path, folder: Path, expected: str) -> None:
     """Raise unless what was written is what plain transformers reads."""
-    model = AutoModelForCausalLM.from_pretrained(temporary, dtype="auto", **OWN_CODE)
+    model = AutoModelForCausalLM.from_pretrained(temporary, dtype="auto", **NO_REMOTE_CODE)
     found = fingerprint(model)
     if found != expected:
         raise ModelError(

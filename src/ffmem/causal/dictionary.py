@@ -7,7 +7,7 @@ model was loaded with; they decide nothing, and are 0 where that file is gone or
 """
 
 from ffmem.errors import ModelError
-from ffmem.models.argument import path_of
+from ffmem.models.arguments import model_path
 from ffmem.models.memories import Memories
 from ffmem.models.tokenizer import SubwordTokenizer, WordTokenizer
 from ffmem.training.data import WordVocabulary
@@ -34,7 +34,7 @@ def has_no_counts(tokens: SubwordTokenizer | WordVocabulary) -> bool:
 
 def _counts(source: str, tokenizer: WordTokenizer) -> dict[str, int]:
     """Return what the dictionary beside a model says; nothing where there is none of its words."""
-    place = path_of(source)
+    place = model_path(source)
     path = (place if place.is_dir() else place.parent) / "dict.txt"
     if not place.exists() or not path.is_file():
         return {}

@@ -17,7 +17,7 @@ from transformers import Cache
 
 from ffmem.causal.edits import Edit, Edits
 from ffmem.models.memories import Memories
-from ffmem.models.modules import first
+from ffmem.models.modules import first_tensor
 
 
 @contextmanager
@@ -61,7 +61,7 @@ class _Places:
 
     def rows(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the batch and the positions of this pass."""
-        self.shape = first(args, kwargs).shape[:2]
+        self.shape = first_tensor(args, kwargs).shape[:2]
 
 
 def _change(

@@ -154,7 +154,7 @@ def ask(memories: Memories, prompt: Prompt, target: str | None, at: int) -> Aske
     with torch.no_grad():
         numbers = log_probabilities(memories.head, upward.output)[0].cpu().numpy()
     order = np.argsort(-numbers, kind="stable")
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     id = int(order[0]) if wanted is None else wanted
     rank = 1 + int(np.flatnonzero(order == id)[0])
     log_p = float(numbers[id])
@@ -187,7 +187,7 @@ def value_tops(
     coefficients: Sequence[float],
 ) -> list[list[str]]:
     """Return the tokens that each m · v promotes most; one that rests is read as v."""
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     layers = {layer: values_of_layer(layer) for layer in {cell.layer for cell in cells}}
     if not cells:
         return []

@@ -64,7 +64,7 @@ def grid(memories: Memories, ids: list[int], shown: list[str]) -> Grid:
 
     tokens = torch.tensor([ids])
     places = torch.stack([torch.zeros(len(ids), dtype=torch.long), torch.arange(len(ids))], dim=1)
-    with memories.tracing(read, tokens, places):
+    with memories.trace_layers(read, tokens, places):
         memories.forward(tokens)
     read_waiting()
     return [found[first : first + len(ids)] for first in range(0, len(found), len(ids))]

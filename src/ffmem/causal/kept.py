@@ -18,9 +18,9 @@ from ffmem.causal.side_effects import SideEffects, measure, read_text
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
-from ffmem.indexing.start import choose
+from ffmem.indexing.start import choose_start
 from ffmem.models.memories import Memories
-from ffmem.models.modules import module
+from ffmem.models.modules import get_module
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -193,7 +193,7 @@ def _notes(memories: Memories, request: Request, rewritten: Rewritten) -> list[s
         )
     if request.patch is None:
         for edit in rewritten.patch.edits:
-            written = module(memories.model, rows_path(memories.row, edit.cell.layer))
+            written = get_module(memories.model, rows_path(memories.row, edit.cell.layer))
             if not rows(written)[edit.cell.memory].any():
                 what = "value" if memories.has_values else "key"
                 found.append(
@@ -216,7 +216,7 @@ def _side_effects(
     memories = at.memories
     text = read_text(memories, corpus)
     if at.index is None and start is None:
-        token = choose(memories, [ids for _, ids in text.sentences], "auto").start.id
+        token = choose_start(memories, [ids for _, ids in text.sentences], "auto")[0].id
     else:
         token = at.start
     progress.say(f"Measuring side effects on {pluralize(len(text.sentences), 'sentences')}.")

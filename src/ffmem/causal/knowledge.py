@@ -136,14 +136,14 @@ class _Measure:
         """Return the tokens that m · v, averaged over the prompts, promotes most."""
         memories = self.memories
         if memories.has_values:  # the mean of m · v is v times the mean of m
-            return value_tops(memories, memories.readable_values, cells, coefficients)
+            return value_tops(memories, memories.output_directions, cells, coefficients)
         total = torch.zeros(len(cells), memories.hidden, device=memories.device)
         for prompt, target in questions:
             upward = ask(memories, prompt, target, len(prompt.ids) - 1).upward
             for row, cell in enumerate(cells):
                 m = upward.layers[cell.layer].coefficients[0, cell.memory]
                 total[row] += m * upward.values.of(cell.layer)[cell.memory]
-        shown = memories.tokenizer.shown(memories.vocabulary)
+        shown = memories.tokenizer.token_texts(memories.vocabulary)
         return promoted(memories, total / len(questions), torch.ones(len(cells)), shown)
 
 

@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 
 from ffmem.errors import ModelError
-from ffmem.indexing.start import choose
+from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import Index, check_weights, recover
-from ffmem.models.argument import index_model
+from ffmem.models.arguments import index_model_errors
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -39,7 +39,7 @@ class Opened:
         if self.index is not None and self.asked is None:
             return self.index.manifest.start.id
         sentences = [encoding.ids for encoding in self.memories.tokenizer.encode(list(OPENINGS))]
-        return choose(self.memories, sentences, self.asked or "auto").start.id
+        return choose_start(self.memories, sentences, self.asked or "auto")[0].id
 
 
 def is_index(place: str | Path) -> bool:
@@ -72,7 +72,7 @@ def opened(
         raise ModelError("A model was named beside a model. Give one, or the folder of an index.")
     if not isinstance(wanted, Memories):
         own = index is not None and model is None
-        with index_model(str(wanted), index.folder) if index and own else nullcontext():
+        with index_model_errors(str(wanted), index.folder) if index and own else nullcontext():
             (progress or Progress(quiet=True)).say(f"Loading {wanted}.")
             stored = "float32" if index is None else index.manifest.dtype
             wanted = load(wanted, dtype=dtype or stored, device=device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories
-from ffmem.models.modules import module
+from ffmem.models.modules import get_module
 from ffmem.models.trace import LayerTrace
 
 VALUE_TOKENS = 5
@@ -22,7 +22,7 @@ def divisor(memories: Memories, layer: int, trace: LayerTrace) -> float:
     path = memories.row.post_norm
     if path is None or memories.banks[layer] is None:
         return 1.0
-    norm = Norm(module(memories.blocks[layer], path), memories.hidden)
+    norm = Norm(get_module(memories.blocks[layer], path), memories.hidden)
     return float(norm.denominator(trace.value_output)[0])
 
 

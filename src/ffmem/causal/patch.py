@@ -38,7 +38,7 @@ from ffmem.cells import Cell
 from ffmem.errors import FfmemError, ModelError, StoreError
 from ffmem.files import committing
 from ffmem.models.memories import Memories, fingerprint
-from ffmem.models.modules import module
+from ffmem.models.modules import get_module
 from ffmem.records import NotARecord, Record
 
 NAME = "edit.safetensors"
@@ -239,7 +239,7 @@ def _changes(memories: Memories, patch: Patch) -> list[LayerChange]:
 
     for layer, edits in patch.edits.resolve(memories.layout).by_layer().items():
         path = rows_path(memories.row, layer)
-        written = rows(module(memories.model, path))
+        written = rows(get_module(memories.model, path))
         width, dtype = written.shape[1], written.dtype
         cells = [edit.cell.memory for edit in edits]
         if take(f"{path}.weight/memories", (len(cells),), torch.int64).tolist() != cells:
@@ -283,7 +283,7 @@ def _refuse_other_numbers(
     memories: Memories, model: PreTrainedModel, patch: Patch, change: LayerChange
 ) -> None:
     """Raise if a patch replaces other numbers than the model has."""
-    written = rows(module(model, rows_path(memories.row, change.layer)))
+    written = rows(get_module(model, rows_path(memories.row, change.layer)))
     same = torch.equal(written[change.memories].cpu(), change.before)
     if change.bias_before is not None:
         old = value_bias(model, memories.row, change.layer)

@@ -37,7 +37,7 @@ def read_prompt(memories: Memories, text: object, start: int | None) -> Prompt:
             f"The tokenizer gives the id {max(ids)}; the model knows {memories.vocabulary} tokens."
             " Tokenizer and model do not belong together."
         )
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     return Prompt(text, ids, [shown[id] for id in ids], start)
 
 
@@ -51,7 +51,7 @@ def target_id(memories: Memories, target: object) -> int:
         (encoding,) = memories.tokenizer.encode([target])
         if len(encoding.ids) == 1:
             return encoding.ids[0]
-        shown = memories.tokenizer.shown(memories.vocabulary)
+        shown = memories.tokenizer.token_texts(memories.vocabulary)
         pieces = ", ".join(repr(shown[id]) for id in encoding.ids) or "none"
         raise ModelError(
             f"The target {target!r} is not one token: the tokenizer gives {pieces}. Give a single"

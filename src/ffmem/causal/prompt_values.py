@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ffmem.causal.source import INPUT, STATIC
 from ffmem.models.memories import Memories
-from ffmem.models.modules import first
+from ffmem.models.modules import first_tensor
 
 
 class PromptValues:
@@ -31,7 +31,7 @@ class PromptValues:
 
         def keep(layer: int) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                self._inputs[layer] = first(args, kwargs)[0].detach()
+                self._inputs[layer] = first_tensor(args, kwargs)[0].detach()
 
             return hook
 
@@ -47,7 +47,7 @@ class PromptValues:
     def of(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the values of a layer as they reach the residual stream."""
         if self.memories.has_values:
-            return self.memories.readable_values(layer)
+            return self.memories.output_directions(layer)
         x = self._inputs[layer]
         return self.memories.values_at(layer, x, len(x) - 1)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ffmem.models.families import Family
-from ffmem.models.modules import weight
+from ffmem.models.modules import linear_weight
 from ffmem.networks.memories import FactoredLinear
 
 
@@ -22,4 +22,4 @@ def rows_path(row: Family, layer: int) -> str:
 
 def rows(linear: nn.Module) -> Float[Tensor, "memory width"]:
     """Return the rows of such a map: a view, through which they are written."""
-    return linear.weight if isinstance(linear, FactoredLinear) else weight(linear).T
+    return linear.weight if isinstance(linear, FactoredLinear) else linear_weight(linear).T

@@ -205,7 +205,7 @@ class _Counts:
 def _result(
     memories: Memories, text: Text, start: int | None, n_sentences: int, counts: _Counts
 ) -> SideEffects:
-    shown = memories.tokenizer.shown(memories.vocabulary)
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     losses = [math.fsum(row[side] for row in counts.losses.values()) / counts.n for side in (0, 1)]
     return SideEffects(
         corpus=text.corpus.describe(),

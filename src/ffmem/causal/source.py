@@ -3,7 +3,7 @@
 Results say `"values": "input"` for lambda layers; all others have static values, and say nothing.
 """
 
-from ffmem.indexing.kind import NO_VALUES
+from ffmem.indexing.memory import NO_VALUES
 
 STATIC = "static"
 INPUT = "input"

@@ -133,7 +133,7 @@ class Reader:
         self.at = torch.tensor([[0, at]])
         self.top = top
         self.sample = sample
-        self.shown = memories.tokenizer.shown(memories.vocabulary) if shown is None else shown
+        self.shown = memories.tokenizer.token_texts(memories.vocabulary) if shown is None else shown
         self.rows = max(1, ROOM // memories.vocabulary)
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ffmem.causal.prompt_values import PromptValues
 from ffmem.errors import ModelError
 from ffmem.models.memories import Memories
-from ffmem.models.modules import first
+from ffmem.models.modules import first_tensor
 from ffmem.models.selfcheck import BOUND, HALF_BOUND
 from ffmem.models.trace import LayerTrace
 
@@ -72,7 +72,7 @@ class Upward:
         memories, found = self.memories, []
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            found.append(first(output, {})[:, -1].clone())
+            found.append(first_tensor(output, {})[:, -1].clone())
 
         with ExitStack() as undone:
             for layer in range(lowest):
@@ -91,7 +91,7 @@ class Upward:
         """Run the prompt once; keep every block's input, and the form of what blocks give."""
 
         def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._inputs.append(first(args, kwargs).detach().clone())
+            self._inputs.append(first_tensor(args, kwargs).detach().clone())
 
         def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self._forms.append(None if isinstance(output, Tensor) else tuple(output[1:]))
@@ -101,7 +101,7 @@ class Upward:
 
         place = torch.tensor([[0, self.n_tokens - 1]])
         with ExitStack() as hooks:
-            hooks.enter_context(self.memories.tracing(read, self.tokens, place))
+            hooks.enter_context(self.memories.trace_layers(read, self.tokens, place))
             hooks.enter_context(self.values.watching())
             for block in self.memories.blocks:
                 handle = block.register_forward_pre_hook(enter, with_kwargs=True)
@@ -128,7 +128,7 @@ class Upward:
         """Return what runs instead of a block below the lowest layer of interest."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            hidden = first(args, kwargs)  # below the highest of them, nobody looks at it
+            hidden = first_tensor(args, kwargs)  # below the highest of them, nobody looks at it
             if layer == lowest - 1:
                 # A copy, for Falcon changes what it is given.
                 hidden = self._inputs[lowest].repeat(n_rows, 1, 1)

@@ -23,8 +23,7 @@ from ffmem.causal.rows import rows, rows_path
 from ffmem.errors import ModelError
 from ffmem.models.families import Family
 from ffmem.models.memories import Memories
-from ffmem.models.modules import bias, module
-from ffmem.models.split import is_split
+from ffmem.models.modules import get_module, is_split, linear_bias
 
 
 class LayerChange(NamedTuple):
@@ -112,7 +111,7 @@ def twin(model: PreTrainedModel, flag: str | None = None, on: bool = True) -> Pr
 @torch.no_grad()
 def rewrite(model: PreTrainedModel, row: Family, change: LayerChange) -> None:
     """Give a twin its own rows of a layer, changed."""
-    linear = module(model, rows_path(row, change.layer))
+    linear = get_module(model, rows_path(row, change.layer))
     linear.register_parameter("weight", _frozen(linear.get_parameter("weight").clone()))
     written = rows(linear)
     written[change.memories] = change.after.to(written.device)
@@ -122,12 +121,12 @@ def rewrite(model: PreTrainedModel, row: Family, change: LayerChange) -> None:
 
 def value_bias(model: PreTrainedModel, row: Family, layer: int) -> Float[Tensor, " hidden"]:
     """Return b of a layer of a twin."""
-    return bias(module(model, f"{row.blocks}.{layer}.{row.values}"))
+    return linear_bias(get_module(model, f"{row.blocks}.{layer}.{row.values}"))
 
 
 def _map(memories: Memories, layer: int) -> nn.Module:
     """Return the map that a layer's edits are written into."""
-    return module(memories.model, rows_path(memories.row, layer))
+    return get_module(memories.model, rows_path(memories.row, layer))
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

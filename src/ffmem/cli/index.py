@@ -40,7 +40,7 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
     Prints its family, layers, memories, activation, norms and output head, and how exactly the
     paper's equations hold on it.
     """
-    from ffmem.models.describe import describe as describe_model
+    from ffmem.models.load import describe as describe_model
 
     facts = describe_model(ffmem.load(model, dtype=dtype, device=device))
     if as_json:

@@ -16,9 +16,9 @@ from ffmem.comparing.matching import differences, refuse_unlike
 from ffmem.comparing.overlap import P
 from ffmem.comparing.value_change import Changes, Named, Side, value_changes
 from ffmem.errors import FfmemError, StoreError
-from ffmem.indexing.kind import NO_VALUES
+from ffmem.indexing.memory import NO_VALUES
 from ffmem.indexing.store import Index
-from ffmem.indexing.verify import damaged
+from ffmem.indexing.verify import damaged_files
 from ffmem.progress import Progress
 
 Numbers = dict[str, ndarray]
@@ -65,7 +65,7 @@ def compare(
 
 def _refuse_damaged(index: Index) -> None:
     """Raise if a file is not the one that was written: wrong numbers look like any others."""
-    wrong = damaged(index)
+    wrong = damaged_files(index)
     if wrong:
         raise StoreError(f"The index {index.folder} is damaged: {' '.join(wrong[:3])}")
 

@@ -17,8 +17,7 @@ from numpy import ndarray
 from ffmem.cells import Layout
 from ffmem.experiments.spread import share, spread
 from ffmem.files import write_text
-from ffmem.indexing.kind import NO_VALUES
-from ffmem.indexing.memory import visible_token
+from ffmem.indexing.memory import NO_VALUES, visible_token
 from ffmem.indexing.tables import write_table
 from ffmem.text import pluralize
 

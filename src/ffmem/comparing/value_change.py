@@ -22,7 +22,7 @@ from numpy import ndarray
 from ffmem.errors import ModelError
 from ffmem.files import storage_errors
 from ffmem.indexing.store import Index, check_weights
-from ffmem.models.argument import canonical, index_model
+from ffmem.models.arguments import index_model_errors, resolve_model
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -111,7 +111,7 @@ def _refuse_missing(side: Side) -> None:
     place = _place(side)
     if isinstance(place, str | Path):
         with _explaining(side):
-            canonical(str(place))
+            resolve_model(str(place))
 
 
 def _memories(side: Side, device: str, progress: Progress) -> Memories:
@@ -133,7 +133,7 @@ def _explaining(side: Side) -> Iterator[None]:
         yield
         return
     try:
-        with index_model(side.index.manifest.model.source, side.index.folder, side.option):
+        with index_model_errors(side.index.manifest.model.source, side.index.folder, side.option):
             yield
     except ModelError as error:
         raise ModelError(

@@ -2,7 +2,7 @@
 
     source ─► lines ─► sentences ─► tokens
 
-A corpus of any size is read in constant memory. What is left out on the way is counted.
+A corpus of any size is read in constant memory. The reader counts what it drops.
 """
 
 from collections.abc import Generator, Iterator
@@ -18,10 +18,10 @@ from ffmem.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Corpus:
-    """What to read and how."""
+    """A source of text, and how to read it."""
 
     source: str
-    """CORPUS as the user writes it."""
+    """CORPUS as you write it on the command line."""
     unit: str = option(
         "What one sentence is: sentence, line, or window:N (tokens).", "sentence", metavar="UNIT"
     )
@@ -36,8 +36,8 @@ class Corpus:
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):
             raise CorpusError(
-                f"A corpus is a path or a name, not {self.source!r}. Write your sentences to a"
-                " file, one per line, and read it with unit='line'."
+                f"A corpus is a path or a name, not {self.source!r}. To read your own sentences,"
+                " write them to a file, one per line, and pass it with unit='line'."
             )
         check_options(self, CorpusError)
         sentences.window_size(self.unit)
@@ -49,11 +49,11 @@ class Corpus:
         return CorpusReader(self, tokenizer)
 
     def check_exists(self) -> None:
-        """Raise if there is no such corpus, before anything else is done."""
+        """Raise if there is no such corpus."""
         sources.check_exists(self.source)
 
     def digest(self) -> str | None:
-        """Return the SHA-256 of the files of the corpus, None if it has none."""
+        """Return the SHA-256 of the corpus's files; None if it has none."""
         return sources.digest(self.source)
 
     def describe(self) -> dict[str, str | int | None]:
@@ -62,7 +62,7 @@ class Corpus:
 
 
 class CorpusReader(Iterator[TokenSentence]):
-    """The sentences of a corpus, with counts of what was read so far."""
+    """The sentences of a corpus, with counts of what has been read so far."""
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer) -> None:
         self.corpus = corpus
@@ -70,9 +70,9 @@ class CorpusReader(Iterator[TokenSentence]):
         self.n_lines = 0
         """Lines read, including blank ones and headings."""
         self.n_headings = 0
-        """WikiText headings, which are dropped."""
+        """WikiText headings dropped."""
         self.n_without_tokens = 0
-        """Sentences without a token, which are dropped."""
+        """Sentences dropped because they have no tokens."""
         self.n_control = 0
         """Sentences whose text spells out a control token, such as `</s>`."""
         self.n_sentences = 0
@@ -88,22 +88,21 @@ class CorpusReader(Iterator[TokenSentence]):
     def _read(self) -> Generator[TokenSentence, None, None]:
         """Yield every sentence that has a token; raise if there is none."""
         size, controls = sentences.window_size(self.corpus.unit), self.tokenizer.controls
-        found = (
-            self._tokenize()
-            if size is None
-            else sentences.windows(self._lines(), self.tokenizer, size)
-        )
-        for sentence in found:
+        if size is None:
+            stream = self._tokenize()
+        else:
+            stream = sentences.windows(self._lines(), self.tokenizer, size)
+        for sentence in stream:
             if sentence.ids:
-                written = sentence.text is not None  # ids that the corpus gives are intended
-                self.n_control += written and not controls.isdisjoint(sentence.ids)
+                is_text = sentence.text is not None  # given as ids, control tokens are intended
+                self.n_control += is_text and not controls.isdisjoint(sentence.ids)
                 yield sentence
             else:
                 self.n_without_tokens += 1
         if self.n_sentences == 0:
             raise CorpusError(
                 f"There is no sentence in {self.corpus.source!r}: of {self.n_lines} lines,"
-                f" {self.n_headings} were headings, and the others were blank or without tokens"
+                f" {self.n_headings} are headings, and the others are blank or without tokens"
                 f" ({self.n_without_tokens} sentences). Give a corpus that contains text."
             )
 
@@ -122,7 +121,7 @@ class CorpusReader(Iterator[TokenSentence]):
                 yield line._replace(text=wikitext.detokenize(line.text))
 
     def _tokenize(self) -> Iterator[TokenSentence]:
-        """Yield the sentences or lines in tokens, tokenized in batches."""
+        """Yield the sentences or lines as tokens."""
         units = (
             sentence
             for line in self._lines()
@@ -132,7 +131,7 @@ class CorpusReader(Iterator[TokenSentence]):
             yield from self._encode(batch)
 
     def _encode(self, batch: list[Sentence]) -> Iterator[TokenSentence]:
-        """Yield a batch of sentences in tokens."""
+        """Yield a batch of sentences as tokens."""
         texts = [sentence.text for sentence in batch if sentence.text is not None]
         encodings = iter(self.tokenizer.encode(texts))
         for text, ids in batch:

@@ -1,9 +1,9 @@
 """Splitting a corpus into sentences, lines, or windows of N tokens.
 
-    sentences of a paragraph = slices of it, in order
-    windows of a document, joined = the document
+    sentences of a paragraph      slices of it, in order
+    windows of a document         joined, they are the document
 
-A sentence is either text to be tokenized, or token ids that the corpus gives.
+A sentence is either text to tokenize, or token ids given by the corpus.
 """
 
 import re
@@ -25,9 +25,9 @@ class Sentence(NamedTuple):
     """A sentence before it is tokenized."""
 
     text: str | None
-    """None if the corpus gives only ids."""
+    """None if the corpus gives ids only."""
     ids: list[int] | None
-    """None if the text is to be tokenized."""
+    """None if there is text to tokenize."""
 
 
 class TokenSentence(NamedTuple):
@@ -40,7 +40,7 @@ class TokenSentence(NamedTuple):
 
 
 def window_size(unit: str) -> int | None:
-    """Return N of the unit `window:N`, None for `sentence` and `line`; raise for any other."""
+    """Return N of the unit `window:N`; None for `sentence` and `line`; raise for others."""
     match = _WINDOW.fullmatch(unit)
     if match is None and unit not in ("sentence", "line"):
         raise CorpusError(
@@ -51,7 +51,7 @@ def window_size(unit: str) -> int | None:
 
 def split_sentences(text: str) -> list[str]:
     """Return the sentences of a paragraph, stripped."""
-    # WikiText writes a decimal point as `@.@`: replaced by as many characters, it ends no sentence.
+    # WikiText writes a decimal point as `@.@`. Hide it: it does not end a sentence.
     hidden = text.replace("@.@", "@,@")
     slices = (
         text[found["start_index"] : found["end_index"]].strip()
@@ -71,20 +71,20 @@ def sentences_of_line(line: Line, unit: str) -> list[Sentence]:
 
 
 def windows(lines: Iterable[Line], tokenizer: Tokenizer, size: int) -> Iterator[TokenSentence]:
-    """Yield every document in windows of `size` tokens; the last one may be shorter."""
+    """Yield every document as windows of `size` tokens; its last one may be shorter."""
     window = _Window(size)
     for batch in batches(_pieces(lines), lambda piece: len(piece.line.text or "")):
         texts = [piece.line.text for piece in batch if piece.line.text is not None]
         encodings = iter(tokenizer.encode(texts))
-        for (_, text, ids), last in batch:
+        for (_, text, ids), is_last in batch:
             encoding = Encoding(ids or [], None, None) if text is None else next(encodings)
             yield from window.add(text, encoding)
-            if last:
+            if is_last:
                 yield from window.rest()
 
 
 def batches(items: Iterable[Item], weight: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yield the items in lists: small enough for memory, large enough for fast tokenization."""
+    """Yield the items in lists, small enough for memory and large enough to tokenize fast."""
     batch: list[Item] = []
     total = 0
     for item in items:
@@ -98,35 +98,35 @@ def batches(items: Iterable[Item], weight: Callable[[Item], int]) -> Iterator[li
 
 
 class _Piece(NamedTuple):
-    """A part of a document that is tokenized by itself: a line with its line end."""
+    """A part of a document to tokenize on its own: a line with its line end."""
 
     line: Line
-    last: bool
-    """Whether it is the last one of its document."""
+    is_last: bool
+    """Whether it is the last piece of its document."""
 
 
 def _pieces(lines: Iterable[Line]) -> Iterator[_Piece]:
-    """Yield every document, split before every line that is not blank.
+    """Yield every document, split before each line that is not blank.
 
     Blank lines stay with the line before: many vocabularies have tokens for several line ends.
     """
-    held: Line | None = None
+    pending: Line | None = None
     for line in lines:
-        if held is None or held.document != line.document:
-            if held is not None:
-                yield _Piece(held, last=True)
-            held = line
-        elif held.text is not None and line.text is not None and not line.text.strip():
-            held = held._replace(text=f"{held.text}\n{line.text}")
+        if pending is None or pending.document != line.document:
+            if pending is not None:
+                yield _Piece(pending, is_last=True)
+            pending = line
+        elif pending.text is not None and line.text is not None and not line.text.strip():
+            pending = pending._replace(text=f"{pending.text}\n{line.text}")
         else:
-            yield _Piece(held._replace(text=f"{held.text}\n"), last=False)
-            held = line
-    if held is not None:
-        yield _Piece(held, last=True)
+            yield _Piece(pending._replace(text=f"{pending.text}\n"), is_last=False)
+            pending = line
+    if pending is not None:
+        yield _Piece(pending, is_last=True)
 
 
 class _Window:
-    """The tokens and the text of a document that are in no window yet."""
+    """The tokens and text of a document that have not been yielded in a window yet."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -137,14 +137,14 @@ class _Window:
         self.ids: list[int] = []
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.placed = True
+        self.has_text = True
 
     def add(self, text: str | None, encoding: Encoding) -> Iterator[TokenSentence]:
-        """Add the next tokens of the document; yield the windows that they fill."""
+        """Add the next tokens of the document; yield the windows that are full."""
         ids, starts, ends = encoding
         self.ids += ids
         if text is None or starts is None or ends is None:
-            self.placed = False
+            self.has_text = False
         else:
             base = len(self.text)
             self.text += text
@@ -153,14 +153,14 @@ class _Window:
         token = character = 0
         # A full window waits for one more token: the last window also takes the text after it.
         while len(self.ids) - token > self.size:
-            until = self.ends[token + self.size - 1] if self.placed else 0
+            until = self.ends[token + self.size - 1] if self.has_text else 0
             yield self._window(token, token + self.size, character, until)
             token, character = token + self.size, until
         if token:
             self._drop(token, character)
 
     def rest(self) -> Iterator[TokenSentence]:
-        """Yield what is left at the end of the document."""
+        """Yield the last window of the document, if anything is left."""
         if self.ids:
             yield self._window(0, len(self.ids), 0, len(self.text))
         self._clear()
@@ -168,9 +168,9 @@ class _Window:
     def _window(self, token: int, token_end: int, character: int, until: int) -> TokenSentence:
         """Return a range of tokens with their text."""
         ids = self.ids[token:token_end]
-        if not self.placed:
+        if not self.has_text:
             return TokenSentence(None, ids, None, None)
-        # A character of several tokens that is split stays with the first window.
+        # A character whose tokens are split between windows stays with the first one.
         starts, ends = (
             [max(0, place - character) for place in places[token:token_end]]
             for places in (self.starts, self.ends)
@@ -178,7 +178,7 @@ class _Window:
         return TokenSentence(self.text[character:until], ids, starts, ends)
 
     def _drop(self, token: int, character: int) -> None:
-        """Drop what is in windows now."""
+        """Drop what has been yielded."""
         self.text = self.text[character:]
         self.ids = self.ids[token:]
         self.starts = [max(0, place - character) for place in self.starts[token:]]
@@ -186,7 +186,7 @@ class _Window:
 
 
 def check_token_ids(sentences: Iterable[TokenSentence], vocabulary: int) -> Iterator[TokenSentence]:
-    """Yield the sentences; raise if one has token ids that the model does not have."""
+    """Yield the sentences; raise at a token id that the model does not have."""
     for number, sentence in enumerate(sentences):
         ids = sentence.ids
         if sentence.text is None and not 0 <= min(ids) <= max(ids) < vocabulary:

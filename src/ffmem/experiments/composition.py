@@ -21,7 +21,7 @@ from ffmem.experiments.evaluation import places
 from ffmem.experiments.prompt_sample import Example, PromptSample
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.spread import share
-from ffmem.indexing.sentences import StoredSentence, divided
+from ffmem.indexing.sentences import StoredSentence, split_text
 from ffmem.models.memories import Memories
 
 CASES = 100
@@ -166,7 +166,7 @@ def _row(
     return {
         "sentence": example.number,
         "length": length,
-        "prefix": divided(sentence, length, shown)[0],
+        "prefix": split_text(sentence, length, shown)[0],
         "next_token": shown(ids[length]) if length < len(ids) else None,
         **tokens,
         "similarity": similarity,

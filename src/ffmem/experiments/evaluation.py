@@ -22,7 +22,7 @@ from ffmem.experiments.prompt_sample import PromptSample
 from ffmem.experiments.softmax_memory import SoftmaxMemory
 from ffmem.experiments.token_hits import TokenHits
 from ffmem.experiments.value_tops import ValueTops
-from ffmem.indexing.chunks import Batch, padded
+from ffmem.indexing.chunks import Batch, pad
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 
@@ -125,13 +125,13 @@ def places(
         full = length > shorter and shorter * len(some) >= FULL
         large = length * (len(some) + 1) > batch_tokens or n_drawn + len(example.lengths) > most
         if some and (full or large):
-            yield _places(padded(some, start), sample, first, extra - 1)
+            yield _places(pad(some, start), sample, first, extra - 1)
             some, n_drawn = [], 0
         some.append((number, example.sentence.ids[: example.lengths[-1]]))
         n_drawn += len(example.lengths)
         shorter = length
     if some:
-        yield _places(padded(some, start), sample, first, extra - 1)
+        yield _places(pad(some, start), sample, first, extra - 1)
 
 
 def _places(batch: Batch, sample: PromptSample, first: Int64[ndarray, " _"], shift: int) -> Places:
@@ -186,7 +186,7 @@ class SampleEvaluator:
         """Of a group's traces, used again for the next: fresh memory is slow."""
         self.tops = [tops(layer) for layer in range(n_layers)] if "token_hits" in parts else []
         self.lengths: list[Float32[ndarray, " memory"] | None] = [
-            memories.readable_values(layer).float().norm(dim=1).cpu().numpy()
+            memories.output_directions(layer).float().norm(dim=1).cpu().numpy()
             if memories.has_values
             else None
             for layer in range(n_layers)
@@ -215,7 +215,7 @@ class SampleEvaluator:
             )
 
         for some in group:
-            with self.memories.tracing(keep, some.tokens, some.at):
+            with self.memories.trace_layers(keep, some.tokens, some.at):
                 self.memories.forward(some.tokens)
             begin += len(some.examples)
         return [kept[layer] for layer in range(self.memories.n_layers)]

@@ -25,7 +25,7 @@ from ffmem.experiments.predictions import Predictions
 from ffmem.experiments.reading import SLICE, Reading, at, blocked, ranks
 from ffmem.models.head import Head
 from ffmem.models.memories import Memories
-from ffmem.models.split import device_of
+from ffmem.models.modules import device_of
 from ffmem.models.trace import LayerTrace
 
 CLOSE = 1e-4
@@ -66,7 +66,7 @@ class Projector:
         self.vocabulary = memories.vocabulary
         self.details = details
         self.adds_up = memories.row.output_norm is None and memories.dtype == torch.float32
-        self.constants = self.head.band_constants() if self.adds_up else []
+        self.constants = self.head.cluster_constants() if self.adds_up else []
         self.constant = any(bool(band.any()) for band in self.constants)
         self.rows = max(1, budget // (4 * memories.vocabulary * EVEN)) * EVEN
         self.rooms: dict[str, Tensor] = {}
@@ -163,7 +163,7 @@ class Projector:
         # Beside a large residual, every token can be close: then all of U is read once.
         if self.head.adaptive or len(tokens) > self.vocabulary // 8:
             return self.head.folded(part)[of_part, tokens]
-        rows = self.head.meeting_of_part(part)[of_part]
+        rows = self.head.pre_unembed_part(part)[of_part]
         return (self.head.embedding[tokens] * rows).sum(dim=1) * self.head.scale
 
     def _slices(self, vectors: Vectors, y_logits: Float[Tensor, "token vector"]) -> Iterator[Slice]:
@@ -176,8 +176,8 @@ class Projector:
             head.denominator(stream).to(y_logits.device)
             for stream in (vectors.residual, vectors.output)
         )
-        streams = head.meeting(torch.cat([vectors.residual, vectors.output]))
-        parts = None if self.adds_up else head.meeting_of_part(vectors.ff_output)
+        streams = head.pre_unembed(torch.cat([vectors.residual, vectors.output]))
+        parts = None if self.adds_up else head.pre_unembed_part(vectors.ff_output)
         for z, of_part in self._products(streams, parts):
             of_r, of_o = z[:, :n], z[:, n:]
             y = y_logits[first : first + len(z)]
@@ -193,7 +193,7 @@ class Projector:
             largest = torch.maximum(
                 blocked(of_o, torch.amax).amax(dim=0), -blocked(of_o, torch.amin).amin(dim=0)
             )
-            head.read_bands([z])
+            head.combine_clusters([z])
             yield Slice(of_r, y, of_o, largest)
             first += len(z)
 
@@ -204,8 +204,8 @@ class Projector:
         if self.head.adaptive:
             yield self.head.logits(stream).T
             return
-        for z, _ in self._products(self.head.meeting(stream), None):
-            yield self.head.read_bands([z])
+        for z, _ in self._products(self.head.pre_unembed(stream), None):
+            yield self.head.combine_clusters([z])
 
     def _products(
         self,
@@ -230,9 +230,9 @@ class Projector:
     def _whole(self, vectors: Vectors, y_logits: Float[Tensor, "token vector"]) -> Slice:
         """Return the logits of the whole vocabulary under an adaptive softmax."""
         head = self.head
-        below, above = head.bands(vectors.residual), head.bands(vectors.output)
+        below, above = head.cluster_logits(vectors.residual), head.cluster_logits(vectors.output)
         largest = torch.stack([band.abs().amax(dim=1) for band in above]).amax(dim=0)
-        of_r, of_o = head.read_bands(below), head.read_bands(above)
+        of_r, of_o = head.combine_clusters(below), head.combine_clusters(above)
         if self.adds_up:
             sigma_r, sigma_o = (
                 head.denominator(stream).to(largest.device)[:, None]
@@ -242,7 +242,7 @@ class Projector:
                 sigma_o * (z_o - c) - sigma_r * (z_r - c)
                 for z_r, z_o, c in zip(below, above, self.constants, strict=True)
             ]
-            y_logits.copy_(head.read_part(shares).T)
+            y_logits.copy_(head.combine_part_clusters(shares).T)
         else:
             y_logits.copy_(head.folded(vectors.ff_output).T)
         return Slice(of_r.T, y_logits, of_o.T, largest)

@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from ffmem.corpus.sentences import TokenSentence
 from ffmem.errors import CorpusError
-from ffmem.indexing.sample import hash_places
+from ffmem.indexing.results import hash_places
 
 
 class Example(NamedTuple):

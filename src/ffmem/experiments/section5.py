@@ -64,7 +64,7 @@ def stop_words(context: ExperimentContext) -> Result:
     """Return what is special about examples in which a memory agrees with its layer."""
     predictions = measured(context.metrics.predictions, "predictions")
     token_hits = measured(context.metrics.token_hits, "token_hits")
-    is_stop = are_stop_words(context.memories.tokenizer.shown(context.memories.vocabulary))
+    is_stop = are_stop_words(context.memories.tokenizer.token_texts(context.memories.vocabulary))
     layers = context.memories.layout.memory_layers
     tokens = {"y": predictions.ff_top[:, layers], "o": predictions.output_top[:, layers]}
 

@@ -85,6 +85,6 @@ def _read(
             )
             found.raw[:] = ((trace.ff_input.cpu().double() * key).sum(1) + bias).numpy()
 
-    with memories.tracing(read, tokens, at):
+    with memories.trace_layers(read, tokens, at):
         memories.forward(tokens, layers=layer + 1)
     return found

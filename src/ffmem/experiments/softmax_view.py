@@ -185,7 +185,7 @@ def softmax_loss(memories: Memories, batches: Iterable[Int[Tensor, "_ _"]]) -> l
         outputs[layer].append(trace.value_output[:, 1:].flatten(0, 1).float())
 
     for tokens in batches:
-        with memories.tracing(read, tokens):
+        with memories.trace_layers(read, tokens):
             memories.forward(tokens)
     if not any(map(len, inputs[0])):
         raise CorpusError("No text has a second token to look at. Give longer texts.")

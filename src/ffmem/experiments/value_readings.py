@@ -81,7 +81,7 @@ def _rows(
     memories: Memories, layer: int, sign: Int8[ndarray, " memory"]
 ) -> Iterator[Float32[ndarray, " vocab"]]:
     """Return the logits of sign · v of every memory, one after the other."""
-    values = memories.readable_values(layer)
+    values = memories.output_directions(layer)
     signs = torch.from_numpy(sign).to(values.device, values.dtype)[:, None]
     rows = max(1, _BYTES // (4 * memories.vocabulary))
     for part, signed in zip(values.split(rows), signs.split(rows), strict=True):

@@ -85,7 +85,7 @@ class AdaptiveTops(ValueTops):
     @torch.inference_mode()
     def __init__(self, memories: Memories, layer: int) -> None:
         self.head = memories.head
-        self.parts = self.head.norm.fold(memories.readable_values(layer))
+        self.parts = self.head.norm.fold(memories.output_directions(layer))
         self.bands = self._bands(memories.config.band_sizes, 1)
         self.negative = self._bands(memories.config.band_sizes, -1) if memories.gated else None
         self.plain = self.at(np.ones((1, len(self.parts)), np.float32))[0]
@@ -94,7 +94,7 @@ class AdaptiveTops(ValueTops):
         rows = max(1, PAIRS // sum(sizes))
         found: list[list[Band]] = []
         for part in self.parts.split(rows):
-            head, *tails = self.head.band_logits(sign * part)
+            head, *tails = self.head.project_clusters(sign * part)
             words, entries = head[:, : sizes[0]], head[:, sizes[0] :]
             zero = torch.zeros(len(part))
             columns = [(words, zero), *zip(tails, entries.unbind(1), strict=True)]
@@ -150,7 +150,7 @@ class AdaptiveTops(ValueTops):
         for first in range(0, len(order), size):
             pairs = order[first : first + size]
             distinct, place = np.unique(memory[pairs], return_inverse=True)
-            logits = self.head.band_logits(self.parts[torch.from_numpy(distinct)])[number]
+            logits = self.head.project_clusters(self.parts[torch.from_numpy(distinct)])[number]
             scaled = logits[torch.from_numpy(place)] * torch.from_numpy(c[pairs])[:, None].to(
                 logits
             )

@@ -1,1 +1,1 @@
-"""The index: the pass over a corpus, and the folder that keeps what it found."""
+"""Indexing: the pass over a corpus, and the index folder it writes."""

@@ -1,7 +1,7 @@
-"""Chunks: the units of work into which a corpus is cut, and the batches of one.
+"""Chunks, the units of work of a run, and the batches within one.
 
-A chunk is consecutive sentences of one source, closed once it has a number of tokens. Within it,
-sentences are sorted by (length, number) and cut into batches, so that a batch has little padding.
+A chunk is consecutive sentences of one source, with at least `chunk_tokens` tokens unless it is the
+last. Its sentences are sorted by (length, number) and split into batches, which keeps padding low.
 Both depend on the corpus and the settings alone, never on which worker reads what when.
 """
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ffmem.storage import Storage
 
-CHUNKS = "partials/chunks.parquet"
+CHUNKS_FILE = "partials/chunks.parquet"
 
 
 class Chunk(NamedTuple):
-    """Some consecutive sentences, counted in the index's own numbers."""
+    """Consecutive sentences, by their numbers in the index."""
 
     number: int
     first_sentence: int
@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name for messages."""
         last = self.first_sentence + self.n_sentences - 1
         return f"chunk {self.number} (sentences {self.first_sentence} to {last})"
 
@@ -46,7 +46,7 @@ class PrefixRange(NamedTuple):
 
 
 def prefix_range(has_start: bool, empty_prefix: bool) -> PrefixRange:
-    """Return where prefixes are: 1 ≤ p ≤ n, or 0 ≤ p < n if the empty prefix counts."""
+    """Return the range of prefixes: 1 ≤ p ≤ n, or 0 ≤ p < n if the empty prefix counts."""
     if empty_prefix:
         return PrefixRange(first=0, shortest=0)
     return PrefixRange(first=1 if has_start else 0, shortest=1)
@@ -63,8 +63,8 @@ class Batch(NamedTuple):
     """The prefix number of each sentence's empty prefix."""
 
 
-def cut(lengths: Iterable[Int64[ndarray, " _"]], chunk_tokens: int) -> Iterator[Chunk]:
-    """Return the chunks of a source, from its sentences' lengths in order."""
+def cut_chunks(lengths: Iterable[Int64[ndarray, " _"]], chunk_tokens: int) -> Iterator[Chunk]:
+    """Yield the chunks of a source, given its sentences' lengths in order."""
     number = first = sentence = prefix = tokens = 0
     for part in lengths:
         for length in part.tolist():
@@ -79,17 +79,17 @@ def cut(lengths: Iterable[Int64[ndarray, " _"]], chunk_tokens: int) -> Iterator[
 
 
 def write_chunks(storage: Storage, chunks: Iterable[Chunk]) -> None:
-    """Write the chunks of a run where every worker sees them."""
+    """Write the chunks of a run to its storage, for all workers."""
     columns = zip(*(chunk[1:] for chunk in chunks), strict=True)
     names = Chunk._fields[1:]
     table = pa.table({name: np.array(column) for name, column in zip(names, columns, strict=True)})
-    with storage.writing(CHUNKS) as path:
+    with storage.writing(CHUNKS_FILE) as path:
         pq.write_table(table, path)
 
 
 def read_chunks(storage: Storage) -> list[Chunk]:
     """Return the chunks of a run, in order."""
-    with storage.reading(CHUNKS) as file:
+    with storage.reading(CHUNKS_FILE) as file:
         table = pq.read_table(file)
     columns = (table[name].to_pylist() for name in Chunk._fields[1:])
     return [Chunk(number, *row) for number, row in enumerate(zip(*columns, strict=True))]
@@ -98,7 +98,7 @@ def read_chunks(storage: Storage) -> list[Chunk]:
 def batches(
     sentences: Iterable[tuple[int, list[int]]], start: int | None, batch_tokens: int
 ) -> Iterator[Batch]:
-    """Return the batches of a chunk's (offset, ids): longest × number ≤ `batch_tokens`.
+    """Yield the batches of (offset, ids) pairs: longest × number of sentences ≤ `batch_tokens`.
 
     A sentence longer than `batch_tokens` is a batch by itself.
     """
@@ -107,15 +107,15 @@ def batches(
     extra = 0 if start is None else 1
     for sentence in ordered:
         if group and (len(sentence[1]) + extra) * (len(group) + 1) > batch_tokens:
-            yield padded(group, start)
+            yield pad(group, start)
             group = []
         group.append(sentence)
     if group:
-        yield padded(group, start)
+        yield pad(group, start)
 
 
-def padded(group: list[tuple[int, list[int]]], start: int | None) -> Batch:
-    """Return (offset, ids) of ascending length as one batch."""
+def pad(group: list[tuple[int, list[int]]], start: int | None) -> Batch:
+    """Return (offset, ids) pairs, in ascending order of length, as one batch."""
     front = [] if start is None else [start]
     longest = len(group[-1][1])
     rows = [front + ids + [0] * (longest - len(ids)) for _, ids in group]

@@ -2,8 +2,8 @@
 
 `IndexConfig` is what you choose: its fields are the options of `ffmem index`, the parameters of
 `ffmem.index`, part of what a run records, and what a resumed run must agree with. `RunConfig` adds
-model, corpus and versions: everything that decides the bytes of an index. `BuildOptions` decide
-none of them. `CorpusFacts` is what is known once the corpus has been read.
+model, corpus and versions: everything that decides the bytes of an index. `BuildOptions` change
+none of them. `CorpusFacts` is what reading the corpus adds.
 """
 
 import hashlib
@@ -21,7 +21,6 @@ from ffmem.indexing.manifest import (
     CorpusRecord,
     Manifest,
     ModelRecord,
-    PerplexityRecord,
     SourceRecord,
     StartRecord,
 )
@@ -37,13 +36,13 @@ COMPAT = "ff-layers"
 
 MAX_THREADS = 1_024
 
-RUN = "partials/config.json"
-FACTS = "partials/corpus.json"
+RUN_FILE = "partials/config.json"
+FACTS_FILE = "partials/corpus.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexConfig(Record):
-    """The choices of a run; every one is recorded."""
+    """What you choose for a run; every choice is recorded."""
 
     t: int = option(
         "Triggers to keep per memory and sign.", 50, minimum=1, maximum=10_000, flag="-t"
@@ -72,13 +71,13 @@ class IndexConfig(Record):
         check_options(self)
         if self.compat and self.prefixes != "best":
             raise FfmemError(
-                f"--compat {COMPAT} keeps the best prefix of a sentence: drop --prefixes all."
+                f"--compat {COMPAT} keeps the best prefix of each sentence. Drop --prefixes all."
             )
 
 
 @dataclass(frozen=True)
 class BuildOptions(ExecutionConfig):
-    """How a run is carried out; nothing of it changes the bytes of the index."""
+    """How a run is carried out; none of it changes the bytes of the index."""
 
     shared: str | None = option(
         "Folder or URL that all workers share, if some cannot see the index folder.",
@@ -145,18 +144,17 @@ class RunConfig(Record):
 
     def differences(self, other: "RunConfig") -> list[str]:
         """Return how another run's configuration differs, field by field."""
-        found = []
-        ours, theirs = asdict(self), asdict(other)
-        for name, mine in ours.items():
-            pair = (theirs[name], mine)
-            if isinstance(mine, dict):
-                found += _dict_differences(name, *pair)
-            elif mine != theirs[name]:
+        differences = []
+        old = asdict(other)
+        for name, new in asdict(self).items():
+            if isinstance(new, dict):
+                differences += _dict_differences(name, old[name], new)
+            elif new != old[name]:
                 what = "the corpus's files have changed, digest" if name == "digest" else name
-                found.append(f"{what}: {pair[0]} → {pair[1]}")
+                differences.append(f"{what}: {old[name]} → {new}")
         if self.digest is not None and self.digest == other.digest:  # same files, other path
-            found = [line for line in found if not line.startswith("corpus.source:")]
-        return found
+            differences = [line for line in differences if not line.startswith("corpus.source:")]
+        return differences
 
 
 def _dict_differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -167,28 +165,20 @@ def _dict_differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> li
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusFacts(Record):
-    """What is known once the corpus is in the folder."""
+    """What is known once the corpus has been read."""
 
-    hash: str
-    sentences: int
-    tokens: int
-    cut: int
-    cut_tokens: int
-    headings_dropped: int
-    without_tokens: int
+    source: SourceRecord
+    """As in the manifest, but without skipped sentences."""
     start: StartRecord
-    perplexity: PerplexityRecord | None
-    control: int
-    """Sentences whose text writes out a control token."""
 
 
 def model_record(memories: "Memories") -> ModelRecord:
-    """Return which model some memories belong to, for the manifest of an index."""
+    """Return the record of a model for the manifest of an index."""
     from ffmem.networks.config import AdaptiveConfig
 
     config = memories.config if isinstance(memories.config, AdaptiveConfig) else None
-    kind = None if config is None else config.memory
-    by_head = config is not None and kind in ("persistent", "lambda")
+    kind = config.memory if config else None
+    groups = config.num_attention_heads if config and kind in ("persistent", "lambda") else 1
     return ModelRecord(
         source=memories.source,
         revision=memories.revision,
@@ -202,7 +192,7 @@ def model_record(memories: "Memories") -> ModelRecord:
         gated=memories.gated,
         context=memories.context,
         memory=kind,
-        groups=config.num_attention_heads if config is not None and by_head else 1,
+        groups=groups,
         has_values=memories.has_values,
     )
 
@@ -215,31 +205,12 @@ def make_manifest(
     files: dict[str, str],
 ) -> Manifest:
     """Return the manifest of a run over one source."""
-    corpus: dict[str, Any] = run.corpus
-    source = SourceRecord(
-        **corpus,
-        hash=facts.hash,
-        digest=run.digest,
-        sentences=facts.sentences,
-        tokens=facts.tokens,
-        cut=facts.cut,
-        cut_tokens=facts.cut_tokens,
-        headings_dropped=facts.headings_dropped,
-        without_tokens=facts.without_tokens,
-        perplexity=facts.perplexity,
-        chunk_tokens=run.index.chunk_tokens,
-        batch_tokens=run.index.batch_tokens,
-        threads=run.threads,
-        device=run.device,
-        skipped=skipped,
-        skipped_tokens=skipped_tokens,
-        control=facts.control,
-    )
+    source = replace(facts.source, skipped=skipped, skipped_tokens=skipped_tokens)
     return Manifest(
         format=FORMAT,
         model=run.model,
         tokenizer=run.tokenizer,
-        corpus=CorpusRecord.joined([source]),
+        corpus=CorpusRecord.join([source]),
         t=run.index.t,
         prefixes=run.index.prefixes,
         compat=run.index.compat,
@@ -254,14 +225,22 @@ def make_manifest(
 
 def read_run(storage: "Storage") -> RunConfig | None:
     """Return the configuration of the run in a storage, None if there is none."""
-    found: RunConfig | None = _read(RunConfig, storage, RUN)
-    return found
+    run: RunConfig | None = _read(RunConfig, storage, RUN_FILE)
+    return run
 
 
 def read_facts(storage: "Storage") -> CorpusFacts | None:
-    """Return what a run knows of its corpus, None before it is read."""
-    found: CorpusFacts | None = _read(CorpusFacts, storage, FACTS)
-    return found
+    """Return the facts about a run's corpus, None before it has been read."""
+    facts: CorpusFacts | None = _read(CorpusFacts, storage, FACTS_FILE)
+    return facts
+
+
+def require_run(storage: "Storage") -> tuple[RunConfig, CorpusFacts]:
+    """Return the configuration and the corpus facts of a prepared run; raise if there is none."""
+    run, facts = read_run(storage), read_facts(storage)
+    if run is None or facts is None:
+        raise StoreError(f"There is no prepared run in {storage.shown}.")
+    return run, facts
 
 
 def _read(kind: Any, storage: "Storage", name: str) -> Any:

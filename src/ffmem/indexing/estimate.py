@@ -1,4 +1,4 @@
-"""What an index would take: tokens, time, memory and disk, measured on one batch."""
+"""`index --dry-run`: estimate tokens, time, memory and disk from one batch."""
 
 import time
 from collections.abc import Callable
@@ -12,35 +12,35 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range
 from ffmem.indexing.config import IndexConfig
 from ffmem.indexing.scan import Scan
-from ffmem.models.describe import index_bytes
+from ffmem.models.arguments import use_threads
+from ffmem.models.load import index_bytes
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.parallel import ExecutionConfig
 
-ROWS = 256
-"""Values projected to measure how long all of them take."""
+MEASURED_VALUES = 256
+"""Values to project in order to estimate the time for all."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an index would take."""
+    """The cost of an index."""
 
     sentences: int
     tokens: int
     chunks: int
     workers: int
     tokens_per_second: float
-    """Of one worker, on a full batch."""
+    """Of one worker, measured on a full batch."""
     pass_seconds: float
     values_seconds: float
     memory_bytes: int
     """Per worker: weights, trigger lists, one batch of coefficients."""
     partial_bytes: int
-    """Per worker, while the index is being made."""
+    """Per worker, on disk, while the run lasts."""
     index_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the estimate as a JSON object."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -61,24 +61,26 @@ class Estimate:
 def estimate(
     memories: Memories, corpus: Corpus, config: IndexConfig, execution: ExecutionConfig
 ) -> Estimate:
-    """Read the corpus, time one batch and some values, and scale both up."""
-    some: list[list[int]] = []
+    """Read the corpus, time one batch and some values, and extrapolate."""
+    first: list[list[int]] = []
     n_sentences = n_tokens = n_characters = 0
     most = None if memories.context is None else memories.context - 1
     for text, ids, _, _ in corpus.sentences(memories.tokenizer):
         length = len(ids) if most is None else min(len(ids), most)
         if n_tokens < config.chunk_tokens:
-            some.append(ids[:length])
+            first.append(ids[:length])
         n_sentences += 1
         n_tokens += length
         n_characters += len(text or "")
     start = memories.tokenizer.own_start or memories.tokenizer.bos or memories.tokenizer.eos
-    full = max(batches(enumerate(some), start, config.batch_tokens), key=lambda b: b.tokens.numel())
+    full = max(
+        batches(enumerate(first), start, config.batch_tokens), key=lambda b: b.tokens.numel()
+    )
     scan = Scan(
         memories, config.t, config.prefixes == "all", prefix_range(start is not None, False)
     )
     n_threads = config.threads or execution.threads or torch.get_num_threads()
-    with threads(n_threads):
+    with use_threads(n_threads):
         batch_seconds = _best_of_two(lambda: _read(scan, full))
         values_seconds = _values_seconds(memories)
     rate = sum(full.lengths) / batch_seconds
@@ -106,11 +108,11 @@ def _read(scan: Scan, batch: Batch) -> None:
 
 
 def _values_seconds(memories: Memories) -> float:
-    """Return about how long projecting all values takes."""
+    """Return about how long it takes to project all values."""
     if not memories.has_values:
         return 0.0
     layer = memories.layout.widths.index(max(memories.layout.widths))
-    values = memories.readable_values(layer)[:ROWS]
+    values = memories.output_directions(layer)[:MEASURED_VALUES]
     seconds = _best_of_two(lambda: memories.head.folded(values).topk(min(50, memories.vocabulary)))
     return seconds * len(memories.layout) / len(values)
 

@@ -1,22 +1,41 @@
-"""An index as plain files for other programs.
+"""Exporting an index for other programs.
 
 jsonl         one line per memory, as `ffmem show --json` prints it
 csv           one row per trigger, with the top tokens of the value; texts that a spreadsheet would
-              take for a formula get an apostrophe in front
-neuronpedia   a folder in the layout that Neuronpedia exports and imports
+              take for a formula get a leading apostrophe
+neuronpedia   a folder in the layout that Neuronpedia exports and imports, one source per layer:
+
+    OUT/v1/MODEL/SOURCE/{model,release,sourceset,source}.jsonl
+    OUT/v1/MODEL/SOURCE/features/batch-N.jsonl.gz       one line per memory
+    OUT/v1/MODEL/SOURCE/activations/batch-N.jsonl.gz    one line per trigger
+
+In Neuronpedia a coefficient is positive. A negative one is a positive one of the negated value,
+m · v = (−m) · (−v), so the negative triggers of a gated model are a source of their own,
+`…-negative`, with both signs flipped. Fields that an index does not have are empty or left out;
+`README.md` in OUT says which.
 """
 
 import csv
+import gzip
+import io
 import json
-from collections.abc import Iterator
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from numpy import ndarray
 
 from ffmem.errors import FfmemError
-from ffmem.files import check_output_file, committing, csv_row
-from ffmem.indexing.kind import Kind
+from ffmem.files import check_output_file, committing, csv_row, sha256, storage_errors, sync
 from ffmem.indexing.memory import Memory
-from ffmem.indexing.neuronpedia import export_neuronpedia
+from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
+from ffmem.indexing.tables import GROUP, layer_file, read_group
 from ffmem.progress import Step
 
 FORMATS = ("jsonl", "csv", "neuronpedia")
@@ -27,34 +46,28 @@ COLUMNS = [
 ]
 
 
-def columns(kind: Kind) -> list[str]:
-    """Return the columns of a CSV; some kinds of memory have more of them."""
-    own = [*COLUMNS]
-    if kind.seat(0) is not None:
-        own.append("place")
-    if not kind.has_values:
-        own.append("value_note")
-    return own
-
-
 def export(index: Index, to: str, out: Path, step: Step) -> None:
-    """Write every memory of an index to a file, or to a folder for Neuronpedia."""
+    """Write every memory of an index to a file, or to a folder in Neuronpedia's layout."""
     if to not in FORMATS:
         raise FfmemError(f"--to {to}: unknown format. Give one of {', '.join(FORMATS)}.")
     if to == "neuronpedia":
         export_neuronpedia(index, out, step)
         return
     check_output_file(out)
-    # Line ends within a text must not be translated; a CSV writes its own between rows.
+    # newline="": a CSV writes its own line ends, and those within a text must stay.
     with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         if to == "jsonl":
             for memory in _memories(index, step):
                 file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
             return
-        rows = csv.DictWriter(file, columns(index.manifest.model.kind))
-        rows.writeheader()
+        kind = index.manifest.model.kind
+        columns = [*COLUMNS]
+        columns += [] if kind.head_slot(0) is None else ["place"]
+        columns += [] if kind.has_values else ["value_note"]
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
         for memory in _memories(index, step):
-            rows.writerows(map(csv_row, _rows(memory)))
+            writer.writerows(map(csv_row, _csv_rows(memory)))
 
 
 def _memories(index: Index, step: Step) -> Iterator[Memory]:
@@ -64,30 +77,400 @@ def _memories(index: Index, step: Step) -> Iterator[Memory]:
             step(1)
 
 
-def _rows(memory: Memory) -> Iterator[dict[str, object]]:
-    """Yield a row per trigger of a memory, or one without a trigger if it has none."""
-    ends = {
-        "value_top": " ".join(
-            json.dumps(t.token, ensure_ascii=False) for t in memory.value.top[:10]
-        ),
-        "value_bottom": " ".join(
-            json.dumps(t.token, ensure_ascii=False) for t in memory.value.bottom[:10]
-        ),
-    }
-    name: dict[str, object] = {
+def _csv_rows(memory: Memory) -> Iterator[dict[str, object]]:
+    """Yield a row per trigger of a memory; one row without a trigger if it has none."""
+    top, bottom = (
+        " ".join(json.dumps(token.token, ensure_ascii=False) for token in tokens[:10])
+        for tokens in (memory.value.top, memory.value.bottom)
+    )
+    shared: dict[str, object] = {
         "cell": str(memory.cell),
         "layer": memory.cell.layer,
         "memory": memory.cell.memory,
+        "value_top": top,
+        "value_bottom": bottom,
     }
-    if memory.seat is not None:
-        name["place"] = str(memory.seat)
+    if memory.head_slot is not None:
+        shared["place"] = str(memory.head_slot)
     if not memory.kind.has_values:
-        name["value_note"] = memory.value.note
+        shared["value_note"] = memory.value.note
     lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))
     if not any(triggers for _, triggers in lists):
-        yield {**name, **ends}
-    for kind, triggers in lists:
+        yield shared
+    for name, triggers in lists:
         for trigger in triggers:
-            shown = trigger._asdict()
-            del shown["rest"]
-            yield {**name, "list": kind, **shown, **ends}
+            fields = trigger._asdict()
+            del fields["rest"]
+            yield {**shared, "list": name, **fields}
+
+
+# Neuronpedia
+
+CREATOR = "clkht01d40000jv08hvalcvly"
+"""The user whom Neuronpedia's importers make the owner of imported data."""
+
+BATCH = 1024
+"""Memories per file, as in Neuronpedia's public exports."""
+
+EMPTY = (
+    *("topkCosSimIndices", "topkCosSimValues"),
+    *("neuron_alignment_indices", "neuron_alignment_values", "neuron_alignment_l1"),
+    *("correlated_neurons_indices", "correlated_neurons_pearson", "correlated_neurons_l1"),
+    *("correlated_features_indices", "correlated_features_pearson", "correlated_features_l1"),
+    *("freq_hist_data_bar_heights", "freq_hist_data_bar_values"),
+    *("logits_hist_data_bar_heights", "logits_hist_data_bar_values", "decoder_weights_dist"),
+)
+"""Fields of a feature that an index does not have."""
+
+
+class Side(NamedTuple):
+    """One sign of a model's coefficients, and the columns that belong to it."""
+
+    prefix: str
+    """Prefix of the trigger columns."""
+    suffix: str
+    """Suffix of the source set's name."""
+    sign: int
+    top: str
+    bottom: str
+
+
+class _PrefixEnd(NamedTuple):
+    """Where a prefix ends in its sentence, counting the start token."""
+
+    shared: str
+    """JSON fields that all activations on the sentence share."""
+    n_tokens: int
+    last: int
+
+
+POSITIVE = Side("", "", 1, "top", "bottom")
+NEGATIVE = Side("negative_", "-negative", -1, "bottom", "top")
+
+
+def export_neuronpedia(index: Index, out: Path, step: Step) -> None:
+    """Write an index to a new folder, in Neuronpedia's layout."""
+    with _committing_folder(out) as folder:
+        exporter = _NeuronpediaExporter(index, folder)
+        (folder / "README.md").write_text(exporter.readme(), encoding="utf-8")
+        for layer in range(index.n_layers):
+            exporter.write_layer(layer, step)
+
+
+class _NeuronpediaExporter:
+    """Writes one index in Neuronpedia's layout."""
+
+    def __init__(self, index: Index, folder: Path) -> None:
+        self.index = index
+        manifest = index.manifest
+        self.model = model_id(manifest.model.source)
+        self.set = f"ffmem-{sha256(index.folder / 'manifest.json')[:8]}"
+        self.corpus = ", ".join(source.source for source in manifest.corpus.sources)
+        self.sides = (POSITIVE, NEGATIVE) if manifest.model.gated else (POSITIVE,)
+        self._folder = folder / "v1" / self.model
+        self._tokens = list(index.tokens)
+        start = manifest.start.token
+        self._start = [] if start is None else [start]
+
+    def source(self, layer: int, side: Side) -> str:
+        """Return the name of a layer's source."""
+        return f"{layer}-{self.set}{side.suffix}"
+
+    def readme(self) -> str:
+        """Return the README of the folder."""
+        manifest = self.index.manifest
+        gated, has_values = manifest.model.gated, manifest.model.has_values
+        text = (files("ffmem.indexing") / "neuronpedia.md").read_text(encoding="utf-8")
+        return text.format(
+            model=manifest.model.source,
+            title=manifest.model.kind.title,
+            unit=manifest.model.kind.unit,
+            note="".join(f"\n{line}\n" for line in manifest.model.kind.notes),
+            layers=self.index.n_layers,
+            memories=max(self.index.layout.widths),
+            corpus=self.corpus,
+            sentences=manifest.corpus.sentences,
+            tokens=manifest.corpus.tokens,
+            t=manifest.t,
+            prefixes=manifest.prefixes,
+            promotes=_PROMOTES.format(manifest.projection) if has_values else _NONE,
+            suppresses="the tokens that it suppresses most" if has_values else _NONE,
+            dtype=manifest.dtype,
+            set=self.set,
+            id=self.model,
+            first=self.source(0, POSITIVE),
+            share="its gate's pre-activation is above 0" if gated else "its coefficient is above 0",
+            negative=_NEGATIVE.format(source=self.source(0, NEGATIVE)) if gated else _NO_NEGATIVE,
+        )
+
+    def write_layer(self, layer: int, step: Step) -> None:
+        """Write the sources of one layer."""
+        for side in self.sides:
+            self._write_source(layer, side)
+        width = self.index.layout.widths[layer]
+        for batch, first in enumerate(range(0, width, BATCH)):
+            past = min(first + BATCH, width)
+            groups = range(first // GROUP, -(-past // GROUP))
+            triggers = {group: self._columns("triggers", layer, group) for group in groups}
+            places = self._places(triggers.values())
+            for side in self.sides:
+                folder = self._folder / self.source(layer, side)
+                name = f"batch-{batch}.jsonl.gz"
+                with _gzip_lines(folder / "features" / name) as lines:
+                    for group in groups:
+                        lines.writelines(self._features(layer, group, side))
+                with _gzip_lines(folder / "activations" / name) as lines:
+                    for group, columns in triggers.items():
+                        lines.writelines(self._activations(layer, group, side, columns, places))
+            step(past - first)
+
+    def _write_source(self, layer: int, side: Side) -> None:
+        """Write the four small files about model, release, source set and source."""
+        manifest, owner_fields = self.index.manifest, {"creatorId": CREATOR, "visibility": "PUBLIC"}
+        name = f"{self.set}{side.suffix}"
+        description = f"{manifest.model.kind.title} of {manifest.model.source}, read by ffmem"
+        content = "Triggers and values" if manifest.model.has_values else "Triggers"
+        signs = " (coefficients below 0, signs flipped)" if side is NEGATIVE else ""
+        rows: dict[str, dict[str, Any]] = {
+            "model": {
+                "id": self.model,
+                "displayName": self.model,
+                "displayNameShort": self.model,
+                "layers": self.index.n_layers,
+                "neuronsPerLayer": max(self.index.layout.widths),
+                "dimension": manifest.model.hidden,
+                "owner": owner(manifest.model.source),
+            },
+            "release": {
+                "name": self.set,
+                "description": description,
+                "descriptionShort": description,
+                "creatorName": "ffmem",
+                "urls": [],
+            },
+            "sourceset": {
+                "modelId": self.model,
+                "name": name,
+                "releaseName": self.set,
+                "description": f"{content} over {self.corpus}{signs}",
+                "type": "neurons",
+                "creatorName": "ffmem",
+                "urls": [],
+            },
+            "source": {
+                "id": self.source(layer, side),
+                "modelId": self.model,
+                "setName": name,
+                "hasDashboards": True,
+                "inferenceEnabled": False,
+                "dataset": self.corpus,
+                "num_prompts": manifest.corpus.sentences,
+                "notes": " ".join((_UNKNOWN, *manifest.model.kind.notes)),
+            },
+        }
+        folder = self._folder / self.source(layer, side)
+        folder.mkdir(parents=True)
+        for kind, row in rows.items():
+            (folder / f"{kind}.jsonl").write_text(_json_line(row | owner_fields), encoding="utf-8")
+
+    def _features(self, layer: int, group: int, side: Side) -> Iterator[str]:
+        """Yield a line for each memory of a row group."""
+        has_values = self.index.manifest.model.has_values
+        values = self._columns("values", layer, group) if has_values else None
+        stats = self._columns("stats", layer, group)
+        largest = stats["max" if side is POSITIVE else "min"]
+        for row in range(len(largest)):
+            yield _json_line(
+                {
+                    "modelId": self.model,
+                    "layer": self.source(layer, side),
+                    "index": str(group * GROUP + row),
+                    "sourceSetName": f"{self.set}{side.suffix}",
+                    "creatorId": CREATOR,
+                    "maxActApprox": side.sign * float(largest[row]),
+                    "frac_nonzero": int(stats["active"][row]) / self.index.manifest.corpus.prefixes,
+                    **self._ends(values, row, side),
+                    "hookName": self._hook(layer),
+                    "hasVector": False,
+                    "vector": [],
+                }
+                | {name: [] for name in EMPTY}
+            )
+
+    def _ends(
+        self, values: dict[str, ndarray] | None, row: int, side: Side
+    ) -> dict[str, list[str] | list[float]]:
+        """Return what a value promotes and suppresses; nothing if it is not static."""
+        if values is None:
+            return {"pos_str": [], "pos_values": [], "neg_str": [], "neg_values": []}
+        return {
+            "pos_str": self._token_texts(values[f"{side.top}_ids"][row]),
+            "pos_values": (side.sign * values[f"{side.top}_logits"][row]).tolist(),
+            "neg_str": self._token_texts(values[f"{side.bottom}_ids"][row]),
+            "neg_values": (side.sign * values[f"{side.bottom}_logits"][row]).tolist(),
+        }
+
+    def _hook(self, layer: int) -> str:
+        """Return the hook that reads the coefficients, by TransformerLens' name if there is one."""
+        if self.index.manifest.model.kind.head_slot(0) is None:
+            return f"blocks.{layer}.mlp.hook_post"
+        return f"model.layers.{layer}.memory.values"
+
+    def _activations(
+        self,
+        layer: int,
+        group: int,
+        side: Side,
+        columns: dict[str, ndarray],
+        places: dict[int, _PrefixEnd],
+    ) -> Iterator[str]:
+        """Yield a line for each trigger of the memories of a row group."""
+        prefixes = columns[f"{side.prefix}prefix"].tolist()
+        coefficients = (side.sign * columns[f"{side.prefix}coefficient"]).tolist()
+        for row, ranked in enumerate(zip(prefixes, coefficients, strict=True)):
+            memory = group * GROUP + row
+            common = {
+                "modelId": self.model,
+                "layer": self.source(layer, side),
+                "index": str(memory),
+            }
+            for rank, (prefix, coefficient) in enumerate(zip(*ranked, strict=True), start=1):
+                if prefix == NO_PREFIX:
+                    break
+                own = {"id": f"{self.set}{side.suffix}-{layer}-{memory}-{rank}", **common}
+                yield _activation(own, places[prefix], coefficient)
+
+    def _places(self, triggers: Iterable[dict[str, ndarray]]) -> dict[int, _PrefixEnd]:
+        """Return where the prefixes of some triggers end, reading every sentence once."""
+        prefixes = {
+            prefix
+            for columns in triggers
+            for side in self.sides
+            for prefix in columns[f"{side.prefix}prefix"].reshape(-1).tolist()
+        }
+        owners = self.index.sentences.at(prefixes - {NO_PREFIX})
+        sentences = {sentence.sentence: sentence for sentence in owners.values()}
+        shared = {number: self._shared_fields(sentence) for number, sentence in sentences.items()}
+        # With a start token at 0, the prefix of length p ends at p; without one, at p − 1.
+        shift = len(self._start) - 1
+        return {
+            prefix: _PrefixEnd(*shared[sentence.sentence], prefix - sentence.offset + shift)
+            for prefix, sentence in owners.items()
+        }
+
+    def _shared_fields(self, sentence: StoredSentence) -> tuple[str, int]:
+        """Return the JSON fields that all activations on a sentence share, and its length."""
+        tokens = [*self._start, *(self._tokens[id] for id in sentence.ids)]
+        fields = {
+            "dataSource": self.index.manifest.corpus.sources[sentence.source].source,
+            "dataIndex": str(sentence.sentence),
+            "tokens": tokens,
+        }
+        return _json_fields(fields), len(tokens)
+
+    def _columns(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
+        return read_group(self.index.folder / layer_file(kind, layer), group)
+
+    def _token_texts(self, ids: ndarray) -> list[str]:
+        return [self._tokens[id] for id in ids.tolist()]
+
+
+_NEGATIVE = (
+    "In this gated model, coefficients below 0 trigger as well. Sources that end in `-negative`\n"
+    "(`{source}`) hold those triggers with the signs of coefficient and value flipped: what is\n"
+    "positive there is −m, and `pos_str` is what the value promotes when m < 0."
+)
+_PROMOTES = "the tokens that the value promotes most, with their logits (projection: {})"
+_NONE = "empty: there is no static value"
+_UNKNOWN = (
+    "Only the coefficient at a trigger's last token is known; all other values are written as 0."
+)
+_NO_NEGATIVE = "This model is not gated: only coefficients above 0 trigger."
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    return "{" + _json_fields(row) + "}\n"
+
+
+def _json_fields(row: dict[str, Any]) -> str:
+    """Return the JSON of an object without its braces."""
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)[1:-1]
+
+
+_EMPTY_FIELDS = _json_fields(
+    {
+        "creatorId": CREATOR,
+        "dfaValues": [],
+        "dfaMaxValue": None,
+        "dfaTargetIndex": None,
+        "lossValues": [],
+        "logitContributions": None,
+        "binMin": None,
+        "binMax": None,
+        "binContains": None,
+        "qualifyingTokenIndex": None,
+    }
+)
+"""JSON fields of every activation that an index does not know."""
+
+
+def _activation(fields: dict[str, str], place: _PrefixEnd, coefficient: float) -> str:
+    """Return the line of one trigger; only the value of its last token is known."""
+    own = {
+        **fields,
+        "maxValue": coefficient,
+        "minValue": coefficient if place.n_tokens == 1 else 0.0,
+        "maxValueTokenIndex": place.last,
+    }
+    # Not through `json`: there is a value for every token of every trigger.
+    after = place.n_tokens - 1 - place.last
+    values = f'"values":[{"0," * place.last}{coefficient!r}{",0" * after}]'
+    return f"{{{_json_fields(own)},{place.shared},{values},{_EMPTY_FIELDS}}}\n"
+
+
+def model_id(source: str) -> str:
+    """Return a model's name for Neuronpedia: lower case, digits, dashes, underscores."""
+    name = re.split(r"[/\\]", source.rstrip("/\\"))[-1].partition("@")[0].removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-") or "model"
+
+
+def owner(source: str) -> str:
+    """Return the owner of a model, if its name is a Hub id."""
+    match = re.fullmatch(r"([\w.-]+)/[\w.-]+(@.*)?", source)
+    return match[1] if match and not Path(source).exists() else "unknown"
+
+
+@contextmanager
+def _gzip_lines(path: Path) -> Iterator[IO[str]]:
+    """Open a gzip file to write lines to; the same lines give the same bytes."""
+    path.parent.mkdir(exist_ok=True)
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8", newline="") as lines,
+    ):
+        yield lines
+
+
+@contextmanager
+def _committing_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder to write to; rename it to `out` when the block succeeds."""
+    if out.exists() or out.is_symlink():
+        raise FfmemError(f"{out} exists already. Choose a new folder.")
+    if not out.absolute().parent.is_dir():
+        raise FfmemError(
+            f"There is no folder {out.absolute().parent}. Create it, or choose another folder."
+        )
+    temporary = out.absolute().with_name(f".{out.absolute().name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with storage_errors(out):
+            temporary.mkdir()
+            yield temporary
+            for path in temporary.rglob("*"):
+                sync(path)
+            temporary.rename(out.absolute())
+            sync(out.absolute().parent)
+    except BaseException:
+        with suppress(OSError):  # report the first error
+            shutil.rmtree(temporary)
+        raise

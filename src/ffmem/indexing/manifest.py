@@ -1,8 +1,8 @@
-"""The manifest of an index, which is written last: it exists only when the rest is complete.
+"""The manifest of an index. It is written last, so it exists only when the rest is complete.
 
-It names everything that decides the bytes of the index (model, tokenizer, corpus, settings,
-versions) and the hash of every file. It contains no time and no path of the machine, so that the
-same run gives the same bytes.
+It records everything that decides the bytes of the index (model, tokenizer, corpus, settings,
+versions) and the hash of every file. It holds no time and no path of the machine, so the same run
+gives the same bytes.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 from ffmem.cells import BankRecord, Layout
 from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
-from ffmem.indexing.kind import Kind
+from ffmem.indexing.memory import Kind
 from ffmem.records import NotARecord, Record
 
 FORMAT = 2
@@ -24,7 +24,7 @@ FORMAT = 2
 PROJECTION = "folded"
 
 NO_PROJECTION = "none"
-"""If memories have no static values, as in a lambda layer."""
+"""For memories without static values, as in a lambda layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class ModelRecord(Record):
     family: str
     layers: int
     banks: list[list[BankRecord]]
-    """Of each layer: none, the dense part, experts."""
+    """The banks of each layer: none, the dense part, experts."""
     hidden: int
     vocabulary: int
     activation: str
     gated: bool
     context: int | None
     memory: str | None = None
-    """Kind of memory of a model that ffmem trained: relu … lambda; None for other families."""
+    """Kind of memory, relu … lambda, of models that ffmem trains; None for other families."""
     groups: int = 1
     """Heads that own equal ranges of a layer's memories; 1 if memories belong to no head."""
     has_values: bool = True
@@ -52,17 +52,17 @@ class ModelRecord(Record):
 
     def __post_init__(self) -> None:
         if len(self.banks) != self.layers:
-            raise NotARecord(f"banks is of {len(self.banks)} layers, and layers is {self.layers}")
+            raise NotARecord(f"banks has {len(self.banks)} layers, but layers is {self.layers}")
 
     @cached_property
     def kind(self) -> Kind:
-        """The kind of its memories, in words."""
+        """The kind of its memories."""
         width = max(self.layout.widths)
         return Kind(self.memory, self.gated, width, self.groups, self.has_values)
 
     @cached_property
     def layout(self) -> Layout:
-        """Where each memory stands."""
+        """The banks of each layer, and the number of every memory."""
         return Layout(self.banks)
 
 
@@ -80,7 +80,7 @@ class StartRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PerplexityRecord(Record):
-    """Perplexity of the model on a sample of the corpus: t₁ … tₙ₋₁ of some sentences."""
+    """The model's perplexity on tokens t₁ … tₙ₋₁ of some sentences of the corpus."""
 
     per_token: float
     sentences: int
@@ -89,7 +89,7 @@ class PerplexityRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecord(Record):
-    """One CORPUS argument: what was read, and how."""
+    """One CORPUS argument, and how it was read."""
 
     source: str
     unit: str
@@ -98,26 +98,26 @@ class SourceRecord(Record):
     limit: int | None
     hash: str
     digest: str | None
-    """SHA-256 of the files of the source; None if it has none."""
+    """SHA-256 of the source's files; None if it has none."""
     sentences: int
     tokens: int
     cut: int
-    """Sentences that were truncated to the context."""
+    """Sentences that were truncated to the model's context."""
     cut_tokens: int
-    """Tokens that they lost."""
+    """Tokens that truncation dropped."""
     headings_dropped: int
     without_tokens: int
-    """Sentences without a token, which were dropped."""
+    """Sentences without tokens, which were dropped."""
     perplexity: PerplexityRecord | None
     chunk_tokens: int
     batch_tokens: int
     threads: int
     device: str
     skipped: list[int] = field(default_factory=list)
-    """Numbers, within the source, of sentences that could not be read and were skipped."""
+    """Sentences that the model could not read, by their number within the source."""
     skipped_tokens: int = 0
     control: int = 0
-    """Sentences whose text spells out a control token, such as `</s>`, which is read as one."""
+    """Sentences whose text spells out a control token, such as `</s>`; it is read as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +135,11 @@ class CorpusRecord(Record):
         return self.tokens - sum(source.skipped_tokens for source in self.sources)
 
     @classmethod
-    def joined(cls, sources: list[SourceRecord]) -> "CorpusRecord":
+    def join(cls, sources: list[SourceRecord]) -> "CorpusRecord":
         """Return the record of several sources, in order."""
-        joined = "\n".join(source.hash for source in sources)
+        hashes = "\n".join(source.hash for source in sources)
         return cls(
-            hash=hashlib.sha256(joined.encode()).hexdigest(),
+            hash=hashlib.sha256(hashes.encode()).hexdigest(),
             sentences=sum(source.sentences for source in sources),
             tokens=sum(source.tokens for source in sources),
             sources=sources,
@@ -148,12 +148,12 @@ class CorpusRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """What an index says about itself."""
+    """Everything that an index records about itself."""
 
     format: int
     model: ModelRecord
     tokenizer: str
-    """SHA-256 over what decides token ids."""
+    """SHA-256 of everything that decides token ids."""
     corpus: CorpusRecord
     t: int
     prefixes: str
@@ -164,10 +164,10 @@ class Manifest(Record):
     start: StartRecord
     versions: dict[str, str]
     files: dict[str, str]
-    """SHA-256 of every file of the index but this one."""
+    """SHA-256 of every file of the index except this one."""
 
     def write(self, folder: Path) -> None:
-        """Write the manifest: from now on the index is complete."""
+        """Write the manifest, which completes the index."""
         write_text(folder / "manifest.json", self.to_json())
 
     @classmethod
@@ -177,16 +177,16 @@ class Manifest(Record):
         try:
             content: Any = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise StoreError(_missing(folder)) from None
+            raise StoreError(_why_missing(folder)) from None
         except (ValueError, OSError) as error:
             raise StoreError(
                 f"Cannot read the manifest {path} ({error}). Make the index again."
             ) from None
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
+        format = content.get("format") if isinstance(content, dict) else None
+        if format != FORMAT:
             raise StoreError(
-                f"{path} has the format {found!r}; this version of ffmem reads format {FORMAT}. Use"
-                " the version that wrote it, or make the index again."
+                f"{path} has the format {format!r}; this version of ffmem reads format {FORMAT}."
+                " Use the version that wrote it, or make the index again."
             )
         try:
             return cls.of(content)
@@ -196,7 +196,8 @@ class Manifest(Record):
             ) from None
 
 
-def _missing(folder: Path) -> str:
+def _why_missing(folder: Path) -> str:
+    """Return why a folder has no manifest, and what to do."""
     if not folder.is_dir():
         return f"There is no index at {folder}: no such folder. Make one with `ffmem index`."
     if (folder / "partials").is_dir():

@@ -1,4 +1,4 @@
-"""One memory, as people look at it: what triggers it, what its value promotes, how it behaves."""
+"""One memory: its triggers, the tokens its value promotes, its statistics, and its kind."""
 
 import html
 from dataclasses import dataclass
@@ -8,7 +8,133 @@ import numpy as np
 from numpy import ndarray
 
 from ffmem.cells import Cell
-from ffmem.indexing.kind import Kind, Seat
+
+NO_VALUE = (
+    "This memory has no static value: a lambda layer multiplies its coefficient by a vector that it"
+    " computes from the input."
+)
+
+ZERO_VALUE = (
+    "This memory's value gives every token the same logit, like a value of zeros: it promotes and"
+    " suppresses nothing."
+)
+
+NO_VALUES = (
+    "These memories have no static values: a lambda layer multiplies their coefficients by vectors"
+    " computed from the input."
+)
+
+_DEFINITIONS = {
+    "softmax": "m = softmax(x·Kᵀ) over the memories of a layer, the input of the value map;"
+    " active: m > 0, which every weight of a softmax is",
+    "persistent": "m = attention weight on the slot, of one softmax over the tokens and the slots"
+    " of its head, the input of the value map; active: m > 0, which every weight of a softmax is",
+    "lambda": "m = q·E, a head's query times its static key for a distance, 0 where no token is so"
+    " far back; it multiplies that token's vector, there is no static value; active: m > 0",
+}
+
+_NOTES = {
+    "softmax": "The coefficient is the memory's weight in a softmax over all memories of its layer:"
+    " it is above 0, so active, on every prefix but where it rounds to 0.",
+    "persistent": "The coefficient is the attention weight on the slot, in one softmax with the"
+    " tokens: it is above 0, so active, on every prefix but where it rounds to 0.",
+    "lambda": "The coefficient is a head's query times its static key for a distance: of either"
+    " sign, and 0 where no token is so far back. Prefixes on which it is above 0 trigger.",
+}
+
+_SLOT_NAMES = {"persistent": "slot", "lambda": "distance"}
+
+_TITLES = {
+    "persistent": "Persistent memories",
+    "lambda": "Memories of lambda layers",
+}
+
+_UNITS = {
+    "persistent": "one slot of one attention head",
+    "lambda": "one static key of one head, for one distance",
+}
+
+
+class HeadSlot(NamedTuple):
+    """The head that owns a memory, and the memory's slot or distance within that head."""
+
+    head: int
+    name: str
+    """`slot`, or `distance` (how many tokens back)."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"head {self.head}, {self.name} {self.number}"
+
+    def to_dict(self) -> dict[str, int]:
+        """Return what `show --json` prints."""
+        return {"head": self.head, self.name: self.number}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of memory: what its coefficient is, and how memories belong to heads.
+
+        persistent   memory = head · slots + slot
+        lambda       memory = head · distances + distance
+
+    It follows from the manifest, so reading an index needs no model.
+    """
+
+    name: str | None = None
+    """relu, gelu, swiglu, softmax, persistent or lambda; None in other families."""
+    gated: bool = False
+    memories: int = 1
+    """Memories per layer."""
+    groups: int = 1
+    """Heads, which own equal ranges of the layer's memories, in order."""
+    has_values: bool = True
+
+    @property
+    def definition(self) -> str:
+        """What the coefficient is and when a memory is active, as the manifest says it."""
+        if self.gated:
+            return "m = f(g·x)·(u·x), the input of the value map; active: g·x > 0"
+        plain = "m = f(k·x + b), the input of the value map; active: m > 0"
+        return _DEFINITIONS.get(self.name or "", plain)
+
+    @property
+    def note(self) -> str | None:
+        """How to read the coefficient if it is not an activation; else None."""
+        return _NOTES.get(self.name or "")
+
+    @property
+    def title(self) -> str:
+        """What headings call these memories."""
+        return _TITLES.get(self.name or "", "Feed-forward memories")
+
+    @property
+    def unit(self) -> str:
+        """What one memory is."""
+        usual = "one key with its value, one unit of a feed-forward layer"
+        return _UNITS.get(self.name or "", usual)
+
+    @property
+    def notes(self) -> list[str]:
+        """What readers should know about these memories; empty for feed-forward ones."""
+        notes = [self.note] if self.note else []
+        if self.name in _SLOT_NAMES:
+            size = self.memories // self.groups
+            slot = _SLOT_NAMES[self.name]
+            notes.append(f"Memory i of a layer is {slot} i mod {size} of head i ÷ {size}.")
+        return notes if self.has_values else [*notes, NO_VALUES]
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether the coefficient is a softmax weight: small, and never negative."""
+        return self.name in ("softmax", "persistent")
+
+    def head_slot(self, memory: int) -> HeadSlot | None:
+        """Return the head and slot of a memory; None if no head owns it."""
+        if self.name not in _SLOT_NAMES:
+            return None
+        head, number = divmod(memory, self.memories // self.groups)
+        return HeadSlot(head, _SLOT_NAMES[self.name], number)
 
 
 class Trigger(NamedTuple):
@@ -34,7 +160,7 @@ class Trigger(NamedTuple):
         return fields
 
 
-class TokenShare(NamedTuple):
+class ValueToken(NamedTuple):
     """A token at one end of a value's distribution."""
 
     token: str
@@ -44,33 +170,33 @@ class TokenShare(NamedTuple):
 
 
 class Value(NamedTuple):
-    """Both ends of a value's distribution over the vocabulary, the outermost first."""
+    """Both ends of a value's distribution over the vocabulary, the most extreme token first."""
 
     projection: str
-    top: list[TokenShare]
-    bottom: list[TokenShare]
+    top: list[ValueToken]
+    bottom: list[ValueToken]
     note: str | None = None
-    """Why nothing stands at its ends: no static value, or one of zeros; None where much does."""
+    """Why both ends are empty: no static value, or one of zeros; else None."""
 
 
 def is_flat(top: ndarray, bottom: ndarray) -> ndarray:
-    """Return which values say nothing, by the logits at their ends: no token stands out at either.
+    """Return which values, by the logits [..., token] at both ends, give all tokens the same logit.
 
-    So does a value of zeros; its ends would be the first tokens of the vocabulary. Both ends are
-    "*memory token"; plain annotations, for jaxtyping would double the time that `ffmem show` takes.
+    A value of zeros does; listing its ends would show the first tokens of the vocabulary. (No
+    jaxtyping here: importing it would double the time that `ffmem show` takes.)
     """
     return np.asarray((top[..., 0] == top[..., -1]) & (bottom[..., 0] == bottom[..., -1]))
 
 
-class Behaviour(NamedTuple):
-    """A memory's coefficient over all prefixes of the corpus."""
+class MemoryStats(NamedTuple):
+    """Statistics of a memory's coefficient over all prefixes of the corpus."""
 
     active_share: float
     max: float
     min: float
     mean: float
     quantiles: dict[str, float]
-    """Of the sample of prefixes."""
+    """Over the sampled prefixes."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +207,7 @@ class Memory:
     triggers: list[Trigger]
     negative_triggers: list[Trigger]
     value: Value
-    stats: Behaviour
+    stats: MemoryStats
     kind: Kind
 
     @property
@@ -90,24 +216,24 @@ class Memory:
         return self.kind.gated
 
     @property
-    def seat(self) -> Seat | None:
-        """Where it sits in its layer; None where no head owns it."""
-        return self.kind.seat(self.cell.memory)
+    def head_slot(self) -> HeadSlot | None:
+        """The head that owns it, and its slot there; None if no head does."""
+        return self.kind.head_slot(self.cell.memory)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `show --json` prints."""
-        place = {} if self.seat is None else {"place": self.seat.to_dict()}
+        slot = self.head_slot
         return {
             "cell": str(self.cell),
             "layer": self.cell.layer,
             "memory": self.cell.memory,
             **({"bank": self.cell.bank} if self.cell.bank else {}),
-            **place,
+            **({"place": slot.to_dict()} if slot else {}),
             "triggers": [trigger.to_dict() for trigger in self.triggers],
             "negative_triggers": [trigger.to_dict() for trigger in self.negative_triggers],
             **self._value(),
             "stats": self.stats._asdict(),
-            **({} if self.kind.note is None else {"coefficient_note": self.kind.note}),
+            **({"coefficient_note": self.kind.note} if self.kind.note else {}),
         }
 
     def _value(self) -> dict[str, Any]:
@@ -123,24 +249,23 @@ class Memory:
         return "\n".join(_lines(self))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows; everything from model or corpus is escaped."""
+        """Return what a notebook shows, with all text from model and corpus escaped."""
         names = ("promotes", "suppresses", "active")
         if self.gated:
             names = ("m &gt; 0 promotes", "m &lt; 0 promotes", "gate open")
-        value = (
-            f"{names[0]} {_chips(self.value.top)}<br>{names[1]} {_chips(self.value.bottom)}"
-            if self.value.note is None
-            else html.escape(self.value.note)
-        )
-        about = [str(self.seat)] if self.seat else []
-        about += [html.escape(self.kind.note)] if self.kind.note else []
+        top, bottom = _tokens_html(self.value.top), _tokens_html(self.value.bottom)
+        value = f"{names[0]} {top}<br>{names[1]} {bottom}"
+        if self.value.note is not None:
+            value = html.escape(self.value.note)
+        notes = [str(self.head_slot)] if self.head_slot else []
+        notes += [html.escape(self.kind.note)] if self.kind.note else []
         rows = [
-            f"<tr><td style='text-align:right'>{_number(self, trigger.coefficient)}</td>"
-            f"<td style='text-align:left'>{_marked(trigger)}</td></tr>"
+            f"<tr><td style='text-align:right'>{_format(self, trigger.coefficient)}</td>"
+            f"<td style='text-align:left'>{_trigger_html(trigger)}</td></tr>"
             for trigger in (*self.triggers[:10], *self.negative_triggers[:10])
         ]
         return (
-            f"<h4>{self.cell}</h4><p>{''.join(f'{line}<br>' for line in (*about, value))}"
+            f"<h4>{self.cell}</h4><p>{''.join(f'{line}<br>' for line in (*notes, value))}"
             f"{names[2]} on {self.stats.active_share:.1%} of prefixes</p>"
             f"<table>{''.join(rows)}</table>"
         )
@@ -149,81 +274,72 @@ class Memory:
 _SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
-def unshown(token: str) -> str:
-    """Return what a token that was copied from the screen stands for."""
-    for character, sign in (*_SIGNS.items(), (" ", "␣")):
-        token = token.replace(sign, character)
-    return token
-
-
 def visible(text: str) -> str:
-    """Return a text on one line: line ends and tabs as signs."""
+    """Return a text on one line, with signs for line ends and tabs."""
     if text.isprintable():  # nearly all are, and a page shows a hundred
         return text
     return "".join(_SIGNS.get(c, c if c.isprintable() else f"⟨{ord(c):02x}⟩") for c in text)
 
 
 def visible_token(token: str | None) -> str:
-    """Return a token so that its spaces are seen; the end of a sentence as ∎."""
+    """Return a token with signs for its spaces; ∎ for the end of a sentence."""
     return "∎" if token is None else visible(token).replace(" ", "␣")
 
 
-def _lines(memory: Memory, n: int = 10) -> list[str]:
-    """Return a memory as lines of plain text, the first n of every list.
+def from_visible(token: str) -> str:
+    """Return the token that a text copied from the screen stands for."""
+    for character, sign in (*_SIGNS.items(), (" ", "␣")):
+        token = token.replace(sign, character)
+    return token
 
-    In a gated model a coefficient of either sign triggers, and the value is read for that sign.
+
+def _lines(memory: Memory, n: int = 10) -> list[str]:
+    """Return a memory as lines of plain text, with the first n entries of every list.
+
+    In a gated model, coefficients of either sign trigger, and each list comes with what the value
+    promotes under that sign.
     """
     value = memory.value
-    lines = _about(memory)
+    lines = _heading(memory)
     positive, negative = (
-        [_line(trigger, _number(memory, trigger.coefficient)) for trigger in triggers[:n]]
+        [_trigger_line(trigger, _format(memory, trigger.coefficient)) for trigger in triggers[:n]]
         for triggers in (memory.triggers, memory.negative_triggers)
     )
-    if memory.gated and value.note is not None:
-        return [
-            *lines,
-            value.note,
-            "",
-            "m > 0",
-            *positive,
-            "",
-            "m < 0",
-            *negative,
-            *_more(memory, n),
-        ]
-    if memory.gated:
-        lines += ["", f"m > 0 promotes  {_listed(value.top[:n])}", *positive]
-        lines += ["", f"m < 0 promotes  {_listed(value.bottom[:n])}", *negative]
-        return lines + _more(memory, n)
+    top, bottom = _join_tokens(value.top[:n]), _join_tokens(value.bottom[:n])
     if value.note is not None:
         lines.append(value.note)
+    elif not memory.gated:
+        lines += [f"promotes    {top}", f"suppresses  {bottom}"]
+    if memory.gated:
+        promotes = value.note is None
+        lines += ["", f"m > 0 promotes  {top}" if promotes else "m > 0", *positive]
+        lines += ["", f"m < 0 promotes  {bottom}" if promotes else "m < 0", *negative]
     else:
-        lines.append(f"promotes    {_listed(value.top[:n])}")
-        lines.append(f"suppresses  {_listed(value.bottom[:n])}")
-    return [*lines, "", *positive, *_more(memory, n)]
+        lines += ["", *positive]
+    return lines + _footer(memory, n)
 
 
-def _about(memory: Memory) -> list[str]:
-    """Return which memory it is, where it sits, and how its coefficient behaves."""
-    stats, is_weight = memory.stats, memory.kind.is_weight
-    mean = _number(memory, stats.mean) if is_weight else f"{stats.mean:.4f}"
+def _heading(memory: Memory) -> list[str]:
+    """Return the memory's name, its head, and the statistics of its coefficient."""
+    stats = memory.stats
+    mean = _format(memory, stats.mean) if memory.kind.is_weight else f"{stats.mean:.4f}"
     lines = [f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}"]
-    lines += [f"place: {memory.seat}"] if memory.seat else []
+    lines += [f"place: {memory.head_slot}"] if memory.head_slot else []
     lines += [memory.kind.note] if memory.kind.note else []
     return [
         *lines,
         f"{'gate open' if memory.gated else 'active'} on {stats.active_share:.1%} of prefixes"
-        f" · max {_number(memory, stats.max)} · min {_number(memory, stats.min)} · mean {mean}",
+        f" · max {_format(memory, stats.max)} · min {_format(memory, stats.min)} · mean {mean}",
     ]
 
 
-def _number(memory: Memory, coefficient: float) -> str:
-    """Return a coefficient as it is shown; the weights of a softmax over many are small."""
+def _format(memory: Memory, coefficient: float) -> str:
+    """Return a coefficient as text; softmax weights are small and need significant digits."""
     return f"{coefficient:.3g}" if memory.kind.is_weight else f"{coefficient:.3f}"
 
 
-def _more(memory: Memory, n: int) -> list[str]:
-    """Return what a list of the first n triggers leaves out, in words."""
+def _footer(memory: Memory, n: int) -> list[str]:
+    """Return how many triggers the first n leave out."""
     lists = [memory.triggers, memory.negative_triggers]
     if not any(lists):
         return ["No prefix of the corpus triggers this memory."]
@@ -233,29 +349,29 @@ def _more(memory: Memory, n: int) -> list[str]:
     return ["", f"The first {n} of {counts} triggers; --json gives all."]
 
 
-def _line(trigger: Trigger, number: str, width: int = 72) -> str:
+def _trigger_line(trigger: Trigger, coefficient: str, width: int = 72) -> str:
     prefix = visible(trigger.prefix)
     shown = prefix if len(prefix) <= width else "…" + prefix[1 - width :]
     following = visible_token(trigger.next_token)
-    return f"{trigger.rank:4d} {number:>9}  {shown} → {following}"
+    return f"{trigger.rank:4d} {coefficient:>9}  {shown} → {following}"
 
 
-def _listed(tokens: list[TokenShare]) -> str:
+def _join_tokens(tokens: list[ValueToken]) -> str:
     return "  ".join(visible_token(token.token) for token in tokens)
 
 
-def _chips(tokens: list[TokenShare], n: int = 10) -> str:
+def _tokens_html(tokens: list[ValueToken], n: int = 10) -> str:
     return " ".join(
         f"<code>{html.escape(visible_token(token.token))}</code>" for token in tokens[:n]
     )
 
 
-def _marked(trigger: Trigger) -> str:
-    """Return a trigger's text with its last token marked and its rest pale."""
+def _trigger_html(trigger: Trigger) -> str:
+    """Return a trigger's text with its last token in bold and its rest pale."""
     last = trigger.last_token or ""
     before = trigger.prefix.removesuffix(last) if last else trigger.prefix
-    marked = trigger.prefix[len(before) :]
+    bold = trigger.prefix[len(before) :]
     return (
-        f"{html.escape(visible(before[-200:]))}<b>{html.escape(visible(marked))}</b>"
+        f"{html.escape(visible(before[-200:]))}<b>{html.escape(visible(bold))}</b>"
         f"<span style='opacity:.5'>{html.escape(visible(trigger.rest[:60]))}</span>"
     )

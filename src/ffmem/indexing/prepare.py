@@ -1,14 +1,15 @@
-"""Before the pass: the corpus is written to the folder and cut, and the start token is chosen.
+"""Before the pass: write the corpus to the folder, choose the start token, cut chunks.
 
     partials/config.json → sentences.parquet → partials/corpus.json → vocabulary, chunks
 
-Each file is committed before the next, so a run that was stopped does not repeat a step. Only this
-needs the model in the main process; workers do everything after.
+Each file is committed before the next, so a resumed run repeats no step. Only this part needs the
+model in the main process; workers do the rest.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,26 +19,27 @@ from ffmem.corpus.corpus import Corpus, CorpusReader
 from ffmem.corpus.sentences import check_token_ids, window_size
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.files import write_text
-from ffmem.indexing.chunks import CHUNKS, Chunk, cut, read_chunks, write_chunks
+from ffmem.indexing.chunks import CHUNKS_FILE, Chunk, cut_chunks, read_chunks, write_chunks
 from ffmem.indexing.config import (
     COMPAT,
-    FACTS,
-    RUN,
+    FACTS_FILE,
+    RUN_FILE,
     CorpusFacts,
     IndexConfig,
     RunConfig,
     read_facts,
     read_run,
 )
+from ffmem.indexing.manifest import SourceRecord, StartRecord
 from ffmem.indexing.partials import Partials
-from ffmem.indexing.sample import Sample, draw
+from ffmem.indexing.results import Sample, draw_sample
 from ffmem.indexing.sentences import Sentences, write_sentences
-from ffmem.indexing.start import choose
-from ffmem.indexing.store import SHARED
+from ffmem.indexing.start import choose_start
+from ffmem.indexing.store import SHARED_FILE
 from ffmem.indexing.tables import write_table
 from ffmem.indexing.topk import MAX_PREFIXES
+from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.progress import Progress
 from ffmem.storage import Storage, open_storage
 from ffmem.text import pluralize
@@ -48,11 +50,11 @@ VOCABULARY = "vocabulary.parquet"
 
 @dataclass(frozen=True)
 class Plan:
-    """A prepared run: its configuration, its corpus, its chunks, and where its files are."""
+    """Everything that a run needs: configuration, corpus, chunks, sample, and where files go."""
 
     folder: Path
     storage: Storage
-    """Where workers write: the index's own folder, or the run's folder in `--shared`."""
+    """Where workers write: the index folder, or the run's folder under `--shared`."""
     run: RunConfig
     facts: CorpusFacts
     chunks: list[Chunk]
@@ -71,19 +73,49 @@ class Plan:
 
     def missing_chunks(self) -> list[Chunk]:
         """Return the chunks that no partial covers."""
-        kept, _ = self.partials.committed()
-        covered = frozenset[int]().union(*(partial.chunks for partial in kept))
+        covered = self.partials.covered_chunks()
         return [chunk for chunk in self.chunks if chunk.number not in covered]
 
 
-def configure(
+def prepare(
+    memories: Memories,
+    corpus: Corpus,
+    folder: Path,
+    config: IndexConfig,
+    shared: str | None,
+    progress: Progress,
+) -> Plan:
+    """Return the plan of a new or resumed run, after the steps that are not done yet."""
+    run = _configure(memories, corpus, folder, config, progress)
+    storage = Storage(folder)
+    if (facts := read_facts(storage)) is None:
+        with use_threads(run.threads):
+            facts = _read_corpus(memories, corpus, folder, run, progress)
+        write_text(folder / FACTS_FILE, facts.to_json())
+    if not (folder / VOCABULARY).exists():
+        _write_vocabulary(folder / VOCABULARY, memories)
+    sentences = Sentences(folder / SENTENCES)
+    if not storage.exists(CHUNKS_FILE):
+        write_chunks(storage, cut_chunks(sentences.lengths(), run.index.chunk_tokens))
+    if shared is not None:
+        storage = open_storage(shared, f"ffmem-{run.fingerprint}")
+        write_text(folder / SHARED_FILE, storage.url)
+        (folder / SHARED_FILE).chmod(0o600)  # a URL may hold a password
+        for name in (SENTENCES, RUN_FILE, FACTS_FILE, CHUNKS_FILE):
+            if not storage.exists(name):
+                storage.upload(folder / name, name)
+    sample = draw_sample(facts.source.hash, sentences.lengths(), run.index.compat is not None)
+    return Plan(folder, storage, run, facts, read_chunks(storage), sample)
+
+
+def _configure(
     memories: Memories, corpus: Corpus, folder: Path, config: IndexConfig, progress: Progress
 ) -> RunConfig:
-    """Return the configuration of the run in a folder, new or resumed; refuse another one's."""
+    """Return the configuration of a new or resumed run; raise if the folder holds another one."""
     run = RunConfig.create(memories, corpus, config)
     before = read_run(Storage(folder))
     if before is None:
-        write_text(folder / RUN, run.to_json())
+        write_text(folder / RUN_FILE, run.to_json())
         return run
     if config.threads is None:
         run = replace(run, index=replace(run.index, threads=before.index.threads))
@@ -96,118 +128,95 @@ def configure(
     return before
 
 
-def prepare(
-    memories: Memories,
-    corpus: Corpus,
-    folder: Path,
-    run: RunConfig,
-    shared: str | None,
-    progress: Progress,
-) -> Plan:
-    """Write the corpus to the folder, choose the start token and cut chunks, where not done yet."""
-    storage = Storage(folder)
-    if (facts := read_facts(storage)) is None:
-        with threads(run.threads):
-            facts = _read_corpus(memories, corpus, folder, run.index, progress)
-        write_text(folder / FACTS, facts.to_json())
-    if not (folder / VOCABULARY).exists():
-        write_vocabulary(folder / VOCABULARY, memories)
-    sentences = Sentences(folder / SENTENCES)
-    if not storage.exists(CHUNKS):
-        write_chunks(storage, cut(sentences.lengths(), run.index.chunk_tokens))
-    if shared is not None:
-        storage = open_storage(shared, f"ffmem-{run.fingerprint}")
-        write_text(folder / SHARED, storage.url)
-        (folder / SHARED).chmod(0o600)  # a URL may hold a password
-        for name in (SENTENCES, RUN, FACTS, CHUNKS):
-            if not storage.exists(name):
-                storage.upload(folder / name, name)
-    sample = draw(facts.hash, sentences.lengths(), run.index.compat is not None)
-    return Plan(folder, storage, run, facts, read_chunks(storage), sample)
-
-
 def _read_corpus(
-    memories: Memories, corpus: Corpus, folder: Path, config: IndexConfig, progress: Progress
+    memories: Memories, corpus: Corpus, folder: Path, run: RunConfig, progress: Progress
 ) -> CorpusFacts:
-    """Write the corpus to the folder, and choose the start token by its first chunk."""
+    """Write the corpus to the folder, and choose the start token on its first chunk."""
+    config = run.index
     size, context = window_size(corpus.unit), memories.context
     if size is not None and context is not None and size >= context:
         raise CorpusError(
-            f"--unit {corpus.unit} is too wide: the model reads {context} tokens at most, a start"
-            f" token included. Use window:{context - 1} or less."
+            f"--unit {corpus.unit} is too wide: the model reads {context} tokens at most, including"
+            f" a start token. Use window:{context - 1} or less."
         )
     progress.say(f"Reading {corpus.source}.")
     reading = corpus.sentences(memories.tokenizer)
-    rows = _Truncated(reading, memories)
+    rows = _TruncatedRows(reading, memories)
     totals = write_sentences(folder / SENTENCES, rows)
     if totals.n_places > MAX_PREFIXES:
         raise CorpusError(
-            f"The corpus has {totals.n_places:,} prefixes, and one index holds {MAX_PREFIXES:,}."
-            " Index it in parts, then join them with `ffmem merge`."
+            f"The corpus has {totals.n_places:,} prefixes; an index holds at most"
+            f" {MAX_PREFIXES:,}. Index it in parts, then join them with `ffmem merge`."
         )
     sentences = Sentences(folder / SENTENCES)
-    first = next(cut(sentences.lengths(), config.chunk_tokens))
-    some = [row.ids for row in sentences.rows(0, first.n_sentences)]
-    chosen = choose(memories, some, config.start)
-    if config.compat and chosen.start.id is None:
+    chunk = next(cut_chunks(sentences.lengths(), config.chunk_tokens))
+    first = [row.ids for row in sentences.rows(0, chunk.n_sentences)]
+    start, perplexity = choose_start(memories, first, config.start)
+    if config.compat and start.id is None:
         raise FfmemError(
-            f"--compat {COMPAT} counts the start token alone as a prefix, and there is no start"
-            " token. Name one with --start."
+            f"--compat {COMPAT} counts the start token alone as a prefix, but there is no start"
+            " token. Choose one with --start."
         )
-    facts = CorpusFacts(
+    options: dict[str, Any] = run.corpus
+    source = SourceRecord(
+        **options,
         hash=totals.hash,
+        digest=run.digest,
         sentences=totals.n_sentences,
         tokens=totals.n_tokens,
         cut=rows.n_cut,
-        cut_tokens=rows.n_lost,
+        cut_tokens=rows.n_cut_tokens,
         headings_dropped=reading.n_headings,
         without_tokens=reading.n_without_tokens,
-        start=chosen.start,
-        perplexity=chosen.perplexity,
+        perplexity=perplexity,
+        chunk_tokens=config.chunk_tokens,
+        batch_tokens=config.batch_tokens,
+        threads=run.threads,
+        device=run.device,
         control=reading.n_control,
     )
-    for line in _summary(facts):
+    for line in _summary(source, start):
         progress.say(line)
-    return facts
+    return CorpusFacts(source=source, start=start)
 
 
-def write_vocabulary(path: Path, memories: Memories) -> None:
-    """Write every token as it is shown."""
-    shown = memories.tokenizer.shown(memories.vocabulary)
+def _write_vocabulary(path: Path, memories: Memories) -> None:
+    """Write the displayed form of every token."""
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
     ids: ndarray = np.arange(len(shown), dtype=np.int32)
     write_table(path, pa.table({"id": ids, "token": pa.array(shown, pa.string())}))
 
 
-def _summary(facts: CorpusFacts) -> Iterator[str]:
-    """Return what to say of a corpus."""
-    yield f"Corpus: {pluralize(facts.sentences, 'sentences')}, {pluralize(facts.tokens, 'tokens')}."
-    if facts.headings_dropped:
-        yield f"Dropped {pluralize(facts.headings_dropped, 'headings')}."
-    if facts.without_tokens:
-        yield f"Dropped {pluralize(facts.without_tokens, 'sentences')} without tokens."
-    if facts.cut:
+def _summary(source: SourceRecord, start: StartRecord) -> Iterator[str]:
+    """Yield what to tell the user about the corpus."""
+    sentences, tokens = pluralize(source.sentences, "sentences"), pluralize(source.tokens, "tokens")
+    yield f"Corpus: {sentences}, {tokens}."
+    if source.headings_dropped:
+        yield f"Dropped {pluralize(source.headings_dropped, 'headings')}."
+    if source.without_tokens:
+        yield f"Dropped {pluralize(source.without_tokens, 'sentences')} without tokens."
+    if source.cut:
         yield (
-            f"Truncated {pluralize(facts.cut, 'sentences')} to the model's context, by"
-            f" {pluralize(facts.cut_tokens, 'tokens')} in all."
+            f"Truncated {pluralize(source.cut, 'sentences')} to the model's context, dropping"
+            f" {pluralize(source.cut_tokens, 'tokens')}."
         )
-    if facts.control:
-        yield (
-            f"{pluralize(facts.control, 'sentences')} spell out a control token; it is read as one."
-        )
-    token = "none" if facts.start.token is None else facts.start.token
-    losses = ", ".join(f"{name} {loss:.3f}" for name, loss in facts.start.losses.items())
-    yield f"Start token: {token} ({facts.start.chosen_by}; loss per token: {losses})."
-    if facts.perplexity:
-        tokens = pluralize(facts.perplexity.tokens, "tokens")
-        of = pluralize(facts.perplexity.sentences, "sentences")
-        yield f"Perplexity per token: {facts.perplexity.per_token:,.1f} (on {tokens} of {of})."
+    if source.control:
+        n = pluralize(source.control, "sentences")
+        yield f"{n} spell out a control token; it is read as one."
+    losses = ", ".join(f"{name} {loss:.3f}" for name, loss in start.losses.items())
+    token = "none" if start.token is None else start.token
+    yield f"Start token: {token} ({start.chosen_by}; loss per token: {losses})."
+    if source.perplexity:
+        tokens = pluralize(source.perplexity.tokens, "tokens")
+        of = pluralize(source.perplexity.sentences, "sentences")
+        yield f"Perplexity per token: {source.perplexity.per_token:,.1f} (on {tokens} of {of})."
 
 
-class _Truncated:
-    """The sentences of a corpus, truncated to the model's context, and counted."""
+class _TruncatedRows:
+    """The sentences of a corpus, truncated to the model's context; counts what it cuts."""
 
     def __init__(self, reading: CorpusReader, memories: Memories) -> None:
-        self.n_cut = self.n_lost = 0
+        self.n_cut = self.n_cut_tokens = 0
         self._reading = reading
         self._memories = memories
 
@@ -215,12 +224,12 @@ class _Truncated:
         self,
     ) -> Iterator[tuple[str | None, list[int], list[int] | None, list[int] | None]]:
         memories = self._memories
-        # One position is left for a start token, whether there will be one or not.
+        # Leave one position for a start token, which is not chosen yet.
         most = None if memories.context is None else memories.context - 1
         for text, ids, starts, ends in check_token_ids(self._reading, memories.vocabulary):
             if most is not None and len(ids) > most:
                 self.n_cut += 1
-                self.n_lost += len(ids) - most
+                self.n_cut_tokens += len(ids) - most
                 ids = ids[:most]
                 starts, ends = starts and starts[:most], ends and ends[:most]
             yield text, ids, starts, ends

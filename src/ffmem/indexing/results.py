@@ -1,34 +1,43 @@
-"""What a pass finds in one layer: triggers and statistics. Parts merge, exactly, in any order.
+"""What a pass gives: each layer's triggers and statistics, and a sample of prefixes.
 
-    merge(result(A), result(B)) == result(A ∪ B)
+    merge(result(A), result(B)) == result(A ∪ B)        exactly, in any order
 
 So memory never grows with the corpus, a stopped pass resumes, an index can be extended, and a
-cluster runs the same code as a laptop. A list of triggers ranks by |m|, ties to the earlier
-prefix; its coefficients have one sign, so ungated models have one list and gated models two.
-Counts are integers, extremes are extremes, and a chunk's float64 sum is rounded once, to an
-integer multiple of 2⁻²⁰: integers add associatively.
+cluster runs the same code as a laptop.
+
+Triggers rank by |m|, ties to the earlier prefix. A list holds one sign, so gated models have two.
+Statistics: counts are integers; a chunk's float64 sum is rounded once, to an integer multiple of
+2⁻²⁰, because integers add associatively. The sample is the `SAMPLE_SIZE` prefixes of smallest
+hash(hash of the source, place in the source); all their coefficients are kept.
 
 Partials and the finished tables have the same Arrow columns, one row per memory of the layer:
 
     triggers/layer-000.parquet   memory, coefficient[t], prefix[t], gate[t], negative_*[t]
     stats/layer-000.parquet      memory, active, sum, mean, max, min
+    samples/layer-000.parquet    memory, coefficient[prefix of the sample]
+    samples/prefixes.parquet     prefix, hash
 """
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float32, Float64, Int8, Int64
+from jaxtyping import Bool, Float32, Float64, Int8, Int64, UInt64
 from numpy import ndarray
 
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 
 UNIT = 2.0**-20
-"""What one step of a sum is worth."""
+"""Sums are integer multiples of this."""
+
+SAMPLE_SIZE = 512
 
 STATS = ("active", "sum", "mean", "max", "min")
+
+SAMPLED_PREFIXES = "samples/prefixes.parquet"
 
 
 class Triggers(NamedTuple):
@@ -39,13 +48,13 @@ class Triggers(NamedTuple):
     gates: Int8[ndarray, "memory top"]
     """Sign of the gate's pre-activation at the prefix; 0 in ungated models."""
 
-    def shifted(self, n: int) -> "Triggers":
-        """Return the same triggers in a corpus that has `n` more prefix numbers in front."""
+    def shift(self, n: int) -> "Triggers":
+        """Return these triggers with `n` added to every prefix number."""
         moved = np.where(self.prefixes == NO_PREFIX, NO_PREFIX, self.prefixes + n)
         return self._replace(prefixes=moved)
 
     def merge(self, other: "Triggers") -> "Triggers":
-        """Return the triggers of two disjoint parts of a corpus taken together."""
+        """Return the triggers of two disjoint parts of a corpus together."""
         t = self.coefficients.shape[-1]
         both = [np.concatenate(pair, axis=-1) for pair in zip(self, other, strict=True)]
         order = _ranking(both[0], both[1])[:, :t]
@@ -68,7 +77,7 @@ def _ranking(
 
 
 class LayerStats(NamedTuple):
-    """Of each memory of a layer, over all prefixes."""
+    """Statistics of each memory of a layer over all prefixes."""
 
     active: Int64[ndarray, " memory"]
     """Prefixes with m > 0; in gated models, prefixes whose gate is open (pre-activation > 0)."""
@@ -87,7 +96,7 @@ class LayerStats(NamedTuple):
         )
 
     def merge(self, other: "LayerStats") -> "LayerStats":
-        """Return the statistics of two disjoint parts of a corpus taken together."""
+        """Return the statistics of two disjoint parts of a corpus together."""
         return LayerStats(
             self.active + other.active,
             self.sums + other.sums,
@@ -120,7 +129,7 @@ class LayerResult(NamedTuple):
         return cls(nothing, nothing if gated else None, LayerStats.empty(n_memories))
 
     def merge(self, other: "LayerResult") -> "LayerResult":
-        """Return the result of two disjoint parts of a corpus taken together."""
+        """Return the result of two disjoint parts of a corpus together."""
         negative = None
         if self.negative is not None and other.negative is not None:
             negative = self.negative.merge(other.negative)
@@ -128,28 +137,28 @@ class LayerResult(NamedTuple):
             self.positive.merge(other.positive), negative, self.stats.merge(other.stats)
         )
 
-    def shifted(self, n: int) -> "LayerResult":
-        """Return the same result in a corpus that has `n` more prefix numbers in front."""
-        negative = None if self.negative is None else self.negative.shifted(n)
-        return self._replace(positive=self.positive.shifted(n), negative=negative)
+    def shift(self, n: int) -> "LayerResult":
+        """Return this result with `n` added to every prefix number."""
+        negative = None if self.negative is None else self.negative.shift(n)
+        return self._replace(positive=self.positive.shift(n), negative=negative)
 
     def columns(self, n_prefixes: int) -> dict[str, pa.Array]:
-        """Return the Arrow columns of both tables; the mean is taken over `n_prefixes`."""
-        found = {"memory": pa.array(np.arange(len(self.stats.active), dtype=np.int32))}
+        """Return the Arrow columns of both tables; means are over `n_prefixes`."""
+        columns = {"memory": pa.array(np.arange(len(self.stats.active), dtype=np.int32))}
         for sign, triggers in (("", self.positive), ("negative_", self.negative)):
             if triggers is not None:
-                found[f"{sign}coefficient"] = fixed(triggers.coefficients)
-                found[f"{sign}prefix"] = fixed(triggers.prefixes)
-                found[f"{sign}gate"] = fixed(triggers.gates)
+                columns[f"{sign}coefficient"] = fixed(triggers.coefficients)
+                columns[f"{sign}prefix"] = fixed(triggers.prefixes)
+                columns[f"{sign}gate"] = fixed(triggers.gates)
         stats = self.stats
         mean = stats.mean(n_prefixes)
         numbers = (stats.active, stats.sums, mean, stats.maximum, stats.minimum)
-        found |= {name: pa.array(column) for name, column in zip(STATS, numbers, strict=True)}
-        return found
+        columns |= {name: pa.array(column) for name, column in zip(STATS, numbers, strict=True)}
+        return columns
 
     @classmethod
     def from_columns(cls, columns: dict[str, ndarray]) -> "LayerResult":
-        """Return what the columns of both tables hold."""
+        """Return the result that the columns of both tables hold."""
         lists = [
             Triggers(*(columns[f"{sign}{name}"] for name in ("coefficient", "prefix", "gate")))
             for sign in ("", "negative_")
@@ -169,6 +178,98 @@ def write_layer(folder: Path, layer: int, result: LayerResult, n_prefixes: int) 
 
 
 def read_layer(folder: Path, layer: int) -> LayerResult:
-    """Return what a layer's finished tables hold."""
+    """Return the result that a layer's finished tables hold."""
     triggers = read_columns(folder / layer_file("triggers", layer))
     return LayerResult.from_columns(triggers | read_columns(folder / layer_file("stats", layer)))
+
+
+class Sample(NamedTuple):
+    """Some prefixes in ascending order, and their hashes."""
+
+    hashes: UInt64[ndarray, " prefix"]
+    prefixes: Int64[ndarray, " prefix"]
+
+    def between(self, first: int, past: int) -> "Sample":
+        """Return the part of the sample with `first` ≤ prefix < `past`."""
+        return self.select((self.prefixes >= first) & (self.prefixes < past))
+
+    def select(self, mask: Bool[ndarray, " prefix"]) -> "Sample":
+        """Return the part of the sample where the mask is true."""
+        return Sample(self.hashes[mask], self.prefixes[mask])
+
+    def shift(self, n: int) -> "Sample":
+        """Return this sample with `n` added to every prefix number."""
+        return self._replace(prefixes=self.prefixes + n)
+
+
+def draw_sample(
+    source_hash: str, lengths: Iterable[Int64[ndarray, " _"]], empty_prefix: bool
+) -> Sample:
+    """Return a source's sample, given its sentences' lengths in order.
+
+    A sentence of n tokens owns n + 1 prefix numbers. Its prefixes have the lengths 1 … n, or
+    0 … n − 1 where the empty prefix counts (`--compat ff-layers`).
+    """
+    hashes, places = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    base = 0
+    for part in lengths:
+        ends = np.cumsum(part + 1)
+        is_prefix: Bool[ndarray, " place"] = np.ones(int(ends[-1]) if len(ends) else 0, bool)
+        is_prefix[ends - 1 if empty_prefix else ends - part - 1] = False
+        here = is_prefix.nonzero()[0] + base
+        base += len(is_prefix)
+        hashes = np.concatenate([hashes, hash_places(source_hash, here)])
+        places = np.concatenate([places, here])
+        smallest = _smallest(hashes, places)
+        hashes, places = hashes[smallest], places[smallest]
+    return Sample(hashes, places)
+
+
+def hash_places(source_hash: str, places: Int64[ndarray, " place"]) -> UInt64[ndarray, " place"]:
+    """Return a well-mixed 64-bit number (splitmix64) for each place of a source."""
+    seed = np.uint64(int(source_hash[:16], 16))
+    with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is the point
+        z = seed + (places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _smallest(
+    hashes: UInt64[ndarray, " prefix"], prefixes: Int64[ndarray, " prefix"]
+) -> Int64[ndarray, " smallest"]:
+    """Return the places of the `SAMPLE_SIZE` smallest hashes, in ascending order of prefix."""
+    smallest = np.lexsort((prefixes, hashes))[:SAMPLE_SIZE]
+    return smallest[np.argsort(prefixes[smallest], kind="stable")]
+
+
+def merge_samples(
+    samples: Iterable[Sample], layers: Iterable[Iterable[Float32[ndarray, "_ _"]]]
+) -> tuple[Sample, Iterator[Float32[ndarray, "_ _"]]]:
+    """Return the sample of several parts of a corpus, and its coefficients layer by layer.
+
+    `layers` yields, for every layer, the coefficients on each part's sample.
+    """
+    parts = list(samples)
+    hashes = np.concatenate([part.hashes for part in parts])
+    prefixes = np.concatenate([part.prefixes for part in parts])
+    smallest = _smallest(hashes, prefixes)
+    merged = (np.concatenate(list(layer), axis=1)[:, smallest] for layer in layers)
+    return Sample(hashes[smallest], prefixes[smallest]), merged
+
+
+def write_sample(folder: Path, sample: Sample, layers: Iterable[Float32[ndarray, "_ _"]]) -> None:
+    """Write the finished tables of a sample."""
+    for layer, coefficients in enumerate(layers):
+        memory = pa.array(np.arange(len(coefficients), dtype=np.int32))
+        table = pa.table({"memory": memory, "coefficient": fixed(coefficients)})
+        write_table(folder / layer_file("samples", layer), table)
+    write_table(
+        folder / SAMPLED_PREFIXES, pa.table({"prefix": sample.prefixes, "hash": sample.hashes})
+    )
+
+
+def read_sample(folder: Path) -> Sample:
+    """Return the sampled prefixes of an index."""
+    columns = read_columns(folder / SAMPLED_PREFIXES)
+    return Sample(columns["hash"], columns["prefix"])

@@ -1,12 +1,13 @@
-"""The pass: one forward pass per batch, all layers at once; nothing is kept but what triggers.
+"""The pass: one forward pass per batch, all layers at once.
 
-The coefficients m are read while the model runs, and reduced at once, while they are in the cache:
+Hooks read the coefficients m while the model runs, and reduce them while they are in the cache:
 
-    hi = max over a sentence's prefixes of m      one number per sentence and memory
-    hi ≥ threshold                                few survive; only their columns are looked at
+    hi = max of m over a sentence's prefixes      one number per sentence and memory
+    hi ≥ threshold                                few survive; only they are examined further
     Σ m, count, max, min                          the statistics
 
-So the pass costs little more than the forward pass, and holds one batch of coefficients at most.
+So the pass costs little more than the forward pass, and never holds more than one batch of
+coefficients of one layer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,21 +25,23 @@ from ffmem.indexing.topk import TopK
 from ffmem.models.memories import Bank, Memories
 
 REDUCED_POSITIONS = 1024
-"""Positions reduced at a time on a CPU: what is read again is then still in the cache."""
+"""Positions to reduce at a time on a CPU, so that they stay in the cache meanwhile."""
 
 
 class Scan:
-    """Reads chunks with one model, and keeps each memory's triggers and statistics so far."""
+    """Each memory's triggers and statistics over the chunks read so far."""
 
-    def __init__(self, memories: Memories, t: int, every_prefix: bool, where: PrefixRange) -> None:
+    def __init__(
+        self, memories: Memories, t: int, every_prefix: bool, positions: PrefixRange
+    ) -> None:
         self.memories = memories
         self.t = t
         self.every_prefix = every_prefix
-        self.where = where
+        self.positions = positions
         self.n_prefixes = 0
         signs = (1, -1) if memories.gated else (1,)
         widths = memories.layout.widths
-        self.lists = [[TopK(width, t, sign) for sign in signs] for width in widths]
+        self.topks = [[TopK(width, t, sign) for sign in signs] for width in widths]
         self.stats = [LayerStats.empty(width) for width in widths]
 
     def read(
@@ -49,35 +52,35 @@ class Scan:
     ) -> list[Float32[ndarray, "_ prefix"]]:
         """Read a chunk, and return every layer's coefficients on the sampled prefixes.
 
-        If the chunk cannot be read, everything is as it was before.
+        If the model cannot read the chunk, nothing changes.
         """
         reader = _ChunkReader(self, sampled)
         try:
-            with self.memories.reading(reader.read), torch.inference_mode():
+            with self.memories.read_coefficients(reader.read), torch.inference_mode():
                 for batch in batches:
                     reader.begin(batch)
                     self.memories.forward(batch.tokens)
-            stats = reader.finished_stats(chunk)
+            stats = reader.stats(chunk)
         except BaseException:
-            for lists in self.lists:
-                for one in lists:
-                    one.rollback()
+            for layer_topks in self.topks:
+                for topk in layer_topks:
+                    topk.rollback()
             raise
         self.n_prefixes += reader.n_prefixes
-        for layer, lists in enumerate(self.lists):
+        for layer, layer_topks in enumerate(self.topks):
             self.stats[layer] = self.stats[layer].merge(stats[layer])
-            for one in lists:
-                one.commit()
+            for topk in layer_topks:
+                topk.commit()
         return reader.sample
 
     def result(self, layer: int) -> LayerResult:
-        """Return what all chunks together gave in a layer."""
-        lists = [one.triggers(self.memories.gated) for one in self.lists[layer]]
+        """Return the result of all chunks so far in a layer."""
+        lists = [topk.triggers(self.memories.gated) for topk in self.topks[layer]]
         return LayerResult(lists[0], lists[1] if len(lists) > 1 else None, self.stats[layer])
 
 
 class _ChunkReader:
-    """Takes the coefficients of one chunk, layer by layer, batch by batch."""
+    """Receives the coefficients of one chunk, batch by batch and layer by layer."""
 
     def __init__(self, scan: Scan, sampled: Int64[ndarray, " prefix"]) -> None:
         self.scan = scan
@@ -92,7 +95,7 @@ class _ChunkReader:
         self.sample = [np.zeros((width, len(sampled)), np.float32) for width in widths]
 
     def begin(self, batch: Batch) -> None:
-        """Take the coefficients that come from now on as those of a batch."""
+        """Start a batch: the coefficients that follow belong to it."""
         self.batch = batch
         self.n_prefixes += sum(batch.lengths)
         self._lengths = torch.tensor(batch.lengths)
@@ -106,10 +109,10 @@ class _ChunkReader:
         coefficients: Float[Tensor, "batch position memory"],
         gate: Float[Tensor, "batch position memory"] | None,
     ) -> None:
-        """Take what one bank did on the present batch."""
+        """Receive the coefficients of one bank on the current batch."""
         layer = bank.layer
         highest, lowest = self._reduce(layer, coefficients, gate)
-        for topk, extreme in zip(self.scan.lists[layer], (highest, lowest), strict=False):
+        for topk, extreme in zip(self.scan.topks[layer], (highest, lowest), strict=False):
             strength = extreme if topk.sign > 0 else extreme.neg()
             threshold = self._threshold(topk, strength)
             pairs = ((strength >= threshold) & (strength > 0)).nonzero()
@@ -122,14 +125,14 @@ class _ChunkReader:
     def _reduce(
         self, layer: int, coefficients: Tensor, gate: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return each sentence's maximum and minimum; count and sum on the way."""
-        first = self.scan.where.first
+        """Return each sentence's maximum and minimum; add counts and sums to the statistics."""
+        first = self.scan.positions.first
         shape = (len(self.batch.lengths), coefficients.shape[-1])
         highest, lowest = coefficients.new_empty(shape), coefficients.new_empty(shape)
         sums = torch.empty(shape, device=coefficients.device)
         counts = torch.empty_like(sums)
         activity = coefficients if gate is None else gate
-        for begin, end, length in self._same_length(coefficients.is_cpu):
+        for begin, end, length in self._runs_of_equal_length(coefficients.is_cpu):
             view = coefficients[begin:end, first : first + length]
             torch.amax(view, 1, out=highest[begin:end])
             torch.amin(view, 1, out=lowest[begin:end])
@@ -145,8 +148,8 @@ class _ChunkReader:
         np.minimum(self.minimum[layer], bottom, out=self.minimum[layer])
         return highest, lowest
 
-    def _same_length(self, on_cpu: bool) -> Iterator[tuple[int, int, int]]:
-        """Return (begin, end, length) of runs of sentences of one length: no padding within."""
+    def _runs_of_equal_length(self, on_cpu: bool) -> Iterator[tuple[int, int, int]]:
+        """Yield (begin, end, length) of runs of sentences of one length, which have no padding."""
         lengths = self.batch.lengths
         begin = 0
         while begin < len(lengths):
@@ -161,10 +164,10 @@ class _ChunkReader:
     def _threshold(
         self, topk: TopK, strength: Float[Tensor, "batch memory"]
     ) -> Float32[Tensor, " memory"]:
-        """Return what a prefix must reach to enter each memory's list."""
+        """Return the strength that a prefix needs to enter each memory's list."""
         threshold = topk.threshold(strength.device)
         if len(strength) > self.scan.t and topk.is_filling():
-            # At first anything would pass. The batch alone already has t prefixes this strong.
+            # At first anything would pass. But t prefixes of this batch are at least this strong.
             batch_weakest = strength.topk(self.scan.t, dim=0).values[-1].float()
             threshold = torch.maximum(threshold, batch_weakest)
         return threshold
@@ -177,10 +180,10 @@ class _ChunkReader:
         coefficients: Tensor,
         gate: Tensor | None,
     ) -> None:
-        """Look at the surviving (sentence, memory) columns, and add the prefixes that count."""
+        """Add the prefixes of the surviving (sentence, memory) pairs that enter a list."""
         sentence, memory = pairs.unbind(1)
         lengths = self._lengths.to(pairs.device)[sentence]
-        first, shortest = self.scan.where
+        first, shortest = self.scan.positions
         columns = coefficients[:, first : first + self.batch.lengths[-1]][sentence, :, memory]
         columns = columns.float() * topk.sign
         step = torch.arange(columns.shape[1], device=pairs.device)
@@ -196,12 +199,12 @@ class _ChunkReader:
         is_open = torch.zeros_like(memory)
         if gate is not None:
             is_open = (gate[sentence, position + first, memory] > 0).long()
-        found = (memory, strength, prefixes, is_open)
-        topk.add(*(part.cpu().numpy() for part in found))
+        candidates = (memory, strength, prefixes, is_open)
+        topk.add(*(part.cpu().numpy() for part in candidates))
 
     def _find_sampled(self) -> tuple[Tensor, Tensor, ndarray]:
-        """Return where sampled prefixes are in the batch: rows, positions, columns of `sample`."""
-        first, shortest = self.scan.where
+        """Return the rows, positions and columns of `sample` of the batch's sampled prefixes."""
+        first, shortest = self.scan.positions
         offsets = np.asarray(self.batch.offsets)
         ordered = np.argsort(offsets)
         owner = ordered[np.searchsorted(offsets[ordered], self.sampled, side="right") - 1]
@@ -213,8 +216,8 @@ class _ChunkReader:
             inside.nonzero()[0],
         )
 
-    def finished_stats(self, chunk: Chunk) -> list[LayerStats]:
-        """Return the chunk's statistics, if every coefficient was a number."""
+    def stats(self, chunk: Chunk) -> list[LayerStats]:
+        """Return the chunk's statistics; raise if a coefficient is not finite."""
         if not self.n_prefixes:
             return [LayerStats.empty(len(active)) for active in self.active]
         bad = [
@@ -226,8 +229,8 @@ class _ChunkReader:
                 others = sum(int(one.sum()) for one in bad) - 1
                 raise ForwardError(
                     f"The coefficients of L{layer}N{int(memories.argmax())} (and {others} other"
-                    f" memories) are not finite somewhere in {chunk.name}. The model overflows"
-                    " there: use --dtype float32, or check its weights."
+                    f" memories) are not finite somewhere in {chunk.name}: the model overflows. Use"
+                    " --dtype float32, or check its weights."
                 )
         return [
             LayerStats(active, np.rint(total / UNIT).astype(np.int64), high, low)

@@ -1,16 +1,14 @@
-"""How a sentence starts: the token in front of it, chosen by measured loss.
+"""The start token in front of every sentence.
 
-Without a start token the first position of many models is an attention sink, whose coefficients
-dwarf all others and would fill trigger lists with first words; with the wrong one, perplexity
-doubles. `auto` takes what the tokenizer itself puts in front; if it puts nothing, the candidates
-(none, BOS, EOS, document separators) are compared by the mean loss over t₁ … tₙ₋₁ of some
-sentences, and the lowest is taken.
+Without one, the first position of many models is an attention sink, whose coefficients dwarf all
+others and would fill trigger lists with first words; with the wrong one, perplexity doubles. `auto`
+takes the token that the tokenizer itself adds. If it adds none, `auto` takes the candidate (none,
+BOS, EOS, document separators) with the lowest mean loss over t₁ … tₙ₋₁ of some sentences.
 """
 
 import math
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
 
 import torch
 
@@ -20,27 +18,25 @@ from ffmem.indexing.manifest import PerplexityRecord, StartRecord
 from ffmem.models.memories import Memories
 
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "<s>", "</s>", "<bos>")
-"""Tokens that stand between documents in common pretraining data, where a vocabulary has them."""
+"""Tokens that separate documents in common pretraining data; a vocabulary has some of them."""
 
-TOKENS = 2048
-"""How many tokens the losses are measured on, about."""
+LOSS_TOKENS = 2048
+"""About how many tokens to measure losses on."""
 
 _BATCH_TOKENS = 512  # of logits: half a gigabyte at a vocabulary of 262,144
 
 
-class Chosen(NamedTuple):
-    """The start token, and the perplexity of the sample it was measured on."""
+def choose_start(
+    memories: Memories, sentences: Iterable[list[int]], requested: str
+) -> tuple[StartRecord, PerplexityRecord | None]:
+    """Return the start token for `--start requested`, and the perplexity with it on `sentences`.
 
-    start: StartRecord
-    perplexity: PerplexityRecord | None
-
-
-def choose(memories: Memories, sentences: Iterable[list[int]], asked: str) -> Chosen:
-    """Return the start token for `--start asked`, and the perplexity with it on `sentences`."""
-    sample = _spread([ids for ids in sentences if len(ids) > 1])
+    The perplexity is None if no sentence has two tokens.
+    """
+    sample = _spread_sample([ids for ids in sentences if len(ids) > 1])
     tokenizer = memories.tokenizer
-    if asked != "auto":
-        candidates, reason = [_requested_token(memories, asked)], "asked for"
+    if requested != "auto":
+        candidates, reason = [_requested_token(memories, requested)], "asked for"
     elif tokenizer.own_start is not None:
         candidates, reason = [tokenizer.own_start], "the tokenizer's own"
     elif not sample:
@@ -49,67 +45,68 @@ def choose(memories: Memories, sentences: Iterable[list[int]], asked: str) -> Ch
         candidates, reason = _candidates(memories), "lowest loss"
     losses = {candidate: _loss(memories, sample, candidate) for candidate in candidates if sample}
     best = min(losses, key=lambda candidate: losses[candidate]) if losses else candidates[0]
-    shown = tokenizer.shown(memories.vocabulary)
+    shown = tokenizer.token_texts(memories.vocabulary)
     names = {candidate: "none" if candidate is None else shown[candidate] for candidate in losses}
     record = StartRecord(
-        asked=asked,
+        asked=requested,
         token=None if best is None else shown[best],
         id=best,
         chosen_by=reason,
         losses={names[candidate]: round(loss, 4) for candidate, loss in losses.items()},
     )
     if not losses:
-        return Chosen(record, None)
+        return record, None
     n_tokens = sum(len(ids) - 1 for ids in sample)
     perplexity = round(math.exp(min(losses[best], 100.0)), 2)
-    return Chosen(
-        record, PerplexityRecord(per_token=perplexity, sentences=len(sample), tokens=n_tokens)
-    )
+    return record, PerplexityRecord(per_token=perplexity, sentences=len(sample), tokens=n_tokens)
 
 
-def _requested_token(memories: Memories, asked: str) -> int | None:
+def _requested_token(memories: Memories, requested: str) -> int | None:
     tokenizer = memories.tokenizer
-    if asked == "none":
+    if requested == "none":
         return None
-    if asked.startswith("id:") and asked[3:].isdecimal():
-        if len(asked) < 20 and int(asked[3:]) < memories.vocabulary:
-            return int(asked[3:])
-        raise FfmemError(f"--start {asked}: the model has ids 0 to {memories.vocabulary - 1}.")
-    named = {"bos": tokenizer.bos, "eos": tokenizer.eos}
-    if asked not in named:
-        return tokenizer.id_of(asked)
-    if named[asked] is None:
+    if requested.startswith("id:") and requested[3:].isdecimal():
+        if len(requested) < 20 and int(requested[3:]) < memories.vocabulary:
+            return int(requested[3:])
         raise FfmemError(
-            f"--start {asked}: the tokenizer has no such token."
+            f"--start {requested}: there is no such token; the model has ids 0 to"
+            f" {memories.vocabulary - 1}."
+        )
+    named = {"bos": tokenizer.bos, "eos": tokenizer.eos}
+    if requested not in named:
+        return tokenizer.id_of(requested)
+    if named[requested] is None:
+        raise FfmemError(
+            f"--start {requested}: the tokenizer has no such token."
             " Use --start auto, none, or the token itself."
         )
-    return named[asked]
+    return named[requested]
 
 
 def _candidates(memories: Memories) -> list[int | None]:
-    """Return no token, BOS, EOS and the separators that the vocabulary has, each once."""
+    """Return no token, BOS, EOS and the separators that the vocabulary has, without repeats."""
     tokenizer = memories.tokenizer
-    found: list[int | None] = [None, tokenizer.bos, tokenizer.eos]
+    ids: list[int | None] = [None, tokenizer.bos, tokenizer.eos]
     for token in SEPARATORS:
         try:
-            found.append(tokenizer.id_of(token))
+            ids.append(tokenizer.id_of(token))
         except ModelError:
-            continue  # this vocabulary does not have it
-    known = (id for id in found if id is None or id < memories.vocabulary)
+            continue  # the vocabulary does not have it
+    known = (id for id in ids if id is None or id < memories.vocabulary)
     return list(dict.fromkeys(known))
 
 
-def _spread(sentences: list[list[int]]) -> list[list[int]]:
-    """Return sentences evenly spaced over the given ones, about `TOKENS` tokens in all."""
+def _spread_sample(sentences: list[list[int]]) -> list[list[int]]:
+    """Return sentences evenly spaced over the given ones, about `LOSS_TOKENS` tokens in all."""
     total = sum(map(len, sentences))
-    return list(islice(sentences, 0, None, max(1, total // TOKENS)))
+    return list(islice(sentences, 0, None, max(1, total // LOSS_TOKENS)))
 
 
 @torch.inference_mode()
 def _loss(memories: Memories, sentences: list[list[int]], start: int | None) -> float:
     """Return the mean loss per token over t₁ … tₙ₋₁.
 
-    A few sentences on which the model overflows do not count; the pass reports them.
+    Leaves out a few sentences on which the model overflows; the pass reports them.
     """
     total, n, n_finite = 0.0, 0, 0
     for batch in batches(enumerate(sentences), start, _BATCH_TOKENS):

@@ -1,4 +1,4 @@
-"""Parquet files of the index: one row per memory, lists of fixed size, small row groups."""
+"""Parquet tables of an index: one row per memory, lists of fixed size, small row groups."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from ffmem.errors import StoreError
 from ffmem.files import committing
 
 GROUP = 128
-"""Memories in a row group: what a look-up of one memory reads."""
+"""Memories in a row group, which is what a look-up of one memory reads."""
 
 
 def fixed(rows: ndarray) -> pa.Array:
@@ -31,60 +31,55 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def layer_file(kind: str, layer: int) -> str:
-    """Return the name of a layer's file within the folder."""
+    """Return the path of a layer's file within the index folder."""
     return f"{kind}/layer-{layer:03d}.parquet"
 
 
 def open_table(path: Path) -> pq.ParquetFile:
-    """Open a file of the index for reading."""
-    with _explaining(path):
+    """Open a table for reading."""
+    with read_errors(path):
         return pq.ParquetFile(path, memory_map=True)
 
 
 def read_group(path: Path, group: int, names: list[str] | None = None) -> dict[str, ndarray]:
-    """Return the rows of one row group, as `read_columns` does."""
-    with _explaining(path):
+    """Return the columns of one row group, in the form of `read_columns`."""
+    with read_errors(path):
         table = open_table(path).read_row_group(group, names, use_threads=False)
-    return {name: _array(table[name]) for name in table.column_names}
+    return {name: as_array(table[name]) for name in table.column_names}
 
 
 def read_columns(path: Path, names: list[str] | None = None) -> dict[str, ndarray]:
-    """Return whole columns: matrices for lists, vectors otherwise."""
-    with _explaining(path):
+    """Return whole columns: matrices for lists, vectors for numbers."""
+    with read_errors(path):
         table = open_table(path).read(columns=names)
-    return {name: _array(table[name]) for name in table.column_names}
+    return {name: as_array(table[name]) for name in table.column_names}
 
 
 def read_strings(path: Path, name: str) -> pa.ChunkedArray:
-    """Return a whole column of text, decoded only where it is looked at."""
-    with _explaining(path):
+    """Return a whole column of text, to be decoded on access."""
+    with read_errors(path):
         return open_table(path).read([name])[name]
 
 
 @contextmanager
-def _explaining(path: Path) -> Iterator[None]:
-    """Turn what Arrow raises on an unreadable file into an error that names it."""
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn what Arrow raises on an unreadable file into an error that says what to do."""
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
         reason = " ".join(str(error).split())
         raise StoreError(
-            f"Cannot read {path}: {reason}. A file of the index is damaged or missing:"
-            " `ffmem verify` tells which; make the index again."
+            f"Cannot read {path}: {reason}. A file of the index is damaged or missing. Run"
+            " `ffmem verify` to see which, and make the index again."
         ) from None
 
 
-def as_array(column: pa.Array) -> ndarray:
-    """Return an Arrow array as a vector, or as a matrix if it is of fixed-size lists."""
-    return _array(pa.chunked_array([column]))
-
-
-def _array(column: pa.ChunkedArray) -> ndarray:
-    """Return a column as a vector, or as a matrix if it is of fixed-size lists."""
-    # Arrow's own `flatten` would import all of pyarrow.compute, a tenth of a second, and
-    # `ChunkedArray.to_numpy` would look for pandas: `ffmem show` has no time for either.
+def as_array(column: pa.Array | pa.ChunkedArray) -> ndarray:
+    """Return a column as a vector, or as a matrix if it has fixed-size lists."""
+    # Arrow's own `flatten` would import all of pyarrow.compute, and `ChunkedArray.to_numpy` would
+    # look for pandas: a tenth of a second each, too slow for `ffmem show`.
     size = column.type.list_size if pa.types.is_fixed_size_list(column.type) else None
-    chunks = column.chunks
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     if size is not None:
         chunks = [chunk.values.slice(chunk.offset * size, len(chunk) * size) for chunk in chunks]
     parts = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]

@@ -1,6 +1,6 @@
-"""The running top t prefixes of every memory, while a corpus streams by.
+"""The running top t prefixes of every memory.
 
-A candidate is packed into one integer, so that a plain integer sort ranks it as `Triggers` does:
+A candidate is packed into one integer, so that an integer sort ranks candidates as `Triggers` does:
 
     key = bits of |m| · 2³³  +  (2³² − 1 − prefix) · 2  +  [gate > 0]
 
@@ -17,24 +17,24 @@ from ffmem.indexing.results import Triggers
 from ffmem.indexing.sentences import NO_PREFIX
 
 MAX_PREFIXES = 1 << 32
-"""Prefix numbers that fit into a key: corpora beyond are indexed in parts and merged."""
+"""Prefix numbers that fit into a key; larger corpora are indexed in parts and merged."""
 
 _LAST = MAX_PREFIXES - 1
 
 
 class TopK:
-    """The running list, of one sign, of every memory of a bank.
+    """The running list, of one sign, of every memory of a layer.
 
-    Candidates of a chunk become part of the list when the chunk is whole (`commit`), or vanish
-    (`rollback`). `threshold` is what a candidate must reach to enter. Candidates equal to it are
-    kept, because batches do not come in the order of prefixes, and the earlier prefix must win.
+    A chunk's candidates join the list when the chunk is complete (`commit`), or are dropped
+    (`rollback`). A candidate enters if it reaches the `threshold`. One equal to it must enter too:
+    batches do not come in the order of prefixes, and the earlier prefix wins a tie.
     """
 
     def __init__(self, n_memories: int, t: int, sign: int) -> None:
         self.sign = sign
         self.t = t
         self._committed = np.zeros((n_memories, t), np.uint64)  # ascending: the weakest first
-        self._keys = self._committed  # a copy as soon as a candidate of the chunk is sorted in
+        self._keys = self._committed  # a copy once candidates of the chunk are sorted in
         self._pending: list[tuple[ndarray, ndarray]] = []
         self._n_pending = 0
         self._threshold = torch.zeros(n_memories)
@@ -46,7 +46,7 @@ class TopK:
         return self._threshold
 
     def is_filling(self) -> bool:
-        """Return whether many memories still accept any coefficient at all."""
+        """Return whether many memories still accept any coefficient."""
         empty = self._keys[:, 0] == 0
         return int(empty.sum()) * 8 > len(empty)
 
@@ -57,13 +57,13 @@ class TopK:
         prefixes: Int64[ndarray, " candidate"],
         gates: Int64[ndarray, " candidate"],
     ) -> None:
-        """Take candidates: strengths are |m| > 0, gates 1 where the gate is open."""
+        """Add candidates: strengths are |m| > 0; gates are 1 where the gate is open."""
         keys = strengths.view(np.uint32).astype(np.uint64) << np.uint64(33)
         keys |= (_LAST - prefixes).astype(np.uint64) << np.uint64(1)
         keys |= gates.astype(np.uint64)
         self._pending.append((memories, keys))
         self._n_pending += len(keys)
-        # Sorting costs as much as the whole list: let about as many candidates gather first.
+        # Sorting costs time in proportion to the list, so collect about as many candidates first.
         if self._n_pending > self._keys.size // 2 or self.is_filling():
             self._sort_in()
 
@@ -81,7 +81,7 @@ class TopK:
         starts = np.searchsorted(memories, np.arange(len(self._keys)))
         ranks = np.arange(len(memories)) - starts[memories]  # earlier candidates of the memory
         for first in range(0, int(ranks.max()) + 1, self.t):
-            # At most t per memory at a time, so that one busy memory widens no other's row.
+            # At most t per memory at a time, so that one memory with many does not widen all rows.
             now = (ranks >= first) & (ranks < first + self.t)
             rows, inverse = np.unique(memories[now], return_inverse=True)
             wide = np.zeros((len(rows), int(ranks[now].max()) - first + 1), np.uint64)
@@ -96,12 +96,12 @@ class TopK:
         self._threshold = torch.from_numpy(weakest).to(self._threshold.device)
 
     def commit(self) -> None:
-        """Make the candidates since the last commit part of the list."""
+        """Keep the candidates since the last commit."""
         self._sort_in()
         self._committed = self._keys
 
     def rollback(self) -> None:
-        """Forget the candidates since the last commit."""
+        """Drop the candidates since the last commit."""
         self._pending, self._n_pending = [], 0
         self._keys = self._committed
         self._raise_threshold()

@@ -1,4 +1,4 @@
-"""Check an index: every hash, and every invariant of its tables."""
+"""Verify an index: the hash of every file, and the invariants of all tables."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,28 +10,26 @@ from numpy import ndarray
 from ffmem.errors import StoreError
 from ffmem.files import sha256
 from ffmem.indexing.manifest import hash_files
-from ffmem.indexing.results import UNIT
-from ffmem.indexing.sample import SIZE, draw
-from ffmem.indexing.sentences import NO_PREFIX, content
+from ffmem.indexing.results import SAMPLED_PREFIXES, UNIT, draw_sample, merge_samples, read_sample
+from ffmem.indexing.sentences import NO_PREFIX, hash_input
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
 
-class Corpus(NamedTuple):
-    """The sentences of an index, and their prefixes."""
+class _Sentences(NamedTuple):
+    """Where the sentences of an index and their prefixes are."""
 
     offsets: ndarray
     lengths: ndarray
     sources: ndarray
     shortest: int
-    """Length of a sentence's shortest prefix: 0 if the empty one counts."""
+    """Length of a sentence's shortest prefix: 0 if the empty prefix counts."""
 
 
 def verify(index: Index) -> list[str]:
     """Return what is wrong with an index, a sentence each."""
-    wrong = damaged(index)
-    if wrong:
-        return wrong  # invariants of damaged files mean nothing
+    if wrong := damaged_files(index):
+        return wrong  # damaged files break invariants anyway
     try:
         return [*_check_tables(index)]
     except StoreError as error:
@@ -40,95 +38,90 @@ def verify(index: Index) -> list[str]:
         return [f"a file does not have the columns or rows of an index ({error!r})."]
 
 
-def damaged(index: Index) -> list[str]:
-    """Return which files are missing or changed, a sentence each."""
-    return list(_files(index))
-
-
-def _files(index: Index) -> Iterator[str]:
-    named = index.manifest.files
-    for name, expected in named.items():
+def damaged_files(index: Index) -> list[str]:
+    """Return which files are missing, changed or unknown, a sentence each."""
+    wrong = []
+    listed = index.manifest.files
+    for name, expected in listed.items():
         path = index.folder / name
         if not path.is_file():
-            yield f"{name} is missing."
+            wrong.append(f"{name} is missing.")
         elif sha256(path) != expected:
-            yield f"{name} was changed or damaged: its hash differs from the manifest's."
-    needed = {"sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"}
+            wrong.append(f"{name} was changed or damaged: its hash differs from the manifest's.")
+    needed = {"sentences.parquet", "vocabulary.parquet", SAMPLED_PREFIXES}
     for kind in index.kinds:
         needed |= {layer_file(kind, layer) for layer in range(index.n_layers)}
-    for name in sorted(needed - named.keys()):
-        yield f"{name} is not in the manifest."
-    if needed <= named.keys() and all((index.folder / name).is_file() for name in needed):
-        for name in sorted(hash_files(index.folder).keys() - named.keys()):
-            yield f"{name} is in the folder, but not in the manifest."
+    wrong += [f"{name} is not in the manifest." for name in sorted(needed - listed.keys())]
+    if needed <= listed.keys() and all((index.folder / name).is_file() for name in needed):
+        unknown = hash_files(index.folder).keys() - listed.keys()
+        wrong += [f"{name} is in the folder, but not in the manifest." for name in sorted(unknown)]
+    return wrong
 
 
 def _check_tables(index: Index) -> Iterator[str]:
-    corpus = _corpus(index)
-    yield from _sentences(index, corpus)
-    yield from _sample(index, corpus)
+    """Yield every broken invariant."""
+    sentences = _read_sentences(index)
+    yield from _check_sentences(index, sentences)
+    yield from _check_sample(index, sentences)
     if len(index.tokens) != index.manifest.model.vocabulary:
         yield f"vocabulary.parquet has {len(index.tokens)} tokens."
     for layer in range(index.n_layers):
-        wrong = [*_triggers(index, layer, corpus)]
+        wrong = [*_check_triggers(index, layer, sentences)]
         if index.manifest.model.has_values:
-            wrong += _values(index, layer)
-        for sentence in wrong:
-            yield f"layer {layer}: {sentence}"
+            wrong += _check_values(index, layer)
+        for line in wrong:
+            yield f"layer {layer}: {line}"
 
 
-def _corpus(index: Index) -> Corpus:
+def _read_sentences(index: Index) -> _Sentences:
     lengths = np.concatenate(list(index.sentences.lengths()))
     offsets = np.concatenate([[0], np.cumsum(lengths + 1)])[:-1]
     sources = read_columns(index.sentences.path, ["source"])["source"]
-    return Corpus(offsets, lengths, sources, 0 if index.manifest.compat else 1)
+    return _Sentences(offsets, lengths, sources, 0 if index.manifest.compat else 1)
 
 
-def _sentences(index: Index, corpus: Corpus) -> Iterator[str]:
-    named = index.manifest.corpus
-    n_sentences, n_tokens = len(corpus.lengths), int(corpus.lengths.sum())
-    if (n_sentences, n_tokens) != (named.sentences, named.tokens):
+def _check_sentences(index: Index, sentences: _Sentences) -> Iterator[str]:
+    corpus = index.manifest.corpus
+    n_sentences, n_tokens = len(sentences.lengths), int(sentences.lengths.sum())
+    if (n_sentences, n_tokens) != (corpus.sentences, corpus.tokens):
         yield (
             f"sentences.parquet has {n_sentences} sentences and {n_tokens} tokens; the manifest"
-            f" names {named.sentences} and {named.tokens}."
+            f" says {corpus.sentences} and {corpus.tokens}."
         )
     stored = read_columns(index.sentences.path, ["sentence", "offset"])
-    in_order = (stored["offset"] == corpus.offsets) & (stored["sentence"] == np.arange(n_sentences))
-    if not in_order.all() or (np.diff(corpus.sources) < 0).any():
+    in_order = (stored["offset"] == sentences.offsets) & (
+        stored["sentence"] == np.arange(n_sentences)
+    )
+    if not in_order.all() or (np.diff(sentences.sources) < 0).any():
         yield "sentences.parquet: numbers and offsets do not follow from the lengths."
-    for number, source in enumerate(named.sources):
-        mine = corpus.lengths[corpus.sources == number]
-        left_out = [place for place in source.skipped if 0 <= place < len(mine)]
-        if left_out != source.skipped or int(mine[left_out].sum()) != source.skipped_tokens:
+    for number, source in enumerate(corpus.sources):
+        mine = sentences.lengths[sentences.sources == number]
+        skipped = [place for place in source.skipped if 0 <= place < len(mine)]
+        if skipped != source.skipped or int(mine[skipped].sum()) != source.skipped_tokens:
             yield f"the skipped sentences of {source.source} do not fit its sentences."
-    digests = [hashlib.sha256() for _ in named.sources]
+    digests = [hashlib.sha256() for _ in corpus.sources]
     for row in index.sentences.rows(0, n_sentences):
-        digests[row.source].update(content(row.text, row.ids))
-    for source, digest in zip(named.sources, digests, strict=True):
+        digests[row.source].update(hash_input(row.text, row.ids))
+    for source, digest in zip(corpus.sources, digests, strict=True):
         if digest.hexdigest() != source.hash:
             yield f"the sentences of {source.source} do not have the hash in the manifest."
 
 
-def _sample(index: Index, corpus: Corpus) -> Iterator[str]:
-    drawn = read_columns(index.folder / "samples/prefixes.parquet")
-    hashed, prefixes, base = [], [], 0
+def _check_sample(index: Index, sentences: _Sentences) -> Iterator[str]:
+    samples, base = [], 0
     for number, source in enumerate(index.manifest.corpus.sources):
-        mine = corpus.lengths[corpus.sources == number]
-        some, places = draw(source.hash, [mine], corpus.shortest == 0)
+        mine = sentences.lengths[sentences.sources == number]
+        sample = draw_sample(source.hash, [mine], sentences.shortest == 0)
         starts = np.concatenate([[0], np.cumsum(mine + 1)])
-        owners = np.searchsorted(starts, places, side="right") - 1
-        read = ~np.isin(owners, source.skipped)
-        hashed.append(some[read])
-        prefixes.append(places[read] + base)
+        owners = np.searchsorted(starts, sample.prefixes, side="right") - 1
+        samples.append(sample.select(~np.isin(owners, source.skipped)).shift(base))
         base += int(mine.sum()) + len(mine)
-    every, where = np.concatenate(hashed), np.concatenate(prefixes)
-    kept = np.sort(np.lexsort((where, every))[:SIZE])
-    same = np.array_equal(drawn["prefix"], where[kept])
-    if not same or not np.array_equal(drawn["hash"], every[kept]):
+    expected, _ = merge_samples(samples, [])
+    if not all(map(np.array_equal, read_sample(index.folder), expected)):
         yield "the sample does not consist of the prefixes with the smallest hashes."
 
 
-def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
+def _check_triggers(index: Index, layer: int, sentences: _Sentences) -> Iterator[str]:
     manifest = index.manifest
     triggers = read_columns(index.folder / layer_file("triggers", layer))
     stats = read_columns(index.folder / layer_file("stats", layer))
@@ -145,7 +138,7 @@ def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
         gates = triggers[f"{name}gate"]
         if not np.array_equal(gates != 0, (prefixes != NO_PREFIX) & manifest.model.gated):
             yield f"a {name}trigger lacks its gate, or an empty slot has one."
-        yield from _list(prefixes, strengths, corpus, manifest.prefixes, name)
+        yield from _check_list(prefixes, strengths, sentences, manifest.prefixes, name)
         some, furthest = prefixes[:, 0] != NO_PREFIX, stats[extreme] * sign
         if (strengths[some, 0] != furthest[some]).any():
             yield f"a first {name}trigger is not the {extreme} of its memory."
@@ -160,8 +153,8 @@ def _triggers(index: Index, layer: int, corpus: Corpus) -> Iterator[str]:
         yield "a coefficient of the sample lies beyond its memory's min or max."
 
 
-def _list(
-    prefixes: ndarray, strengths: ndarray, corpus: Corpus, which: str, name: str
+def _check_list(
+    prefixes: ndarray, strengths: ndarray, sentences: _Sentences, which: str, name: str
 ) -> Iterator[str]:
     filled = prefixes != NO_PREFIX
     if (~filled[:, :-1] & filled[:, 1:]).any():
@@ -172,10 +165,10 @@ def _list(
     tied = (steps == 0) & filled[:, 1:]
     if (steps > 0).any() or (np.diff(prefixes, axis=1)[tied] <= 0).any():
         yield f"{name}triggers are not in order."
-    owners = np.searchsorted(corpus.offsets, prefixes, side="right") - 1
-    places = prefixes - corpus.offsets[owners]
-    longest = corpus.lengths[owners] + corpus.shortest - 1
-    if (filled & ((owners < 0) | (places < corpus.shortest) | (places > longest))).any():
+    owners = np.searchsorted(sentences.offsets, prefixes, side="right") - 1
+    places = prefixes - sentences.offsets[owners]
+    longest = sentences.lengths[owners] + sentences.shortest - 1
+    if (filled & ((owners < 0) | (places < sentences.shortest) | (places > longest))).any():
         yield f"a {name}trigger is not a prefix of the corpus."
     if which == "best":
         ordered = np.sort(np.where(filled, owners, -1 - np.arange(owners.shape[1])), axis=1)
@@ -183,7 +176,7 @@ def _list(
             yield f"two {name}triggers of a memory are prefixes of one sentence."
 
 
-def _values(index: Index, layer: int) -> Iterator[str]:
+def _check_values(index: Index, layer: int) -> Iterator[str]:
     values = read_columns(index.folder / layer_file("values", layer))
     if not np.array_equal(values["memory"], np.arange(index.layout.widths[layer])):
         yield "the values do not cover the model's memories in order."

@@ -1,7 +1,7 @@
-"""The worker of an index: projects values and reads chunks, with the model loaded.
+"""The worker of an index: holds the model, projects values, and reads chunks.
 
-It keeps one cumulative result in memory and commits it now and then (`Partials`). A restarted
-worker begins with nothing, under a new name, and skips the chunks that others have committed.
+It keeps one cumulative result in memory and commits it from time to time (`Partials`). A restarted
+worker starts empty, under a new name, and skips the chunks that others have committed.
 """
 
 import os
@@ -15,28 +15,28 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError, StoreError
+from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError
 from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range, read_chunks
-from ffmem.indexing.config import read_facts, read_run
+from ffmem.indexing.config import require_run
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.prepare import SENTENCES
-from ffmem.indexing.sample import Sample
+from ffmem.indexing.results import Sample
 from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import Sentences, StoredSentence
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.values import write_values
+from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
-from ffmem.models.threads import threads
 from ffmem.storage import Storage, open_storage
 
 COMMIT_SECONDS = 30.0
-"""Work that a killed worker may lose, about."""
+"""About how much work a killed worker may lose."""
 
 COMMIT_SHARE = 10.0
-"""A commit must have taken at most this part of the time since the last one: 1/10."""
+"""Time between two commits, at least, over the time that the last one took."""
 
-MOST_BAD = 8
-"""Bad sentences of a chunk; with more, the model is at fault and not the sentences."""
+MAX_BAD_SENTENCES = 8
+"""Per chunk; if there are more, the model is at fault and not the sentences."""
 
 
 class IndexWorker:
@@ -50,13 +50,12 @@ class IndexWorker:
         sample: Sample,
         skip_bad: bool,
     ) -> None:
-        run, facts = read_run(storage), read_facts(storage)
-        if run is None or facts is None:
-            raise StoreError(f"There is no run to work for in {storage.shown}.")
+        run, facts = require_run(storage)
         if memories.fingerprint() != run.model.hash:
             raise ModelError(
-                f"The run was started with weights of hash {run.model.hash}; {memories.source} has"
-                f" {memories.fingerprint()} here. Use the same model everywhere."
+                f"The run was started with a model whose weights have the hash {run.model.hash};"
+                f" {memories.source} has {memories.fingerprint()} here. Use the same model"
+                " everywhere."
             )
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.memories = memories
@@ -67,10 +66,9 @@ class IndexWorker:
         self.run, self.start = run, facts.start.id
         self.partials = Partials(storage, run.fingerprint)
         self.chunks = read_chunks(storage)
-        where = prefix_range(self.start is not None, run.index.compat is not None)
-        self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", where)
-        kept, _ = self.partials.committed()
-        self._covered_by_others = frozenset[int]().union(*(partial.chunks for partial in kept))
+        positions = prefix_range(self.start is not None, run.index.compat is not None)
+        self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", positions)
+        self._covered_by_others = self.partials.covered_chunks()
         self.open_files: ExitStack | None = None
         self._covered: set[int] = set()
         self._skipped: dict[int, str] = {}
@@ -79,22 +77,25 @@ class IndexWorker:
 
     def project_values(self, layer: int) -> None:
         """Write the tokens that a layer's values promote and suppress."""
-        with threads(self.run.threads), self.storage.writing(layer_file("values", layer)) as path:
+        with (
+            use_threads(self.run.threads),
+            self.storage.writing(layer_file("values", layer)) as path,
+        ):
             write_values(path, self.memories, layer)
 
     def read_chunk(self, number: int) -> None:
-        """Read a chunk into the cumulative result, unless it is covered; commit now and then."""
+        """Add a chunk to the cumulative result, unless it is covered; commit if it is time."""
         if number in self._covered or number in self._covered_by_others:
             return
         chunk = self.chunks[number]
         rows = list(self.sentences.rows(chunk.first_sentence, chunk.n_sentences))
-        with threads(self.run.threads):
+        with use_threads(self.run.threads):
             try:
-                self._read(chunk, rows)
+                self._scan_rows(chunk, rows)
             except ForwardError as error:
-                bad = self._bad_sentences(chunk, rows)
-                self._check_bad(chunk, bad, error)
-                self._read(chunk, [row for row in rows if row.sentence not in bad])
+                bad = self._find_bad_sentences(chunk, rows)
+                self._check_may_skip(chunk, bad, error)
+                self._scan_rows(chunk, [row for row in rows if row.sentence not in bad])
                 self._skipped |= bad
         self._covered.add(number)
         self._is_committed = False
@@ -103,18 +104,18 @@ class IndexWorker:
             self.flush()
 
     def flush(self) -> None:
-        """Commit the cumulative result, if anything came since the last commit."""
+        """Commit the cumulative result, if it has changed since the last commit."""
         if self._is_committed:
             return
-        begin = time.monotonic()
+        start = time.monotonic()
         layers = (self.scan.result(layer) for layer in range(self.memories.n_layers))
         self.partials.commit(self.name, self._covered, self.scan.n_prefixes, self._skipped, layers)
         self._is_committed = True
         self._last_commit = time.monotonic()
-        self._commit_took = self._last_commit - begin
+        self._commit_took = self._last_commit - start
 
-    def _read(self, chunk: Chunk, rows: list[StoredSentence]) -> None:
-        """Read some sentences of a chunk; their sampled coefficients are written at once."""
+    def _scan_rows(self, chunk: Chunk, rows: list[StoredSentence]) -> None:
+        """Scan some sentences of a chunk, and write their coefficients on sampled prefixes."""
         past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
         sample = self.sample.between(chunk.first_prefix, past)
         is_sampled = len(sample.prefixes) > 0
@@ -123,7 +124,7 @@ class IndexWorker:
             for row in rows:
                 last = row.offset + len(row.ids)
                 read |= (sample.prefixes >= row.offset) & (sample.prefixes <= last)
-            sample = Sample(sample.hashes[read], sample.prefixes[read])
+            sample = sample.select(read)
         with _forward_errors(chunk):
             coefficients = self.scan.read(chunk, self._batches(rows), sample.prefixes)
         if is_sampled:
@@ -133,12 +134,12 @@ class IndexWorker:
         pairs = ((row.offset, row.ids) for row in rows)
         return batches(pairs, self.start, self.run.index.batch_tokens)
 
-    def _bad_sentences(self, chunk: Chunk, rows: list[StoredSentence]) -> dict[int, str]:
-        """Return the sentences that fail by themselves, found by halving, and why each does."""
-        scan = Scan(self.memories, 1, False, self.scan.where)
+    def _find_bad_sentences(self, chunk: Chunk, rows: list[StoredSentence]) -> dict[int, str]:
+        """Return the sentences that fail on their own, and why, by halving the chunk."""
+        scan = Scan(self.memories, 1, False, self.scan.positions)
         bad: dict[int, str] = {}
         waiting = [rows]
-        while waiting and len(bad) <= MOST_BAD:
+        while waiting and len(bad) <= MAX_BAD_SENTENCES:
             part = waiting.pop()
             try:
                 with _forward_errors(chunk):
@@ -151,28 +152,30 @@ class IndexWorker:
                     waiting += [part[middle:], part[:middle]]
         return bad
 
-    def _check_bad(self, chunk: Chunk, bad: dict[int, str], error: ForwardError) -> None:
+    def _check_may_skip(self, chunk: Chunk, bad: dict[int, str], error: ForwardError) -> None:
         """Raise unless the bad sentences of a chunk may be skipped."""
         if not bad:
-            raise FfmemError(f"Each sentence of {chunk.name} can be read alone, but: {error}")
-        number, why = next(iter(bad.items()))
-        if len(bad) > MOST_BAD:
+            raise FfmemError(
+                f"The model can read each sentence of {chunk.name} alone, but not all: {error}"
+            )
+        number, reason = next(iter(bad.items()))
+        if len(bad) > MAX_BAD_SENTENCES:
             raise BadSentenceError(
-                f"More than {MOST_BAD} sentences of {chunk.name} cannot be read, sentence {number}"
-                f" first: {why}"
+                f"More than {MAX_BAD_SENTENCES} sentences of {chunk.name} cannot be read. The"
+                f" first is sentence {number}: {reason}"
             )
         if not self.skip_bad:
             listed = ", ".join(map(str, sorted(bad)))
             raise BadSentenceError(
-                f"Cannot read sentence{'s' if len(bad) > 1 else ''} {listed} of the corpus: {why}"
-                " What was read is kept. Rerun with --bad-sentences skip to skip such sentences;"
-                " the manifest lists them."
+                f"Cannot read sentence{'s' if len(bad) > 1 else ''} {listed} of the corpus:"
+                f" {reason} Finished chunks are kept. Rerun with --bad-sentences skip to skip such"
+                " sentences; the manifest will list them."
             )
 
 
 @contextmanager
 def _forward_errors(chunk: Chunk) -> Iterator[None]:
-    """Turn what the model raises into a ForwardError, except for full memory."""
+    """Turn what the model raises into a ForwardError, unless memory is full."""
     try:
         yield
     except (FfmemError, OSError, MemoryError, torch.OutOfMemoryError):
@@ -194,22 +197,20 @@ def make_worker(
     hashes: list[int],
     skip_bad: bool,
 ) -> IndexWorker:
-    """Return a worker for the run in a storage, with its model loaded.
+    """Load the model of the run in a storage, and return a worker for it.
 
     `sentences` is the path of the corpus; None if it is in the storage.
     """
     from ffmem.models.load import load
 
-    place = open_storage(storage)
-    run = read_run(place)
-    if run is None:
-        raise StoreError(f"There is no run to work for in {place.shown}.")
+    opened = open_storage(storage)
+    run, _ = require_run(opened)
     torch.set_num_threads(run.threads)
     memories = load(run.model.source, dtype=run.dtype, device=device)
-    open_files = ExitStack()  # for as long as the worker lives
-    file = None if sentences else open_files.enter_context(place.reading(SENTENCES))
+    open_files = ExitStack()  # stay open as long as the worker lives
+    file = None if sentences else open_files.enter_context(opened.reading(SENTENCES))
     corpus = Sentences(Path(sentences or SENTENCES), file)
     sample = Sample(np.array(hashes, np.uint64), np.array(prefixes, np.int64))
-    worker = IndexWorker(memories, place, corpus, sample, skip_bad)
+    worker = IndexWorker(memories, opened, corpus, sample, skip_bad)
     worker.open_files = open_files
     return worker

@@ -1,1 +1,1 @@
-"""A model, read as layers of key-value memories."""
+"""Load a language model and read its layers as key-value memories."""

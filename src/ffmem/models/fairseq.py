@@ -1,13 +1,13 @@
-"""fairseq checkpoints of the paper's kind: `model.pt`, with `dict.txt` beside it.
+"""fairseq checkpoints of the paper's kind: `model.pt`, with `dict.txt` next to it.
 
-Law: nothing is guessed and nothing is dropped. Sizes come from the tensors, since an architecture's
-name may be wrong; every stored weight is used, or known to carry nothing, or refused by name; what
-is stored twice must be equal.
+Law: nothing is guessed, and nothing is dropped. Sizes come from the tensors, since the name of an
+architecture may be wrong. Every stored weight is used, is known to carry no information, or raises
+an error that names it. Weights that are stored twice must be equal.
 """
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,7 +19,7 @@ from ffmem.models.tokenizer import WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.model import AdaptiveLM
 
-NEEDED = {
+REQUIRED_OPTIONS = {
     "adaptive_input": True,
     "tie_adaptive_weights": True,
     "decoder_normalize_before": True,
@@ -28,9 +28,12 @@ NEEDED = {
     "no_token_positional_embeddings": False,
     "layernorm_embedding": False,
 }
-"""What a checkpoint's options must say, where they say anything."""
+"""Options that must have this value if the checkpoint has them."""
 
-BANDS = "decoder.embed_tokens.embeddings."
+ACTIVATIONS = ("relu", "gelu")
+"""Supported values of `activation_fn`; our kinds of memory have the same names."""
+
+CLUSTERS = "decoder.embed_tokens.embeddings."
 LAYERS = "decoder.layers."
 
 OLD_NAMES = {
@@ -38,29 +41,24 @@ OLD_NAMES = {
     "layer_norms.2.": "final_layer_norm.",
 }
 
-EMPTY = re.compile(r"(.*\.)?(version|_float_tensor)|decoder\.embed_positions\.weights")
-"""Names of what fairseq stores beside the weights; sinusoids are computed."""
+NOT_WEIGHTS = re.compile(r"(.*\.)?(version|_float_tensor)|decoder\.embed_positions\.weights")
+"""Tensors without information; positions are computed."""
 
-ACTIVATIONS = ("relu", "gelu")
-"""What fairseq calls the kinds of memory that its models have."""
-
-OWN_NAMES = {"fc1": "memory.keys", "fc2": "memory.values"}
-"""What our model calls a part of a layer, where fairseq calls it otherwise."""
-
-LAYER_PARTS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.out_proj",
-    "self_attn_layer_norm",
-    "final_layer_norm",
-    "fc1",
-    "fc2",
-)
+LAYER_MODULES = {
+    "self_attn.q_proj": "self_attn.q_proj",
+    "self_attn.k_proj": "self_attn.k_proj",
+    "self_attn.v_proj": "self_attn.v_proj",
+    "self_attn.out_proj": "self_attn.out_proj",
+    "self_attn_layer_norm": "self_attn_layer_norm",
+    "final_layer_norm": "final_layer_norm",
+    "memory.keys": "fc1",
+    "memory.values": "fc2",
+}
+"""Modules of a layer: their names in our model, and in fairseq."""
 
 
 class Meter:
-    """Stands in for the training meters in checkpoints of 2019, whose classes are not loaded."""
+    """Replaces the training meters in checkpoints of 2019, whose classes are not loaded."""
 
 
 METERS = [
@@ -69,94 +67,87 @@ METERS = [
 
 
 def load_fairseq(path: Path) -> tuple[AdaptiveLM, WordTokenizer]:
-    """Return the model and the tokenizer of a checkpoint, given its `model.pt` or their folder."""
+    """Return model and tokenizer of a checkpoint, given its `model.pt` or its folder."""
     checkpoint = path / "model.pt" if path.is_dir() else path
     dictionary = checkpoint.parent / "dict.txt"
     for file in (checkpoint, dictionary):
         if not file.is_file():
             raise ModelError(
-                f"{path} was given as a fairseq checkpoint, but there is no {file}."
+                f"Cannot load {path} as a fairseq checkpoint: there is no {file}."
                 " Put model.pt and dict.txt into one folder."
             )
-    options, stored = read(checkpoint)
-    refuse_other_choices(checkpoint, options)
-    stored = with_current_names(stored)
-    names = names_of(stored)
-    refuse_missing_and_unknown(checkpoint, stored, names)
-    refuse_untied(checkpoint, stored)
-    config = config_of(checkpoint, options, stored)
-    tokenizer = WordTokenizer.from_file(dictionary)
-    if len(tokenizer.words) != config.vocab_size:
-        raise ModelError(
-            f"{checkpoint} has {config.vocab_size} words, in bands of {config.band_sizes}, but"
-            f" {dictionary} has {len(tokenizer.words)}, the four special ones included."
-            " Give the dict.txt that the model was trained with."
-        )
-    weights = {name: stored[its_name].float() for name, its_name in names.items()}
-    return built(checkpoint, config, weights), tokenizer
+    options, stored = _read_checkpoint(checkpoint)
+    _check_options(checkpoint, options)
+    stored = _rename_weights(stored)
+    names = _weight_names(stored)
+    _check_names(checkpoint, stored, names)
+    _check_tied(checkpoint, stored)
+    config = _make_config(checkpoint, options, stored)
+    tokenizer = WordTokenizer.from_file(dictionary, config.vocab_size)
+    weights = {name: stored[fairseq_name].float() for name, fairseq_name in names.items()}
+    return _make_model(checkpoint, config, weights), tokenizer
 
 
-def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the options and the tensors of a checkpoint; no code of its own is ever run."""
+def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return options and tensors of a checkpoint, without running any code from it."""
     try:
         with torch.serialization.safe_globals([Namespace, *METERS]):
-            found = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files raise whatever their bytes lead to
+            content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files raise anything
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         reason = (
             f"it wants to load {foreign[1]}, which is neither a tensor nor an option"
             if foreign
-            else f"it is damaged, cut short or something else ({type(error).__name__})"
+            else f"it is damaged, incomplete or another kind of file ({type(error).__name__})"
         )
         raise ModelError(
             f"Cannot read {checkpoint} as a fairseq checkpoint: {reason}."
-            " Fetch the file again, or save it with tensors and plain options only."
+            " Download it again, or save it with only tensors and plain options."
         ) from error
-    found = found if isinstance(found, dict) else {}
-    stored, options = found.get("model"), found.get("args")
-    if options is None and isinstance(found.get("cfg"), dict):  # since fairseq 0.10
-        options = found["cfg"].get("model")
+    content = content if isinstance(content, dict) else {}
+    stored, options = content.get("model"), content.get("args")
+    if options is None and isinstance(content.get("cfg"), dict):  # since fairseq 0.10
+        options = content["cfg"].get("model")
     options = vars(options) if isinstance(options, Namespace) else options
-    if not isinstance(options, dict) or not holds_tensors(stored):
+    if not isinstance(options, dict) or not _holds_tensors(stored):
         raise ModelError(
-            f"{checkpoint} is no fairseq checkpoint: it needs `model` (tensors) and `args` or `cfg`"
-            f" (options), and has {listed(set(map(str, found)))}. Give fairseq's model.pt."
+            f"{checkpoint} is not a fairseq checkpoint: it needs `model` (tensors) and `args` or"
+            f" `cfg` (options), but has {_format_names(map(str, content))}. Use fairseq's model.pt."
         )
     return options, dict(stored)
 
 
-def holds_tensors(found: object) -> TypeGuard[Mapping[str, Tensor]]:
-    """Return whether this is a mapping from names to tensors, and nothing else."""
-    return isinstance(found, Mapping) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+def _holds_tensors(content: object) -> TypeGuard[Mapping[str, Tensor]]:
+    return isinstance(content, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     )
 
 
-def refuse_other_choices(checkpoint: Path, options: dict[str, Any]) -> None:
+def _check_options(checkpoint: Path, options: dict[str, Any]) -> None:
     """Raise unless the options describe a model of the paper's kind."""
-    found = [
+    other = [
         f"{name} = {options[name]}"
-        for name, needed in NEEDED.items()
-        if bool(options.get(name, needed)) is not needed
+        for name, required in REQUIRED_OPTIONS.items()
+        if bool(options.get(name, required)) is not required
     ]
     if options.get("activation_fn", "relu") not in ACTIVATIONS:
-        found.append(f"activation_fn = {options['activation_fn']}")
-    if found:
+        other.append(f"activation_fn = {options['activation_fn']}")
+    if other:
         raise ModelError(
-            f"{checkpoint} is a fairseq model of another kind: {', '.join(found)}. ffmem reads"
-            " those with tied adaptive input and softmax, sinusoidal positions, the norms in front"
-            f" and one of the activations {', '.join(ACTIVATIONS)}."
+            f"{checkpoint} is an unsupported kind of fairseq model: {', '.join(other)}. ffmem reads"
+            " models with tied adaptive input and softmax, sinusoidal positions, pre-norm layers"
+            f" and activation {' or '.join(ACTIVATIONS)}."
         )
 
 
-def with_current_names(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by the names that fairseq gives them since 2019, empty ones left out."""
+def _rename_weights(stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights by the names that fairseq uses since 2019."""
     renamed = {}
     for name, tensor in stored.items():
-        if EMPTY.fullmatch(name):
+        if NOT_WEIGHTS.fullmatch(name):
             continue
-        for old, current in OLD_NAMES.items():
-            name = name.replace(old, current)
+        for old, new in OLD_NAMES.items():
+            name = name.replace(old, new)
         if match := re.fullmatch(r"(.*\.)in_proj_(weight|bias)", name):
             for part, third in zip("qkv", tensor.tensor_split(3), strict=True):
                 renamed[f"{match[1]}{part}_proj.{match[2]}"] = third
@@ -165,121 +156,117 @@ def with_current_names(stored: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def names_of(stored: dict[str, Tensor]) -> dict[str, str]:
-    """Return where each of the model's parameters is stored: its name here, its name there."""
+def _weight_names(stored: dict[str, Tensor]) -> dict[str, str]:
+    """Return the fairseq name of each weight of our model."""
     names = {"lm_head.class_proj.weight": "decoder.adaptive_softmax.head.class_proj.weight"}
-    for band in range(count(stored, BANDS)):
-        for part, place in (("embedding", 0), ("projection", 1)):
-            there = f"{BANDS}{band}.{place}.weight"
-            names[f"model.embed_tokens.bands.{band}.{part}.weight"] = there
-            names[f"lm_head.bands.{band}.{part}.weight"] = there
-    for layer in range(count(stored, LAYERS)):
-        for part in LAYER_PARTS:
+    for cluster in range(_count(stored, CLUSTERS)):
+        for part, number in (("embedding", 0), ("projection", 1)):
+            fairseq_name = f"{CLUSTERS}{cluster}.{number}.weight"
+            names[f"model.embed_tokens.bands.{cluster}.{part}.weight"] = fairseq_name
+            names[f"lm_head.bands.{cluster}.{part}.weight"] = fairseq_name
+    for layer in range(_count(stored, LAYERS)):
+        for module, fairseq_module in LAYER_MODULES.items():
             for kind in ("weight", "bias"):
-                own = OWN_NAMES.get(part, part)
-                names[f"model.layers.{layer}.{own}.{kind}"] = f"{LAYERS}{layer}.{part}.{kind}"
+                fairseq_name = f"{LAYERS}{layer}.{fairseq_module}.{kind}"
+                names[f"model.layers.{layer}.{module}.{kind}"] = fairseq_name
     if any(name.startswith("decoder.layer_norm.") for name in stored):
         for kind in ("weight", "bias"):
             names[f"model.layer_norm.{kind}"] = f"decoder.layer_norm.{kind}"
     return names
 
 
-def tied_names(n_bands: int) -> dict[str, str]:
-    """Return the names under which the softmax stores once more what the input has stored."""
+def _tied_names(n_clusters: int) -> dict[str, str]:
+    """Return, for each weight of the softmax that the input stores too, its name there."""
     softmax = "decoder.adaptive_softmax"
-    names = {f"{softmax}.head.word_proj.weight": f"{BANDS}0.0.weight"}
-    for tail in range(n_bands - 1):
-        names[f"{softmax}.tail.{tail}.0.weight"] = f"{BANDS}{tail + 1}.1.weight"
-        names[f"{softmax}.tail.{tail}.2.weight"] = f"{BANDS}{tail + 1}.0.weight"
+    names = {f"{softmax}.head.word_proj.weight": f"{CLUSTERS}0.0.weight"}
+    for tail in range(n_clusters - 1):
+        names[f"{softmax}.tail.{tail}.0.weight"] = f"{CLUSTERS}{tail + 1}.1.weight"
+        names[f"{softmax}.tail.{tail}.2.weight"] = f"{CLUSTERS}{tail + 1}.0.weight"
     return names
 
 
-def count(stored: dict[str, Tensor], prefix: str) -> int:
-    """Return one more than the largest number that follows the prefix in a name."""
+def _count(stored: dict[str, Tensor], prefix: str) -> int:
+    """Return one more than the largest number after a prefix of names."""
     matches = (re.match(re.escape(prefix) + r"(\d+)\.", name) for name in stored)
     return max((int(match[1]) + 1 for match in matches if match), default=0)
 
 
-def refuse_missing_and_unknown(
-    checkpoint: Path, stored: dict[str, Tensor], names: dict[str, str]
-) -> None:
-    """Raise unless the checkpoint holds exactly the weights of a model of the paper's kind."""
-    n_bands = count(stored, BANDS)
-    needed = {*names.values(), *tied_names(n_bands)}
-    if n_bands == 0 or "model.layers.0.memory.keys.weight" not in names:
+def _check_names(checkpoint: Path, stored: dict[str, Tensor], names: dict[str, str]) -> None:
+    """Raise unless the checkpoint has exactly the weights of a model of the paper's kind."""
+    n_clusters = _count(stored, CLUSTERS)
+    required = {*names.values(), *_tied_names(n_clusters)}
+    if n_clusters == 0 or "model.layers.0.memory.keys.weight" not in names:
         raise ModelError(
-            f"{checkpoint} holds no decoder with adaptive input; it holds"
-            f" {listed(set(stored))}. Give a language model of the paper's kind."
+            f"{checkpoint} has no decoder with adaptive input; it has {_format_names(stored)}."
+            " Use a language model of the paper's kind."
         )
-    if missing := needed - set(stored):
-        raise ModelError(f"{checkpoint} lacks {listed(missing)}. Fetch the file again.")
-    if unknown := set(stored) - needed:
+    if missing := required - set(stored):
+        raise ModelError(f"{checkpoint} lacks {_format_names(missing)}. Download it again.")
+    if unknown := set(stored) - required:
         raise ModelError(
-            f"{checkpoint} holds weights that ffmem would leave out: {listed(unknown)}."
-            " Its model is not of the paper's kind."
+            f"{checkpoint} has weights that ffmem does not know: {_format_names(unknown)}."
+            " It is not a model of the paper's kind."
         )
 
 
-def refuse_untied(checkpoint: Path, stored: dict[str, Tensor]) -> None:
-    """Raise unless the softmax has the very weights of the input."""
-    n_bands = count(stored, BANDS)
-    for copy, original in tied_names(n_bands).items():
+def _check_tied(checkpoint: Path, stored: dict[str, Tensor]) -> None:
+    """Raise unless the softmax has the same weights as the input."""
+    for copy, original in _tied_names(_count(stored, CLUSTERS)).items():
         first, second = stored[original], stored[copy]
         if first.shape != second.shape and copy.endswith(".0.weight"):
-            second = second.T  # a projection may be stored either way
+            second = second.T  # projections may be stored transposed
         if not torch.equal(first, second):
             raise ModelError(
-                f"In {checkpoint}, {copy} differs from {original}."
-                " ffmem reads adaptive softmaxes that share all weights with the adaptive input."
+                f"In {checkpoint}, {copy} differs from {original}. ffmem reads only models whose"
+                " adaptive softmax shares all weights with the adaptive input."
             )
 
 
-def config_of(
+def _make_config(
     checkpoint: Path, options: dict[str, Any], stored: dict[str, Tensor]
 ) -> AdaptiveConfig:
-    """Return the sizes: those of the tensors, and from the options what no tensor shows."""
-    heads = options.get("decoder_attention_heads")
-    if not isinstance(heads, int) or heads < 1:
+    """Return the config: sizes from the tensors, and from the options what tensors do not show."""
+    n_heads = options.get("decoder_attention_heads")
+    if not isinstance(n_heads, int) or n_heads < 1:
         raise ModelError(
-            f"The options of {checkpoint} do not say how many attention heads there are"
-            f" (decoder_attention_heads = {heads}), and no tensor shows it."
+            f"The options of {checkpoint} do not give the number of attention heads"
+            f" (decoder_attention_heads = {n_heads}), which no tensor shows."
         )
-    n_bands = count(stored, BANDS)
-    bands = [stored[f"{BANDS}{band}.0.weight"] for band in range(n_bands)]
+    n_clusters = _count(stored, CLUSTERS)
+    embeddings = [stored[f"{CLUSTERS}{cluster}.0.weight"] for cluster in range(n_clusters)]
     n_memories, hidden = stored[f"{LAYERS}0.fc1.weight"].shape
     context = options.get("max_target_positions") or options.get("tokens_per_sample")
-    known = {"max_position_embeddings": context} if context else {}
     return AdaptiveConfig(
-        band_sizes=[len(band) for band in bands],
-        band_widths=[band.shape[1] for band in bands],
+        band_sizes=[len(embedding) for embedding in embeddings],
+        band_widths=[embedding.shape[1] for embedding in embeddings],
         hidden_size=hidden,
         intermediate_size=n_memories,
-        num_hidden_layers=count(stored, LAYERS),
-        num_attention_heads=heads,
+        num_hidden_layers=_count(stored, LAYERS),
+        num_attention_heads=n_heads,
         memory=options.get("activation_fn", "relu"),
         final_norm="decoder.layer_norm.weight" in stored,
         scale_embedding=not options.get("no_scale_embedding", False),
-        **known,
+        **({"max_position_embeddings": context} if context else {}),
     )
 
 
-def built(checkpoint: Path, config: AdaptiveConfig, weights: dict[str, Tensor]) -> AdaptiveLM:
+def _make_model(checkpoint: Path, config: AdaptiveConfig, weights: dict[str, Tensor]) -> AdaptiveLM:
     """Return the model with these weights."""
-    with torch.device("meta"):  # no time for random weights that are replaced at once
+    with torch.device("meta"):  # do not initialize weights that are replaced at once
         model = AdaptiveLM(config)
     for name, parameter in model.state_dict().items():
         if weights[name].shape != parameter.shape:
             raise ModelError(
-                f"In {checkpoint}, {name} has shape {tuple(weights[name].shape)};"
-                f" {tuple(parameter.shape)} would fit the other weights. Fetch the file again."
+                f"In {checkpoint}, {name} has shape {tuple(weights[name].shape)}, but the other"
+                f" weights need {tuple(parameter.shape)}. Download it again."
             )
     model.load_state_dict(weights, assign=True)
     model.eval()  # type: ignore[no-untyped-call]
     return model
 
 
-def listed(names: set[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    shown = sorted(names)[:3]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return f"{', '.join(shown) or 'nothing'}{more}"
+def _format_names(names: Iterable[str]) -> str:
+    """Return the first few names, and the number of others."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+    return f"{', '.join(ordered[:3]) or 'nothing'}{more}"

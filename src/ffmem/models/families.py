@@ -1,10 +1,11 @@
-"""Where each family of models keeps its memories: the only file that knows their names for them.
+"""The families table: where each family of models has its memories.
 
     FF(x) = m · V + b,    m = f(x · Kᵀ)    or, gated,    m = f(x · Kᵀ) ⊙ (x · Uᵀ)
     o = r + y,            y = FF(x), after the block's post-norm or multiplier if it has one
 
-A row says which module holds V, K and U, and from where r is read without reading y. To support
-a family, add a row; the self-check then proves it on every model that is loaded.
+A row names the modules that hold V, K and U, and where to read r independently of y. No other file
+knows names of a family. To support a family, add a row; the self-check tests it on every model that
+is loaded.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,18 +14,18 @@ from typing import Any, NamedTuple
 from ffmem.errors import ModelError
 
 FUSED = "FUSED"
-"""`up` of a model that keeps both keys in one map: the gate's rows first, then the others."""
+"""`up` of a family with both keys in one map: first the gate's rows, then the others."""
 
 
 class Variant(NamedTuple):
-    """How models differ from their family's row whose config says `flag` = `value`."""
+    """Changes to a family's row for models whose config has `flag` = `value`."""
 
     flag: str
     value: bool | str
     changes: dict[str, str | bool | None]
 
-    def fits(self, config: Any) -> bool:
-        """Return whether a config says so; any value counts as the switch that it stands for."""
+    def matches(self, config: Any) -> bool:
+        """Return whether a config has `flag` = `value`; for a bool, truth alone counts."""
         found = getattr(config, self.flag)
         return bool((bool(found) if isinstance(self.value, bool) else found) == self.value)
 
@@ -34,68 +35,67 @@ class Family:
     """Dotted paths into a Hugging Face causal language model, and names in its config."""
 
     blocks: str
-    """From the model to the list of its layers. The other paths but `final_norm` and
-    `project_out` start at a layer."""
+    """Path from the model to its list of layers. The other paths start at a layer, except
+    `final_norm` and `project_out`."""
     values: str
     """The linear map whose weights are the values."""
     keys: str
-    """The linear map whose weights are the keys; in gated models the gate's."""
+    """The linear map whose weights are the keys; in gated models, the gate's."""
     up: str | None = None
     """Gated models: the linear map whose output multiplies the gate, or FUSED."""
 
     residual: str | None = None
-    """The module whose input is r: the norm before the feed-forward part, or, where it has none,
-    its first map."""
+    """The module whose input is r: the norm before the feed-forward part, or else its first
+    map."""
     attention: str | None = None
-    """Parallel blocks, instead of `residual`: r is the block's input plus this module's output."""
+    """Instead of `residual`, in parallel blocks: r is the block's input + this module's output."""
     post_norm: str | None = None
     """The norm whose output is y."""
     output_norm: str | None = None
     """The norm whose output, given r + y, is o."""
     multiplier: str | None = None
-    """In the config: what the feed-forward part is multiplied by on its way to o."""
+    """Config name of the factor that the feed-forward part is multiplied with."""
 
     final_norm: str | None = None
-    """From the model to the norm before the output embedding; a model may set it to None."""
+    """Path from the model to the norm before the output embedding; a model may not have it."""
     project_out: str | None = None
-    """From the model to the map between that norm and the output embedding; may be None."""
+    """Path from the model to the projection between that norm and the output embedding, if any."""
     scale: str | None = None
-    """In the config: what logits are multiplied by."""
+    """Config name of the factor that logits are multiplied with."""
     divisor: str | None = None
-    """In the config: what logits are divided by."""
+    """Config name of the number that logits are divided by."""
     cap: str | None = None
-    """In the config: logits are capped as cap · tanh(logits / cap)."""
+    """Config name of the soft-cap: cap · tanh(logits / cap)."""
 
     activation: str = "hidden_act"
-    """In the config: the name of f; or, where no config says it, the name itself."""
+    """Config name of the activation f; or f itself, if the config does not name it."""
     softmax_groups: str | None = None
-    """In the config, where f is a softmax: over how many groups of a layer's memories it runs."""
+    """If f is a softmax: config name of the number of groups that it normalizes separately."""
     input_values: bool = False
-    """Whether values come from the input (lambda layers): there is nothing static to read."""
+    """Whether values come from the input, as in lambda layers, so that none are static."""
     context: str | None = "max_position_embeddings"
-    """In the config: the longest input. None where positions have no end."""
+    """Config name of the longest input; None if positions are unlimited."""
 
     bias_flag: str | None = None
-    """In the config: the switch that gives the value map a bias, where it may be without one.
-    Other maps may get one by the same switch."""
+    """Config name of the switch that gives the value map, and perhaps other maps, a bias."""
 
     variants: tuple[Variant, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)
-    """Flags of the config under which the equations do not hold, and what to do instead."""
+    unsupported: dict[str, str] = field(default_factory=dict)
+    """Config flags with which the equations do not hold, and what to do about each."""
 
-    def of(self, config: Any) -> "Family":
-        """Return the row for a model with this config: variants applied, refusals raised."""
-        for flag, advice in self.refused.items():
+    def for_config(self, config: Any) -> "Family":
+        """Return the row for models with this config; raise if it is unsupported."""
+        for flag, advice in self.unsupported.items():
             if getattr(config, flag, False):
                 raise ModelError(
-                    f"This {config.model_type!r} model has {flag} = {getattr(config, flag)!r},"
-                    f" under which its values cannot be read. {advice}"
+                    f"ffmem cannot read a {config.model_type!r} model with {flag} ="
+                    f" {getattr(config, flag)!r}. {advice}"
                 )
         row = self
         for variant in self.variants:
-            if variant.fits(config):
+            if variant.matches(config):
                 row = replace(row, **variant.changes)  # type: ignore[arg-type]
-        return replace(row, variants=(), refused={})
+        return replace(row, variants=(), unsupported={})
 
 
 _GPT2 = Family(
@@ -152,8 +152,8 @@ _BLOOM = Family(
     activation="gelu_new",
     context=None,
     variants=(Variant("apply_residual_connection_post_layernorm", True, {"residual": "mlp"}),),
-    refused={
-        "slow_but_exact": "Load it with slow_but_exact=False: the results differ by rounding only."
+    unsupported={
+        "slow_but_exact": "Load it with slow_but_exact=False; results differ only by rounding."
     },
 )
 _FALCON = Family(
@@ -238,7 +238,7 @@ FAMILIES = {
         _GEMMA2,
         blocks="model.language_model.layers",
         final_norm="model.language_model.norm",
-        cap=None,  # the model that also sees pictures does not cap
+        cap=None,  # the multimodal model has no soft-cap
     ),
     "gemma3_text": _GEMMA2,
     "glm": _GLM,
@@ -283,7 +283,7 @@ FAMILIES = {
         cap="final_logit_softcapping",
     ),
     "nemotron": _UNGATED_LLAMA,
-    "nemotron_h": Family(  # a layer is a feed-forward part, attention or Mamba
+    "nemotron_h": Family(  # a layer is a feed-forward part, attention, or Mamba
         blocks="model.layers",
         values="mixer.down_proj",
         keys="mixer.up_proj",

@@ -1,13 +1,12 @@
-"""From a MODEL argument to `Memories`.
+"""Load a model as `Memories`, and describe what was loaded.
 
-MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`model.pt` with
-`dict.txt` beside it, or their folder), a named model, or a Hub id with an optional `@revision`.
+MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`model.pt` next to
+`dict.txt`, or their folder), a named model, or a Hub id with an optional `@revision`.
 """
 
-import logging as python_logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,38 +14,30 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-import transformers
 from huggingface_hub.constants import ENDPOINT
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging
-from transformers.utils.hub import cached_file
 
 from ffmem.errors import FfmemError, ModelError, one_line
-from ffmem.models.argument import FORMS, NAMED, canonical, path_of
+from ffmem.models.arguments import MODEL_FORMS, NAMED_MODELS, model_path, resolve_model
 from ffmem.models.checkpoint import (
-    ADAPTER,
-    IF_THERE,
-    OWN_CODE,
-    refuse_adapter,
-    refuse_integers,
-    refuse_unfitting,
-    refusing_own_code,
+    ADAPTER_CONFIG,
+    NO_REMOTE_CODE,
+    DeviceMapper,
+    convert_gguf,
+    load_hugging_face,
+    silence_transformers,
+    split_adaptive_error,
 )
 from ffmem.models.fairseq import load_fairseq
-from ffmem.models.gguf import converted
 from ffmem.models.memories import Memories, fingerprint
-from ffmem.models.split import device_map, require_accelerator
-from ffmem.models.structure import refuse_config
-from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
+from ffmem.models.modules import describe_devices, is_tied, make_device_map
+from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
 from ffmem.networks.config import AdaptiveConfig
 
 DTYPES = {
@@ -55,13 +46,10 @@ DTYPES = {
     "float16": torch.float16,
     "auto": None,
 }
-"""What weights are cast to; auto leaves them as they are stored."""
+"""The dtypes of --dtype; auto keeps the dtype of the checkpoint."""
 
 SPLIT = "split"
-"""The device that is all accelerators together, whole layers on each."""
-
-Plan = Callable[[PretrainedConfig], dict[str, Any]]
-"""From a model's config to the place of each of its parts: accelerate's device map."""
+"""The --device that splits a model over all accelerators, layer by layer."""
 
 
 def load(
@@ -71,37 +59,39 @@ def load(
     dtype: str = "float32",
     device: str | dict[str, Any] = "auto",
 ) -> Memories:
-    """Return the memories of a model, by MODEL argument or of one that is already in memory.
+    """Return the memories of a model, given as a MODEL argument or as a loaded model.
 
-    A model in memory is switched to evaluation and its weights are frozen; it stays on its device,
-    or devices, and keeps its dtype. `device` may be a device map of your own instead of a name.
+    A loaded model keeps its device and dtype; ffmem puts it in evaluation mode and freezes its
+    weights. `device` may also be a device map.
     """
     if isinstance(model, PreTrainedModel):
         if tokenizer is None:
-            raise ModelError("A model in memory needs its tokenizer: load(model, tokenizer).")
-        return Memories(model, _wrapped(tokenizer))
+            raise ModelError("Pass the tokenizer of the model too: load(model, tokenizer).")
+        return Memories(model, _wrap_tokenizer(tokenizer))
     if dtype not in DTYPES:
-        raise ModelError(f"--dtype {dtype} was asked for; there are {', '.join(DTYPES)}.")
-    plan = _plan(device, dtype)
-    place = None if isinstance(device, dict) or device == SPLIT else find_device(device)
-    source, revision = canonical(str(model)), None
-    with quiet(), _explaining(source):
-        if Path(source).exists() or source in NAMED:
-            network, tokens = _local(source, plan)
+        raise ModelError(f"--dtype {dtype} is unknown. Use {', '.join(DTYPES)}.")
+    device_mapper = _make_device_mapper(device, dtype)
+    one_device = None
+    if isinstance(device, str) and device != SPLIT:
+        one_device = find_device(device)
+    source, revision = resolve_model(str(model)), None
+    with silence_transformers(), _loading_errors(source):
+        if Path(source).exists() or source in NAMED_MODELS:
+            network, own_tokenizer = _load_local(source, device_mapper)
         else:
             name, _, revision = source.partition("@")
-            network, tokens = _from_hub(name, revision or None, plan)
-        # The weights' hash is taken before any cast, so that it does not depend on --dtype.
+            network, own_tokenizer = _load_from_hub(name, revision or None, device_mapper)
+        # Hash the weights before the cast, so that the hash does not depend on --dtype.
         weights = fingerprint(network)
-        # accelerate forbids `to` on a split model, which also means a dtype: past it, then.
-        cast: Any = network.to if plan is None else partial(nn.Module.to, network)
-        cast(device=place, dtype=DTYPES[dtype])
-    used = tokens if tokenizer is None else _wrapped(tokenizer)
-    return Memories(network, used, source, revision or None, weights)
+        # accelerate disables `to` on split models, even for dtypes; call nn.Module's.
+        cast: Any = network.to if device_mapper is None else partial(nn.Module.to, network)
+        cast(device=one_device, dtype=DTYPES[dtype])
+    used_tokenizer = own_tokenizer if tokenizer is None else _wrap_tokenizer(tokenizer)
+    return Memories(network, used_tokenizer, source, revision or None, weights)
 
 
 def find_device(device: str) -> torch.device:
-    """Return the device that `--device` names; `auto` takes an accelerator if there is one."""
+    """Return the device for `--device`; `auto` is an accelerator if there is one."""
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator or torch.device("cpu")
@@ -111,82 +101,81 @@ def find_device(device: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ModelError(
-            f"--device {device} was asked for, and is not there ({reason})."
+            f"--device {device} is not available ({reason})."
             " Use auto, cpu, cuda, cuda:N, mps or split."
         ) from None
     return found
 
 
-def _plan(device: str | dict[str, Any], dtype: str) -> Plan | None:
-    """Return how to place a model over several devices; None for one device."""
+def empty_model(config: PretrainedConfig, dtype: str = "auto") -> PreTrainedModel:
+    """Return a model without weights, in the wider of its stored dtype and `dtype`.
+
+    Weights are loaded as stored and cast afterwards, so there must be room for both.
+    """
+    stored = getattr(config, "dtype", None) or torch.float32
+    wider = torch.promote_types(stored, DTYPES[dtype] or stored)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=wider, **NO_REMOTE_CODE
+        )
+    return model
+
+
+def _make_device_mapper(device: str | dict[str, Any], dtype: str) -> DeviceMapper | None:
+    """Return how to split a model over devices; None for a single device."""
     if isinstance(device, dict):
         return lambda config: device
     if device != SPLIT:
         return None
-    require_accelerator()
-    return lambda config: device_map(empty(config, dtype))
+    if not torch.accelerator.is_available():
+        raise ModelError("--device split needs an accelerator, and none is available.")
+    return lambda config: make_device_map(empty_model(config, dtype))
 
 
-def empty(config: PretrainedConfig, dtype: str = "auto") -> PreTrainedModel:
-    """Return a model without weights, in the wider of its stored dtype and the wanted one.
-
-    It is loaded as it is stored and cast then, so that there must be room for both.
-    """
-    stored = getattr(config, "dtype", None) or torch.float32
-    wanted = torch.promote_types(stored, DTYPES[dtype] or stored)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=wanted, **OWN_CODE)
-    return model
-
-
-def _refuse_split(what: str) -> None:
-    raise ModelError(
-        f"{what} was to be split over devices. Its adaptive softmax shares its weights with its"
-        " input, and ffmem keeps the two together: give one device, such as --device cuda."
-    )
-
-
-def _local(source: str, plan: Plan | None = None) -> tuple[PreTrainedModel, Tokenizer]:
-    """Load what lies on this machine, or is fetched by name."""
-    path = path_of(source)
+def _load_local(
+    source: str, device_mapper: DeviceMapper | None
+) -> tuple[PreTrainedModel, Tokenizer]:
+    """Load a file, a folder or a named model."""
+    path = model_path(source)
     if path.suffix == ".gguf":
-        return _hugging_face(str(converted(path)), plan=plan)
-    if path.is_file() or (path / "model.pt").exists():
-        if plan is not None:
-            _refuse_split(f"The fairseq checkpoint {path}")
+        path = convert_gguf(path)
+    elif path.is_file() or (path / "model.pt").exists():
+        if device_mapper is not None:
+            raise split_adaptive_error(f"The fairseq checkpoint {path}")
         return load_fairseq(path)
-    if (path / "checkpoint" / "prepared.safetensors").exists() and not (
-        path / "config.json"
-    ).exists():
+    has_config = (path / "config.json").exists()
+    if not has_config and (path / "checkpoint" / "prepared.safetensors").exists():
         raise ModelError(
             f"{path} is an unfinished training run. Rerun its `ffmem train` command to finish it."
         )
-    if not (path / "config.json").exists() and not (path / ADAPTER).exists():
+    if not has_config and not (path / ADAPTER_CONFIG).exists():
         raise ModelError(
             f"{path} is not a model: it has neither config.json (Hugging Face) nor model.pt"
             " (fairseq)."
         )
-    return _hugging_face(str(path), plan=plan)
+    return load_hugging_face(str(path), device_mapper=device_mapper)
 
 
-def _from_hub(
-    name: str, revision: str | None, plan: Plan | None = None
+def _load_from_hub(
+    name: str, revision: str | None, device_mapper: DeviceMapper | None
 ) -> tuple[PreTrainedModel, Tokenizer]:
-    """Load a Hub id; without a network, from the cache alone and at once."""
-    online = _hub_is_known()
+    """Load a Hub id; offline, from the cache, without waiting for timeouts."""
+    online = _is_online()
     try:
-        return _hugging_face(name, revision, local_files_only=not online, plan=plan)
+        return load_hugging_face(
+            name, revision, local_files_only=not online, device_mapper=device_mapper
+        )
     except OSError as error:
         asked = name if revision is None else f"{name}@{revision}"
-        why = f"the Hub gives none ({one_line(error, 120)})" if online else "no way to the Hub"
+        hub = f"not on the Hub ({one_line(error, 120)})" if online else "the Hub is unreachable"
         raise ModelError(
-            f"There is no file or folder {asked!r} here, no such model in the cache, and {why}."
-            f" {FORMS}"
+            f"No model {asked!r}: no such file or folder, not in the cache, and {hub}."
+            f" {MODEL_FORMS}"
         ) from error
 
 
-def _hub_is_known() -> bool:
-    """Return whether the Hub's name can be looked up, here or by a proxy."""
+def _is_online() -> bool:
+    """Return whether the Hub's host name resolves, or a proxy may resolve it."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
         return True
     try:
@@ -196,127 +185,105 @@ def _hub_is_known() -> bool:
     return True
 
 
-def _hugging_face(
-    name: str,
-    revision: str | None = None,
-    *,
-    local_files_only: bool = False,
-    plan: Plan | None = None,
-) -> tuple[PreTrainedModel, Tokenizer]:
-    """Load a folder or Hub id, refusing a checkpoint that lacks weights."""
-    where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
-    refuse_adapter(name, where)
-    with refusing_own_code(name):
-        config = AutoConfig.from_pretrained(name, **where, **OWN_CODE)
-    refuse_config(config)
-    own_code = getattr(config, "auto_map", None)  # refused below, and for that reason
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
-        raise ModelError(
-            f"The model {name} is of type {config.model_type!r}, which is no causal language model"
-            " of transformers: give ffmem one that predicts the next token."
-        )
-    if plan is not None and config.model_type == AdaptiveConfig.model_type:
-        _refuse_split(f"The model {name}")
-    if getattr(config, "quantization_config", None) is None:
-        refuse_integers(name, where)
-    with refusing_own_code(name), _explaining_settings(name, config):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            **where,
-            **OWN_CODE,
-            dtype="auto",
-            use_safetensors=True,
-            device_map=None if plan is None else plan(config),
-            output_loading_info=True,
-        )
-    model, report = loaded
-    refuse_unfitting(name, report)
-    if config.model_type == AdaptiveConfig.model_type:
-        words = cached_file(name, "dict.txt", **where, **IF_THERE)
-        if words is not None:
-            return model, _words(Path(words), config.vocab_size)
-    try:
-        with refusing_own_code(name):
-            tokens = AutoTokenizer.from_pretrained(name, **where, **OWN_CODE)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"{name} has no tokenizer that transformers can load ({one_line(error)})."
-            " Put the tokenizer's files beside the model, or give load(model, tokenizer)."
-        ) from error
-    return model, SubwordTokenizer(tokens)
-
-
-def _words(path: Path, vocabulary: int) -> WordTokenizer:
-    """Return the tokenizer of a dictionary, which must have a word for each of the model's."""
-    tokenizer = WordTokenizer.from_file(path)
-    if len(tokenizer.words) != vocabulary:
-        raise ModelError(
-            f"The model has {vocabulary} words, but {path} has {len(tokenizer.words)}, the four"
-            " special ones included. Give the dict.txt that the model was trained with."
-        )
-    return tokenizer
-
-
-def _wrapped(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer:
+def _wrap_tokenizer(tokenizer: PreTrainedTokenizerBase | Tokenizer) -> Tokenizer:
     return tokenizer if isinstance(tokenizer, Tokenizer) else SubwordTokenizer(tokenizer)
 
 
 @contextmanager
-def _explaining_settings(name: str, config: PretrainedConfig) -> Iterator[None]:
-    """Say which setting of a config transformers does not know: it raises a bare KeyError."""
-    try:
-        yield
-    except KeyError as error:
-        settings = _settings_with(config.to_dict(), error.args[0])
-        if not settings:
-            raise
-        raise ModelError(
-            f"Cannot load the model {name}: its config says {settings[0]} = {error.args[0]!r},"
-            f" which transformers {transformers.__version__} does not know. Use the config.json"
-            " that belongs to the weights, or another version of transformers."
-        ) from error
-
-
-def _settings_with(config: Mapping[Any, Any], value: object, place: str = "") -> list[str]:
-    """Return the settings of a config that have a value, such as `rope_parameters.rope_type`."""
-    found = []
-    for name, setting in config.items():
-        if isinstance(setting, Mapping):
-            found += _settings_with(setting, value, f"{place}{name}.")
-        elif setting == value:
-            found.append(f"{place}{name}")
-    return found
-
-
-@contextmanager
-def _explaining(source: str) -> Iterator[None]:
-    """Turn what transformers raises on an unreadable model into an error that names the model."""
+def _loading_errors(source: str) -> Iterator[None]:
+    """Turn whatever a library raises on an unreadable model into an error that names the model."""
     try:
         yield
     except FfmemError:
         raise
-    except Exception as error:  # a damaged or foreign file makes its readers raise anything
+    except Exception as error:  # damaged or foreign files make libraries raise anything
         raise ModelError(
-            f"Cannot load the model {source}: {one_line(error)}. If a file of it is damaged or"
-            " missing, fetch or make it anew."
+            f"Cannot load the model {source}: {one_line(error)}. If one of its files is damaged or"
+            " missing, download or save it again."
         ) from error
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep bars and warnings of libraries off the screen: what matters is raised."""
-    level = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    mover = python_logging.getLogger("accelerate")  # it warns of weights in main memory
-    mover_level = mover.level
-    mover.setLevel(python_logging.ERROR)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        mover.setLevel(mover_level)
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
+    """Return the facts of a model that decide how ffmem reads it."""
+    tokenizer = memories.tokenizer
+    tokens = tokenizer.token_texts(memories.vocabulary)
+    some_layer = memories.layout.memory_layers[0]
+    kind = {"memory": memories.config.memory} if _is_adaptive(memories) else {}
+
+    def show(id: int | None) -> str | None:
+        return None if id is None else tokens[id]
+
+    return {
+        "source": memories.source,
+        "revision": memories.revision,
+        "family": memories.family,
+        "layers": memories.n_layers,
+        "memories": memories.layout.per_layer,
+        "memories_in_all": len(memories.layout),
+        "hidden": memories.hidden,
+        "vocabulary": memories.vocabulary,
+        "context": memories.context,
+        "dtype": str(memories.dtype).removeprefix("torch."),
+        "device": str(memories.device),
+        "devices": describe_devices(memories.model, memories.row.blocks),
+        **kind,
+        "values": "static" if memories.has_values else "input",
+        "activation": memories.activation,
+        "gated": memories.gated,
+        "biases": {
+            "keys": bool(memories.key_bias(some_layer).any()),
+            "values": bool(memories.bias(some_layer).any()),
+        },
+        "block": _describe_block(memories),
+        "head": _describe_head(memories),
+        "start": {
+            "tokenizer": show(tokenizer.own_start),
+            "bos": show(tokenizer.bos),
+            "eos": show(tokenizer.eos),
+        },
+        "self_check": memories.check._asdict(),
+        "index_bytes": index_bytes(memories, t),
+        "weights": memories.fingerprint(),
+    }
+
+
+def index_bytes(memories: Memories, t: int = 50, ends: int = 50, sample: int = 512) -> int:
+    """Estimate the size of an index without its corpus, before compression."""
+    lists = 2 if memories.gated else 1
+    values = 2 * ends * (4 + 4 + 4) if memories.has_values else 0
+    per_memory = lists * t * (4 + 8 + 1) + values + sample * 4 + 40
+    return len(memories.layout) * per_memory
+
+
+def _is_adaptive(memories: Memories) -> bool:
+    return memories.family == AdaptiveConfig.model_type
+
+
+def _describe_block(memories: Memories) -> str:
+    """Return in words how a block combines attention and feed-forward part."""
+    row, kind = memories.row, memories.config.memory if _is_adaptive(memories) else None
+    if kind == "persistent":
+        return "all-attention: r = input + what is read from tokens, then y, the slots' part"
+    if kind == "lambda":
+        return "feed-forward, then lambda: r = stream + content, then y, the static keys' part"
+    if row.output_norm is not None:
+        return "post-norm: o = norm(r + y)"
+    block = "sequential: r = input + attention, then y is added"
+    if row.attention is not None:
+        block = "parallel: attention and y are both added to the block's input"
+    return block if row.post_norm is None else f"{block}; y is normed before it is added"
+
+
+def _describe_head(memories: Memories) -> dict[str, Any]:
+    """Return how the residual stream becomes logits."""
+    head, model = memories.head, memories.model
+    if head.adaptive:
+        return {"kind": "adaptive softmax", "final_norm": None}
+    return {
+        "kind": "linear",
+        "final_norm": memories.row.final_norm,
+        "tied": is_tied(model.get_input_embeddings(), model.get_output_embeddings()),
+        "scale": head.scale,
+        "cap": head.cap,
+        "projection": "folded",
+    }

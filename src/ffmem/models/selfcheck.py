@@ -1,13 +1,13 @@
-"""The self-check: the paper's equations, proved on the model at hand before it is read.
+"""The self-check: test the paper's equations on a model before it is read.
 
     m = f(x · Kᵀ + b_K)     gated: m = f(x · Kᵀ) ⊙ (x · Uᵀ); softmax: m ~ exp(x · Kᵀ) in a group
-    m · V + b = what the value map gave
+    m · V + b = output of the value map
     r + y = o               post-norm blocks: norm(r + y) = o
     head(o_last) = the model's logits
     folded(h) = s · σ(h) · (z(h) − c)
-    what follows a prefix does not change its coefficients
+    coefficients of a prefix do not depend on later tokens
 
-Each error is the largest difference, as a share of the largest number that it is compared with.
+An error is the largest difference, relative to the largest number that was expected.
 """
 
 import math
@@ -21,20 +21,19 @@ from transformers.activations import ACT2FN
 
 from ffmem.errors import ModelError, SelfCheckFailed, one_line
 from ffmem.models.memories import Memories
-from ffmem.models.split import weights
+from ffmem.models.modules import sorted_weights
 from ffmem.models.trace import LayerTrace
 
 BOUND = 1e-4
-"""The largest error in float32: a hundred times what rounding does, far below a wrong reading."""
+"""Largest error allowed in float32: a hundred times that of rounding, far below a real mistake."""
 
 HALF_BOUND = 2e-2
-"""The largest error in bfloat16 and float16: numbers are rounded by up to 2⁻⁹ after each of the
-few steps that an equation takes (measured on SmolLM2-135M: 6.4e-3), while a wrong
-reading is off by about as much as the numbers themselves."""
+"""Largest error allowed in bfloat16 and float16, which round by up to 2⁻⁹ after each of the few
+steps of an equation (measured on SmolLM2-135M: 6.4e-3). A real mistake has an error near 1."""
 
 
 class SelfCheck(NamedTuple):
-    """The measured errors, the largest over all layers."""
+    """Measured errors, the largest over all layers."""
 
     key_error: float
     value_error: float
@@ -43,54 +42,54 @@ class SelfCheck(NamedTuple):
     head_error: float
     fold_error: float
     tokens: int
-    """How many tokens were read."""
+    """Number of tokens in the check."""
 
 
 LAWS = {
     "key_error": "m = f(x · Kᵀ)",
-    "value_error": "m · V + b = what the value map gave",
+    "value_error": "m · V + b = output of the value map",
     "residual_error": "r + y = o",
-    "causal_error": "what follows a prefix does not change its coefficients",
+    "causal_error": "coefficients of a prefix do not depend on later tokens",
     "head_error": "head(o) = the model's logits",
     "fold_error": "folded(h) = s · σ(h) · (z(h) − c)",
 }
-"""What each error is an error of."""
+"""The equation that each error belongs to."""
 
 
-def check(memories: Memories) -> SelfCheck:
-    """Return the errors of every equation on a few tokens; raise if one does not hold."""
-    _refuse_non_finite_weights(memories)
-    tokens = _tokens(memories)
+def self_check(memories: Memories) -> SelfCheck:
+    """Return the error of every equation on a few tokens; raise if one is too large."""
+    _check_weights_finite(memories)
+    tokens = _make_tokens(memories)
     try:
-        trace = memories.trace(tokens)
+        all_traces = memories.trace(tokens)
     except ModelError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError) as broken:
         raise SelfCheckFailed(
-            f"This {memories.family!r} model does not run ({one_line(broken)}): its config does not"
-            " fit its weights, or a file of it is damaged."
+            f"This {memories.family!r} model does not run ({one_line(broken)}). Either its config"
+            " does not match its weights, or one of its files is damaged."
         ) from broken
-    for layer, found in enumerate(trace):
-        _refuse_non_finite(memories, layer, found)
-    having = [pair for pair in enumerate(trace) if memories.layout.widths[pair[0]]]
+    for layer, trace in enumerate(all_traces):
+        _check_trace_finite(memories, layer, trace)
+    traces = {layer: all_traces[layer] for layer in memories.layout.memory_layers}
     by_layer = {
-        "key_error": [_key_error(memories, *pair) for pair in having],
-        "value_error": [_value_error(memories, *pair) for pair in having],
-        "residual_error": [_residual_error(memories, *pair) for pair in having],
-        "causal_error": _causal_errors(memories, tokens, having),
+        "key_error": [_key_error(memories, *item) for item in traces.items()],
+        "value_error": [_value_error(memories, *item) for item in traces.items()],
+        "residual_error": [_residual_error(memories, *item) for item in traces.items()],
+        "causal_error": _causal_errors(memories, tokens, traces),
     }
     for name, errors in by_layer.items():
-        for (layer, _), error in zip(having, errors, strict=True):
-            _refuse_large(memories, name, error, f"layer {layer}")
-    head_error, fold_error = _head_errors(memories, tokens, trace[-1].layer_output)
-    _refuse_large(memories, "head_error", head_error, "the output head")
-    _refuse_large(memories, "fold_error", fold_error, "the output head")
+        for layer, error in zip(traces, errors, strict=True):
+            _check_error(memories, name, error, f"layer {layer}")
+    head_error, fold_error = _head_errors(memories, tokens, all_traces[-1].layer_output)
+    _check_error(memories, "head_error", head_error, "the output head")
+    _check_error(memories, "fold_error", fold_error, "the output head")
     largest = {name: max(errors) for name, errors in by_layer.items()}
     return SelfCheck(**largest, head_error=head_error, fold_error=fold_error, tokens=tokens.numel())
 
 
-def _tokens(memories: Memories) -> Int[Tensor, "batch position"]:
-    """Return two short sequences of fixed pseudo-random tokens that the model can read."""
+def _make_tokens(memories: Memories) -> Int[Tensor, "batch position"]:
+    """Return two short sequences of pseudo-random tokens, always the same."""
     length = min(8, memories.context or 8)
     embeddings = getattr(memories.model.get_input_embeddings(), "num_embeddings", None)
     size = min(memories.vocabulary, embeddings or memories.vocabulary)
@@ -98,47 +97,61 @@ def _tokens(memories: Memories) -> Int[Tensor, "batch position"]:
     return torch.randint(size, (2, length), generator=generator)
 
 
-def _key_error(memories: Memories, layer: int, found: LayerTrace) -> float:
-    """Return the error of the coefficients, computed anew from the keys.
+def _key_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
+    """Return the error of m = f(x · Kᵀ).
 
-    In the dtype of the model, for f and the gate amplify what rounding does to their inputs.
+    It is computed in the dtype of the model: f and the gate amplify the rounding of their inputs.
     """
-    x, row = found.ff_input, memories.row
+    x, row = trace.ff_input, memories.row
     scores = functional.linear(x, memories.keys(layer), memories.key_bias(layer))
     if row.softmax_groups is not None:
         groups = getattr(memories.config, row.softmax_groups)
-        # What the softmax leaves to others, such as tokens, is known from the sum alone.
-        mass = found.coefficients.unflatten(-1, (groups, -1)).sum(-1, keepdim=True)
+        # The softmax may also give weight to tokens; only the sum over memories shows how much.
+        mass = trace.coefficients.unflatten(-1, (groups, -1)).sum(-1, keepdim=True)
         shares = scores.unflatten(-1, (groups, -1)).softmax(-1)
-        return _error((mass * shares).flatten(-2), found.coefficients)
-    if row.input_values:  # a coefficient is there where a token is, for its value is made of it
-        return _error(torch.where(found.coefficients == 0, 0.0, scores), found.coefficients)
+        return _relative_error((mass * shares).flatten(-2), trace.coefficients)
+    if row.input_values:  # coefficients are zero where there is no token to make a value from
+        masked = torch.where(trace.coefficients == 0, 0.0, scores)
+        return _relative_error(masked, trace.coefficients)
     coefficients = ACT2FN[memories.activation](scores)
     if memories.gated:
         up = functional.linear(x, memories.up_keys(layer), memories.up_bias(layer))
         coefficients = coefficients * up
-    return _error(coefficients, found.coefficients)
+    return _relative_error(coefficients, trace.coefficients)
 
 
-def _value_error(memories: Memories, layer: int, found: LayerTrace) -> float:
-    """Return the error of m · V + b, with V made of the input where it is not static."""
+def _value_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
+    """Return the error of m · V + b; V is computed from the input where it is not static."""
     if not memories.has_values:
-        places = range(found.coefficients.shape[1])
-        read = [
-            [row[n] @ memories.values_at(layer, x, n) for n in places]
-            for row, x in zip(found.coefficients, found.ff_input, strict=True)
+        positions = range(trace.coefficients.shape[1])
+        products = [
+            torch.stack([m[n] @ memories.values_at(layer, x, n) for n in positions])
+            for m, x in zip(trace.coefficients, trace.ff_input, strict=True)
         ]
-        return _error(torch.stack([torch.stack(row) for row in read]), found.value_output)
-    product = found.coefficients.float() @ memories.values(layer).float()
-    return _error(product + memories.bias(layer).float(), found.value_output)
+        return _relative_error(torch.stack(products), trace.value_output)
+    product = trace.coefficients.float() @ memories.values(layer).float()
+    return _relative_error(product + memories.bias(layer).float(), trace.value_output)
 
 
-def _residual_error(memories: Memories, layer: int, found: LayerTrace) -> float:
-    """Return the error of r + y."""
-    output = found.residual + found.ff_output
+def _residual_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
+    """Return the error of r + y = o."""
+    output = trace.residual + trace.ff_output
     if memories.row.output_norm is not None:
         output = memories.blocks[layer].get_submodule(memories.row.output_norm)(output)
-    return _error(output, found.layer_output)
+    return _relative_error(output, trace.layer_output)
+
+
+def _causal_errors(
+    memories: Memories, tokens: Int[Tensor, "batch position"], traces: dict[int, LayerTrace]
+) -> list[float]:
+    """Return by layer how much earlier coefficients change when the last token changes."""
+    others = tokens.clone()
+    others[:, -1] = (tokens[:, -1] + 1) % (int(tokens.max()) + 1)
+    changed = memories.trace(others)
+    return [
+        _relative_error(changed[layer].coefficients[:, :-1], trace.coefficients[:, :-1])
+        for layer, trace in traces.items()
+    ]
 
 
 def _head_errors(
@@ -146,73 +159,60 @@ def _head_errors(
     tokens: Int[Tensor, "batch position"],
     output: Float[Tensor, "batch position hidden"],
 ) -> tuple[float, float]:
-    """Return the errors of the head on the last layer's output, and of `folded`."""
+    """Return the errors of logits and of `folded` on the last layer's output."""
     head, stream = memories.head, output.flatten(0, 1)
     logits = head.logits(stream)
-    head_error = _error(logits, memories.logits(tokens).flatten(0, 1))
+    head_error = _relative_error(logits, memories.logits(tokens).flatten(0, 1))
     folded = head.folded(stream)
     if head.adaptive:
-        unnormed = head.norm.module is None
-        return head_error, _error(folded, logits) if unnormed else 0.0
+        has_norm = head.norm.module is not None
+        return head_error, 0.0 if has_norm else _relative_error(folded, logits)
     sigma = head.denominator(stream).to(folded.device)[:, None]
     z, c = head.unscaled(stream), head.constant()
-    law = head.scale * sigma * (z - c)
+    expected = head.scale * sigma * (z - c)
     size = head.scale * sigma * torch.maximum(z.abs(), c.abs())  # z − c may cancel
-    return head_error, float((folded - law).abs().max() / size.abs().max())
+    return head_error, float((folded - expected).abs().max() / size.abs().max())
 
 
-def _causal_errors(
-    memories: Memories, tokens: Int[Tensor, "batch position"], trace: list[tuple[int, LayerTrace]]
-) -> list[float]:
-    """Return how far coefficients of all positions but the last depend on the last token."""
-    others = tokens.clone()
-    others[:, -1] = (tokens[:, -1] + 1) % (int(tokens.max()) + 1)
-    again = memories.trace(others)
-    return [
-        _error(again[layer].coefficients[:, :-1], found.coefficients[:, :-1])
-        for layer, found in trace
-    ]
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference as a share of the largest number expected."""
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest number expected."""
     expected = expected.float()
     largest = expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
     return float((found.float().to(expected.device) - expected).abs().max() / largest)
 
 
-def _refuse_large(memories: Memories, name: str, error: float, where: str) -> None:
+def _check_error(memories: Memories, name: str, error: float, where: str) -> None:
     """Raise if an error is larger than rounding explains."""
     bound = BOUND if memories.dtype in (torch.float32, torch.float64) else HALF_BOUND
     if not error <= bound:
-        off = f"it is off by {error:.1e} of the largest number, where {bound:.0e} is allowed"
+        what = f"the relative error is {error:.1e}, and {bound:.0e} is allowed"
         if not math.isfinite(error):
-            off = "numbers come out that are not finite"
+            what = "the result is not finite"
         raise SelfCheckFailed(
-            f"This {memories.family!r} model does not keep the law “{LAWS[name]}” as ffmem"
-            f" reads it: in {where} {off}. ffmem will not read it; please report the model."
+            f"The self-check failed: “{LAWS[name]}” does not hold for this {memories.family!r}"
+            f" model. In {where}, {what}. ffmem cannot read this model; please report it."
         )
 
 
-def _refuse_non_finite_weights(memories: Memories) -> None:
+def _check_weights_finite(memories: Memories) -> None:
     """Raise if a weight is NaN or infinite."""
     prefix = memories.row.blocks + "."
-    for name, weight in weights(memories.model):
+    for name, weight in sorted_weights(memories.model):
         if not weight.numel():
             continue
-        low, high = torch.aminmax(weight)  # NaN passes through, and nothing is copied
+        low, high = torch.aminmax(weight)  # propagates NaN, and copies nothing
         if not (torch.isfinite(low) and torch.isfinite(high)):
             layer = name.removeprefix(prefix).partition(".")[0]
             where = f"in layer {layer}, " if name.startswith(prefix) else ""
             raise SelfCheckFailed(
-                f"This {memories.family!r} model has a weight that is no number ({where}{name})."
-                " Its file is damaged, or its dtype too small for it."
+                f"This {memories.family!r} model has weights that are NaN or infinite"
+                f" ({where}{name}). Its file is damaged, or its dtype is too small."
             )
 
 
-def _refuse_non_finite(memories: Memories, layer: int, found: LayerTrace) -> None:
-    """Raise if a layer computed a NaN or an infinity."""
-    for name, tensor in found._asdict().items():
+def _check_trace_finite(memories: Memories, layer: int, trace: LayerTrace) -> None:
+    """Raise if a layer computed NaN or infinity."""
+    for name, tensor in trace._asdict().items():
         if tensor is not None and not torch.isfinite(tensor).all():
             raise SelfCheckFailed(
                 f"Layer {layer} of this {memories.family!r} model computes numbers that are not"

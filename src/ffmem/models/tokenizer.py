@@ -1,11 +1,11 @@
-"""Text to token ids and back, as ffmem needs it.
+"""Tokenizers: from text to token ids and back.
 
-    shown(ids of a text), joined = the text            (byte-level vocabularies)
+    "".join(token texts of a text's ids) = the text            (byte-level vocabularies)
 
-A token is shown as the text it stands for, its leading space kept. A token that is only part of
-a character is shown by its bytes, `⟨e2⟩⟨82⟩`, so that nothing is ever dropped.
+A token is displayed as the text that it stands for, with its leading space. A token that is only
+part of a character is displayed as bytes, `⟨e2⟩⟨82⟩`, so that nothing is lost.
 
-Neither torch nor transformers is imported here: the tokenizer that is wrapped brings its own.
+This module must not import torch or transformers.
 """
 
 import codecs
@@ -26,85 +26,85 @@ if TYPE_CHECKING:
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MADE_UP = re.compile(r"madeupword\d{4,}")
 _WORD = re.compile(r"\S+")
+_USE_ITS_DICT = "Use the dict.txt that the model was trained with."
 
 UNKNOWN = 3
-"""fairseq's id of `<unk>`."""
+"""The id of `<unk>` in fairseq."""
 
 
 class Encoding(NamedTuple):
-    """The tokens of one text, without any special token in front or behind."""
+    """The tokens of one text, without special tokens before or after it."""
 
     ids: list[int]
     starts: list[int] | None
-    """The place in the text where each token begins; None where the tokenizer cannot tell."""
+    """Offset of each token's first character; None if the tokenizer does not know."""
     ends: list[int] | None
-    """The place behind each token. Tokens that share a character all reach behind it."""
+    """Offset after each token's last character. Tokens that share a character all include it."""
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back."""
+    """From text to token ids and back."""
 
     word_level: bool
-    """Whether it takes the corpus' own white-space tokens as they are (the paper's model)."""
+    """Whether tokens are the corpus' own white-space tokens, as in the paper's model."""
     own_start: int | None
-    """The token that it puts in front of a text by itself, if it does."""
+    """The token that the tokenizer itself adds before a text, if any."""
     bos: int | None
     eos: int | None
     unk: int | None
-    """The token that stands for what it does not know, if there is one."""
+    """The token for unknown text, if any."""
     controls: frozenset[int]
-    """Ids of tokens that mark something and stand for no text, such as the end of one."""
+    """Ids of special tokens that stand for no text, such as end-of-text."""
     unlisted: frozenset[int]
     """Ids that are never listed among a value's tokens."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return the SHA-256 over everything that decides ids."""
-
-    @abstractmethod
-    def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Return the tokens of each text, without special tokens around it."""
-
-    @abstractmethod
-    def shown(self, size: int) -> list[str]:
-        """Return the token of every id below `size` as it is shown to people."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text that tokens stand for, special tokens included."""
-        shown = self.shown(max(ids, default=-1) + 1)
-        return "".join(shown[id] for id in ids)
+        """Return the SHA-256 of everything that decides ids."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of every token, by the token as the vocabulary writes it."""
+        """Return the id of every token, as the vocabulary spells it."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        """Return the tokens of each text, without special tokens."""
+
+    @abstractmethod
+    def token_texts(self, size: int) -> list[str]:
+        """Return the text to display for every id below `size`."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, including special tokens."""
+        texts = self.token_texts(max(ids, default=-1) + 1)
+        return "".join(texts[id] for id in ids)
 
     def id_of(self, token: str) -> int:
-        """Return the id of a token, given as the vocabulary writes it or as it is shown."""
+        """Return the id of a token, given as the vocabulary spells it or as it is displayed."""
         found = self.vocabulary.get(token)
         if found is None:
-            found = self._by_shown.get(token)
+            found = self._id_by_text.get(token)
         if found is None:
-            near = sorted(
-                shown for shown in self._by_shown if shown.strip().lower() == token.strip().lower()
-            )
-            hint = f" Near it: {', '.join(map(repr, near[:5]))}." if near else ""
+            wanted = token.strip().lower()
+            similar = sorted(text for text in self._id_by_text if text.strip().lower() == wanted)
+            hint = f" Similar tokens: {', '.join(map(repr, similar[:5]))}." if similar else ""
             raise ModelError(
-                f"{token!r} is not one token of this model's vocabulary.{hint}"
-                " Give a single token, with its leading space if it has one."
+                f"{token!r} is not a single token of this model's vocabulary.{hint}"
+                " Give one token, with its leading space if it has one."
             )
         return found
 
     @cached_property
-    def _by_shown(self) -> dict[str, int]:
-        """The lowest id of every shown form."""
+    def _id_by_text(self) -> dict[str, int]:
+        """The lowest id of every displayed text."""
         size = max(self.vocabulary.values(), default=-1) + 1
-        return {token: id for id, token in reversed(list(enumerate(self.shown(size))))}
+        return {text: id for id, text in reversed(list(enumerate(self.token_texts(size))))}
 
 
 class WordTokenizer(Tokenizer):
-    """fairseq's `dict.txt`: white-space tokens, whole; what it does not know is `<unk>`."""
+    """fairseq's `dict.txt`: whole white-space tokens; unknown ones become `<unk>`."""
 
     SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 
@@ -114,11 +114,11 @@ class WordTokenizer(Tokenizer):
         if len(self._ids) < len(self.words):
             twice = next(word for id, word in enumerate(self.words) if self._ids[word] != id)
             raise ModelError(
-                f"The dictionary lists {twice!r} twice, so ids would not be those of the model."
-                " Give the dict.txt that the model was trained with."
+                f"The dictionary lists {twice!r} twice, so its ids cannot match the model's."
+                f" {_USE_ITS_DICT}"
             )
         self.word_level = True
-        # fairseq lists `<s>`, but its language models never read it: `</s>` opens a text.
+        # fairseq lists `<s>`, but its language models never see it: `</s>` starts a text.
         self.bos = self.own_start = self.eos = 2
         self.unk = UNKNOWN
         self.controls = frozenset((0, 1, 2))
@@ -127,8 +127,11 @@ class WordTokenizer(Tokenizer):
         )
 
     @classmethod
-    def from_file(cls, path: Path) -> "WordTokenizer":
-        """Return the tokenizer of a `dict.txt`: one `token count` per line, most frequent first."""
+    def from_file(cls, path: Path, vocab_size: int | None = None) -> "WordTokenizer":
+        """Return the tokenizer of a `dict.txt`: one `token count` per line, most frequent first.
+
+        With `vocab_size`, raise unless it has exactly that many words, special ones included.
+        """
         words = []
         try:
             with path.open(encoding="utf-8", newline="\n") as lines:
@@ -137,19 +140,24 @@ class WordTokenizer(Tokenizer):
                     if not word or not count.isdecimal():
                         raise ModelError(
                             f"Line {number} of {path} is {line.strip()!r}, not `token count`."
-                            " Give the dict.txt that the model was trained with."
+                            f" {_USE_ITS_DICT}"
                         )
                     words.append(word)
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(
-                f"Cannot read the dictionary {path}: {error}. Give the dict.txt that the model was"
-                " trained with."
+                f"Cannot read the dictionary {path}: {error}. {_USE_ITS_DICT}"
             ) from None
-        return cls(words)
+        tokenizer = cls(words)
+        if vocab_size not in (None, len(tokenizer.words)):
+            raise ModelError(
+                f"The model has {vocab_size} words, but {path} has {len(tokenizer.words)},"
+                f" including four special ones. {_USE_ITS_DICT}"
+            )
+        return tokenizer
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the SHA-256 over the words in order."""
+        """Return the SHA-256 of the words in order."""
         return _sha256(["words", self.words])
 
     @property
@@ -171,14 +179,14 @@ class WordTokenizer(Tokenizer):
             )
         return encodings
 
-    def shown(self, size: int) -> list[str]:
+    def token_texts(self, size: int) -> list[str]:
         """Return the word of every id below `size`."""
-        return [*self.words[:size], *map(_unused, range(len(self.words), size))]
+        return [*self.words[:size], *map(_unused_token, range(len(self.words), size))]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the words with a space between them."""
+        """Return the words, separated by spaces."""
         size = len(self.words)
-        return " ".join(self.words[id] if id < size else _unused(id) for id in ids)
+        return " ".join(self.words[id] if id < size else _unused_token(id) for id in ids)
 
 
 class SubwordTokenizer(Tokenizer):
@@ -189,19 +197,22 @@ class SubwordTokenizer(Tokenizer):
         self.word_level = False
         self.bos, self.eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         self.unk = self.tokenizer.unk_token_id
-        marks = {self.bos, self.eos}  # in GPT-2's vocabulary they also stand for the unknown
         special = set(self.tokenizer.all_special_ids) - {self.unk}
-        self.controls = frozenset(special | (marks - {None}))
+        ends = {self.bos, self.eos} - {None}  # in GPT-2's vocabulary, these are <unk> too
+        self.controls = frozenset(special | ends)
         self.unlisted = frozenset[int]()
-        self.own_start = self._own_start()
+        with_special, without = (
+            self.tokenizer("a", add_special_tokens=add)["input_ids"] for add in (True, False)
+        )
+        self.own_start = None if with_special[:1] == without[:1] else int(with_special[0])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the SHA-256 over everything that decides ids."""
+        """Return the SHA-256 of everything that decides ids."""
         special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()}
         if self.tokenizer.is_fast:
             rules = json.loads(self.tokenizer.backend_tokenizer.to_str())
-            del rules["truncation"], rules["padding"]  # the last call's, not the tokenizer's
+            del rules["truncation"], rules["padding"]  # settings of the last call
             return _sha256(["fast", rules, special])
         pieces = getattr(self.tokenizer, "sp_model", None)
         merges = getattr(self.tokenizer, "bpe_ranks", None) or {}
@@ -217,11 +228,11 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of every token, added ones included."""
+        """Return the id of every token, including added ones."""
         return dict(self.tokenizer.get_vocab())
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Return the tokens of each text, however long it is."""
+        """Return the tokens of each text, however long."""
         if not texts:
             return []
         fast = bool(self.tokenizer.is_fast)
@@ -233,41 +244,39 @@ class SubwordTokenizer(Tokenizer):
             return_attention_mask=False,
             return_token_type_ids=False,
             return_offsets_mapping=fast,
-            verbose=False,  # "longer than the model's maximum": ffmem cuts by itself
+            verbose=False,  # no warning about long texts: ffmem truncates them itself
         )
         if not fast:
             return [Encoding(list(ids), None, None) for ids in found["input_ids"]]
         return [
-            Encoding(list(ids), [start for start, _ in places], [end for _, end in places])
-            for ids, places in zip(found["input_ids"], found["offset_mapping"], strict=True)
+            Encoding(list(ids), [start for start, _ in offsets], [end for _, end in offsets])
+            for ids, offsets in zip(found["input_ids"], found["offset_mapping"], strict=True)
         ]
 
-    def shown(self, size: int) -> list[str]:
-        """Return the token of every id below `size` as it is shown to people."""
-        return [*self._all_shown[:size], *map(_unused, range(len(self._all_shown), size))]
+    def token_texts(self, size: int) -> list[str]:
+        """Return the text to display for every id below `size`."""
+        return [*self._texts[:size], *map(_unused_token, range(len(self._texts), size))]
 
     @cached_property
-    def _all_shown(self) -> list[str]:
-        """Every token of the vocabulary, worked out once: a tenth of a second for 50,000."""
-        # Added tokens (special ones among them) are plain text in every vocabulary.
+    def _texts(self) -> list[str]:
+        """The text of every token in the vocabulary; cached, since 50,000 take 0.1 s."""
+        # Added tokens, including special ones, are plain text in every vocabulary.
         added = {
             int(id): str(token.content) for id, token in self.tokenizer.added_tokens_decoder.items()
         }
         tokens = {id: token for token, id in self.vocabulary.items()}
         size = max((*added, *tokens), default=-1) + 1
-        return [
-            added[id] if id in added else self._shown(tokens[id]) if id in tokens else _unused(id)
-            for id in range(size)
-        ]
+        texts = {id: self._token_text(token) for id, token in tokens.items()} | added
+        return [texts[id] if id in texts else _unused_token(id) for id in range(size)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text; a sentence-piece tokenizer drops the space in front."""
+        """Return the text of tokens; SentencePiece tokenizers drop the leading space."""
         text: str = self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         return text
 
     @cached_property
-    def _shown(self) -> Callable[[str], str]:
-        """How this kind of vocabulary turns a token into text."""
+    def _token_text(self) -> Callable[[str], str]:
+        """The function from a token of this kind of vocabulary to its text."""
         if self.tokenizer.is_fast:
             rules = json.loads(self.tokenizer.backend_tokenizer.to_str())
             steps = json.dumps(
@@ -283,61 +292,53 @@ class SubwordTokenizer(Tokenizer):
             space = "▁" if any(token.startswith("▁") for token in self.vocabulary) else None
             suffix = "</w>" if "a</w>" in self.vocabulary else None
         if byte_level:
-            return _shown_byte_level
-        return lambda token: _shown_piece(token, byte_pieces, space, suffix)
-
-    def _own_start(self) -> int | None:
-        """Return the token that the tokenizer puts in front of a text by itself, if any."""
-        with_special = self.tokenizer("a", add_special_tokens=True)["input_ids"]
-        without = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        if with_special[:1] == without[:1]:
-            return None
-        return int(with_special[0])
+            return _byte_level_text
+        return lambda token: _piece_text(token, byte_pieces, space, suffix)
 
 
-def _alphabet() -> dict[str, int]:
-    """Return the byte that each character of GPT-2's byte-level alphabet stands for."""
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte for each character of GPT-2's byte-level alphabet."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
+        chr(256 + number): byte for number, byte in enumerate(others)
     }
 
 
-_ALPHABET = _alphabet()
+_BYTE_ALPHABET = _byte_alphabet()
 
 
-def _shown_byte_level(token: str) -> str:
-    """Return the text of a token written in GPT-2's byte-level alphabet."""
-    if any(character not in _ALPHABET for character in token):
+def _byte_level_text(token: str) -> str:
+    """Return the text of a token in GPT-2's byte-level alphabet."""
+    if any(character not in _BYTE_ALPHABET for character in token):
         return token
-    return _shown_bytes(bytes(_ALPHABET[character] for character in token))
+    return _decode_bytes(bytes(_BYTE_ALPHABET[character] for character in token))
 
 
-def _shown_piece(token: str, byte_pieces: bool, space: str | None, suffix: str | None) -> str:
-    """Return the text of a piece, where `space` and `suffix` stand for a space."""
+def _piece_text(token: str, byte_pieces: bool, space: str | None, suffix: str | None) -> str:
+    """Return the text of a piece, in which `space` and `suffix` stand for a space."""
     byte = _BYTE_PIECE.fullmatch(token) if byte_pieces else None
     if byte is not None:
-        return _shown_bytes(bytes.fromhex(byte.group(1)))
+        return _decode_bytes(bytes.fromhex(byte.group(1)))
     if suffix is not None and token.endswith(suffix):
         return token.removesuffix(suffix) + " "
     return token if space is None else token.replace(space, " ")
 
 
-def _shown_bytes(data: bytes) -> str:
-    """Return whole characters as they are and every other byte as `⟨xx⟩`."""
-    return data.decode("utf-8", errors="ffmem.shown")
+def _decode_bytes(data: bytes) -> str:
+    """Return the characters of UTF-8 bytes, and every byte outside a character as `⟨xx⟩`."""
+    return data.decode("utf-8", errors="ffmem.hex")
 
 
-def _in_hex(error: UnicodeError) -> tuple[str, int]:
+def _to_hex(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeDecodeError)
     return "".join(f"⟨{byte:02x}⟩" for byte in error.object[error.start : error.end]), error.end
 
 
-codecs.register_error("ffmem.shown", _in_hex)
+codecs.register_error("ffmem.hex", _to_hex)
 
 
-def _unused(id: int) -> str:
+def _unused_token(id: int) -> str:
     return f"⟨unused {id}⟩"
 
 

@@ -1,4 +1,4 @@
-"""Causal self-attention, and what each position of a padded, cached batch attends to.
+"""Causal self-attention in batches with padding and a cache.
 
     visible[q, k] = k is not after q, and k is not padding or k is q itself
 
@@ -50,7 +50,7 @@ class AttentionContext:
 
     @cached_property
     def column_distance(self) -> Int[Tensor, "position total"]:
-        """How many columns of the batch each one lies before a position; negative if after it."""
+        """How many columns of the batch each token is before a position; negative if after it."""
         columns = torch.arange(self.n_cached + self.length, device=self.device)
         return columns[self.n_cached :, None] - columns[None]
 
@@ -58,7 +58,7 @@ class AttentionContext:
     def token_distance(
         self,
     ) -> Int[Tensor, "batch position total"] | Int[Tensor, "1 position total"]:
-        """How many tokens each one lies before a position; −1 where it is not visible."""
+        """How many tokens each token is before a position; −1 if not visible."""
         distance = self.positions[:, :, None] - self._all_positions[:, None]
         return torch.where(self.visible, distance, -1)
 
@@ -119,7 +119,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch position hidden"], context: AttentionContext
     ) -> Float[Tensor, "batch position hidden"]:
-        """Return what the heads read from the visible tokens."""
+        """Return the output of all heads."""
         query, key, value = (
             split_heads(project(x), self.n_heads)
             for project in (self.q_proj, self.k_proj, self.v_proj)

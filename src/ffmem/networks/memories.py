@@ -1,12 +1,12 @@
-"""The six kinds of memory, behind one interface.
+"""The six kinds of memory.
 
-    m = coefficients(x),    y = read(m) = Σᵢ mᵢ · vᵢ + b
+    y = Σᵢ mᵢ · vᵢ + b,    m = the coefficients, computed from x and the keys
 
-`keys` and `values` are modules. In every forward pass, a key module gets x as its first argument,
-and a value module gets m: that is all ffmem needs to read and edit a memory.
+Every memory has two modules, `keys` and `values`. In a forward pass, `keys` gets x as its first
+argument and `values` gets m; ffmem reads and edits memories with hooks on these two.
 
-Feed-forward kinds (relu, gelu, swiglu, softmax) look at one position alone. Persistent memory and
-lambda layers also read from the other tokens; they return that part and y separately.
+Feed-forward kinds (relu, gelu, swiglu, softmax) use one position alone and return y. Persistent
+memory and lambda layers also read from other tokens; they return that part and y separately.
 """
 
 import math
@@ -23,35 +23,12 @@ from ffmem.networks.attention import AttentionContext, OutProj, split_heads
 from ffmem.networks.config import AdaptiveConfig
 
 
-class Memory(nn.Module, ABC):
-    """A layer that adds coefficients times values to the residual stream."""
-
-    keys: nn.Module
-    values: nn.Module
-
-    @abstractmethod
-    def coefficients(
-        self, x: Float[Tensor, "batch position hidden"], context: AttentionContext | None = None
-    ) -> Float[Tensor, "batch position memory"]:
-        """Return m; without `context`, attention is plainly causal."""
-
-    def read(
-        self,
-        coefficients: Float[Tensor, "batch position memory"],
-        x: Float[Tensor, "batch position hidden"],
-        context: AttentionContext | None = None,
-    ) -> Float[Tensor, "batch position hidden"]:
-        """Return y for given coefficients; x only matters where the values depend on the input."""
-        output: Tensor = self.values(coefficients)
-        return output
-
-
 class FactoredLinear(nn.Module, ABC):
     """A linear map whose matrix is computed from one stored row per memory.
 
-    Some kinds of memory store keys or values in the space of a head, or scaled. `matrix` is what
-    they amount to in the space of the residual stream; it is linear in each row of `weight`. Rows
-    are what training and edits change: a row times a is the memory's key or value times a.
+    Some kinds of memory store keys or values in the space of a head, or scaled. `matrix` converts
+    them to the space of the residual stream. It is linear in each row of `weight`, and training and
+    edits change rows: scaling a row scales the memory's key or value.
     """
 
     weight: nn.Parameter
@@ -69,17 +46,7 @@ class FactoredLinear(nn.Module, ABC):
 # Feed-forward kinds
 
 
-class PointwiseMemory(Memory):
-    """A memory that looks at one position alone."""
-
-    def forward(
-        self, x: Float[Tensor, "batch position hidden"]
-    ) -> Float[Tensor, "batch position hidden"]:
-        """Return y."""
-        return self.read(self.coefficients(x), x)
-
-
-class FeedForward(PointwiseMemory):
+class FeedForward(nn.Module):
     """m = f(x · Kᵀ + b_K),  y = m · V + b  with ReLU or GELU: the paper's feed-forward layer."""
 
     FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # noqa: RUF012
@@ -93,14 +60,15 @@ class FeedForward(PointwiseMemory):
         self.values = OutProj(config.intermediate_size, config.hidden_size)
         self.activation = self.FUNCTIONS[activation]
 
-    def coefficients(
-        self, x: Float[Tensor, "batch position hidden"], context: AttentionContext | None = None
-    ) -> Float[Tensor, "batch position memory"]:
-        """Return f(x · Kᵀ + b_K)."""
-        return self.activation(self.keys(x))
+    def forward(
+        self, x: Float[Tensor, "batch position hidden"]
+    ) -> Float[Tensor, "batch position hidden"]:
+        """Return y."""
+        output: Tensor = self.values(self.activation(self.keys(x)))
+        return output
 
 
-class GatedMemory(PointwiseMemory):
+class GatedMemory(nn.Module):
     """SwiGLU, m = silu(x · Kᵀ) ⊙ (x · Uᵀ),  y = m · V:  two keys per memory."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
@@ -109,13 +77,12 @@ class GatedMemory(PointwiseMemory):
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.values = OutProj(config.intermediate_size, config.hidden_size, bias=False)
 
-    def coefficients(
-        self, x: Float[Tensor, "batch position hidden"], context: AttentionContext | None = None
-    ) -> Float[Tensor, "batch position memory"]:
-        """Return silu(x · Kᵀ) ⊙ (x · Uᵀ)."""
-        gate: Tensor = self.keys(x)
-        up: Tensor = self.up(x)
-        return functional.silu(gate) * up
+    def forward(
+        self, x: Float[Tensor, "batch position hidden"]
+    ) -> Float[Tensor, "batch position hidden"]:
+        """Return y."""
+        output: Tensor = self.values(functional.silu(self.keys(x)) * self.up(x))
+        return output
 
 
 class SoftmaxValues(FactoredLinear):
@@ -139,7 +106,7 @@ class SoftmaxValues(FactoredLinear):
         return (self.scale * coefficients) @ self.weight
 
 
-class SoftmaxMemory(PointwiseMemory):
+class SoftmaxMemory(nn.Module):
     """m = softmax(x · Kᵀ),  y = m · V:  key-value neural memory (Sukhbaatar et al. 2015)."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
@@ -147,19 +114,19 @@ class SoftmaxMemory(PointwiseMemory):
         self.keys = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.values = SoftmaxValues(config.intermediate_size, config.hidden_size)
 
-    def coefficients(
-        self, x: Float[Tensor, "batch position hidden"], context: AttentionContext | None = None
-    ) -> Float[Tensor, "batch position memory"]:
-        """Return softmax(x · Kᵀ)."""
-        scores: Tensor = self.keys(x)
-        return scores.softmax(dim=-1)
+    def forward(
+        self, x: Float[Tensor, "batch position hidden"]
+    ) -> Float[Tensor, "batch position hidden"]:
+        """Return y."""
+        output: Tensor = self.values(self.keys(x).softmax(dim=-1))
+        return output
 
 
 # Persistent memory
 
 
 class PersistentKeys(FactoredLinear):
-    """The slots' keys m^k = √d_h · weight, and the queries they meet."""
+    """The slots' keys m^k = √d_h · weight, and the queries for them."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
         super().__init__()
@@ -213,7 +180,7 @@ class PersistentValues(FactoredLinear):
         return self.out.merge_heads((self.scale * by_head) @ slots)
 
 
-class PersistentMemory(Memory):
+class PersistentMemory(nn.Module):
     """All-attention with persistent memory (Sukhbaatar et al. 2019).
 
     One softmax per head over tokens and slots, without a feed-forward layer:
@@ -240,16 +207,9 @@ class PersistentMemory(Memory):
     def forward(
         self, x: Float[Tensor, "batch position hidden"], context: AttentionContext
     ) -> tuple[Float[Tensor, "batch position hidden"], Float[Tensor, "batch position hidden"]]:
-        """Return what is read from the tokens, and y."""
+        """Return the part read from the tokens, and y."""
         on_tokens, on_slots, values = self.attention_weights(x, context)
         return self.values.out.merge_heads(on_tokens @ values), self.values(on_slots)
-
-    def coefficients(
-        self, x: Float[Tensor, "batch position hidden"], context: AttentionContext | None = None
-    ) -> Float[Tensor, "batch position memory"]:
-        """Return the attention weight of every slot."""
-        context = context or AttentionContext(x.shape[1], device=x.device)
-        return self.attention_weights(x, context)[1]
 
     def attention_weights(
         self, x: Float[Tensor, "batch position hidden"], context: AttentionContext
@@ -275,7 +235,7 @@ class PersistentMemory(Memory):
 
 
 class StaticKeys(FactoredLinear):
-    """E = weight / √distances, one key per head and distance, and the queries they meet."""
+    """E = weight / √distances, one key per head and distance, and the queries for them."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
         super().__init__()
@@ -305,7 +265,7 @@ class StaticKeys(FactoredLinear):
 
 
 class InputValues(nn.Module):
-    """Multiplies the coefficient of distance δ with the vector of the token δ places before."""
+    """Multiplies the coefficient of distance δ with the vector of the token δ positions before."""
 
     def __init__(self, config: AdaptiveConfig) -> None:
         super().__init__()
@@ -329,7 +289,7 @@ class InputValues(nn.Module):
         return self.out.merge_heads(weights @ vectors[:, None])
 
 
-class LambdaLayer(Memory):
+class LambdaLayer(nn.Module):
     """A lambda layer (Bello 2021), which replaces attention: static keys, values from the input.
 
         y_n = q_n · (λᶜ_n + λᵖ_n)
@@ -337,8 +297,8 @@ class LambdaLayer(Memory):
         λᵖ_n = Σ_{m ≤ n} E_{n−m}ᵀ · v_m                position
 
     The memory (head, distance δ) has the static key E_δ and the coefficient q_n · E_δ, which is
-    zero where there is no token δ places before. It multiplies v_{n−δ}, which differs at every
-    position: there is no static value.
+    zero if there is no token δ positions before. It multiplies v_{n−δ}, which depends on the
+    position, so there is no static value.
 
         o_n = h_n + W_o · q_n · λᶜ_n  +  W_o · Σ_δ (q_n · E_δ) · v_{n−δ}
               └────────── r ───────┘    └──────────── y ─────────────┘
@@ -370,34 +330,15 @@ class LambdaLayer(Memory):
         coefficients = scores * self._has_token(context)
         return self.values.out.merge_heads(content), self.values(coefficients, vectors, context)
 
-    def coefficients(
-        self, x: Float[Tensor, "batch position hidden"], context: AttentionContext | None = None
-    ) -> Float[Tensor, "batch position memory"]:
-        """Return q · E for every head and distance at which there is a token."""
-        context = context or AttentionContext(x.shape[1], device=x.device)
-        scores: Tensor = self.keys(x)[1]
-        return scores * self._has_token(context)
-
-    def read(
-        self,
-        coefficients: Float[Tensor, "batch position memory"],
-        x: Float[Tensor, "batch position hidden"],
-        context: AttentionContext | None = None,
-    ) -> Float[Tensor, "batch position hidden"]:
-        """Return y, with the values of x."""
-        context = context or AttentionContext(x.shape[1], device=x.device)
-        output: Tensor = self.values(coefficients, self._tokens(x, context)[1], context)
-        return output
-
     def values_at(
-        self, x: Float[Tensor, "position hidden"], place: int
+        self, x: Float[Tensor, "position hidden"], position: int
     ) -> Float[Tensor, "memory hidden"]:
         """Return what the coefficients at one position multiply: W_o · v_{n−δ}, head by head.
 
-        Law: m · values_at = y. Rows are zero where there is no token δ places before.
+        Law: m · values_at = y. Rows are zero if there is no token δ positions before.
         """
         heads, distances = self.keys.n_heads, self.keys.n_distances
-        vectors = self.v_proj(x[: place + 1]).flip(0)[:distances]
+        vectors = self.v_proj(x[: position + 1]).flip(0)[:distances]
         padded = torch.cat([vectors, vectors.new_zeros(distances - len(vectors), vectors.shape[1])])
         out: Tensor = self.values.out.weight.unflatten(1, (heads, -1)).movedim(1, 0)
         return (padded @ out.transpose(1, 2)).flatten(0, 1)
@@ -417,7 +358,7 @@ class LambdaLayer(Memory):
         vectors: Float[Tensor, "batch total width"],
         context: AttentionContext,
     ) -> Float[Tensor, "batch head position width"]:
-        """Return q_n · λᶜ_n; each entry of the keys has a softmax over tokens of its own."""
+        """Return q_n · λᶜ_n; each entry of the keys has its own softmax over tokens."""
         wide = torch.promote_types(key.dtype, torch.float32)
         weights = key.to(wide).clamp(-self.KEY_LIMIT, self.KEY_LIMIT).exp()
         totals = (context.visible.to(weights) @ weights)[:, None]  # (batch, 1, position, key)
@@ -428,8 +369,8 @@ class LambdaLayer(Memory):
     def _has_token(self, context: AttentionContext) -> Bool[Tensor, "_ position memory"]:
         """Return, for every head and distance, whether there is a visible token that far back."""
         distances = torch.arange(self.keys.n_distances, device=context.device)
-        there = context.positions[..., None] >= distances
+        has_token = context.positions[..., None] >= distances
         if context.mask is not None:
             is_token = context.mask[:, -context.length :, None].bool()
-            there = there & (is_token | (distances == 0))  # padding only sees itself
-        return there.repeat(1, 1, self.keys.n_heads)
+            has_token = has_token & (is_token | (distances == 0))  # padding only sees itself
+        return has_token.repeat(1, 1, self.keys.n_heads)

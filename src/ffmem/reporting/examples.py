@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ffmem.cells import Cell
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.top_triggers import NONE, listed
-from ffmem.indexing.memory import Memory, TokenShare, Trigger, visible, visible_token
+from ffmem.indexing.memory import Memory, Trigger, ValueToken, visible, visible_token
 from ffmem.indexing.store import Index
 
 LAYERS, STRONGEST, EXCERPTS, VALUES, WORDS, TOKENS = 5, 25, 3, 6, 10, 8
@@ -188,7 +188,7 @@ def _card(memory: Memory, signs: set[int]) -> Card:
 
 
 def _tokens(memory: Memory, sign: int) -> list[str]:
-    side: Sequence[TokenShare] = memory.value.top if sign > 0 else memory.value.bottom
+    side: Sequence[ValueToken] = memory.value.top if sign > 0 else memory.value.bottom
     return [one.token for one in side[:TOKENS]]
 
 

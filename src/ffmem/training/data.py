@@ -283,7 +283,7 @@ class _NoTokenizer(Tokenizer):
         """Return one token for every text that is not blank."""
         return [Encoding([0] if text.strip() else [], None, None) for text in texts]
 
-    def shown(self, size: int) -> list[str]:
+    def token_texts(self, size: int) -> list[str]:
         """Return no tokens."""
         return []
 

@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import ModelError, StorageFull, StoreError
 from ffmem.files import remove_temporaries, sha256, storage_errors, sync, write_text
-from ffmem.models.load import find_device, quiet
-from ffmem.models.threads import threads
+from ffmem.models.arguments import use_threads
+from ffmem.models.checkpoint import silence_transformers
+from ffmem.models.load import find_device
 from ffmem.networks.model import AdaptiveLM
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -71,7 +72,7 @@ def train(
         else:
             _check_same_run(run, prepared.run, f"{out} holds an unfinished run")
             prepared = prepared._replace(run=run)
-        with threads(run.threads), torch.random.fork_rng():
+        with use_threads(run.threads), torch.random.fork_rng():
             trainer = _make_trainer(prepared, device, run_dir)
             if trainer.start_or_resume():
                 progress.say(f"Resuming after step {trainer.state.step:,} of {trainer.steps:,}.")
@@ -245,7 +246,7 @@ def _finish(prepared: PreparedRun, trainer: Trainer, run_dir: RunDir) -> TrainRe
 def _save_model(model: AdaptiveLM, run_dir: RunDir) -> None:
     """Write config, weights and tokenizer; a file is complete before it is moved to the folder."""
     staging = run_dir.checkpoint / "model"
-    with storage_errors(run_dir.path), quiet():
+    with storage_errors(run_dir.path), silence_transformers():
         shutil.rmtree(staging, ignore_errors=True)
         try:
             model.save_pretrained(staging)

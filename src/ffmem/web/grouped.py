@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError, UnknownCell
-from ffmem.indexing.query import Excerpt, Query
-from ffmem.indexing.search import Finding, Found
+from ffmem.indexing.query import Query
+from ffmem.indexing.search import Excerpt, Match, SearchResult
 from ffmem.indexing.search_db import NotSearchable
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
@@ -112,8 +112,8 @@ class Search:
         expression = self.expression
         most = MOST_TRIGGERS[self.prefix]
         if expression is not None:
-            return Query(expression, regex=True, most=most, seconds=SECONDS)
-        return Query(self.text, prefix=self.prefix, most=most, seconds=SECONDS)
+            return Query(expression, regex=True, max_triggers=most, seconds=SECONDS)
+        return Query(self.text, prefix=self.prefix, max_triggers=most, seconds=SECONDS)
 
     def parameters(self, **other: object) -> dict[str, object]:
         """Return what an address says of it."""
@@ -145,8 +145,8 @@ def groups(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]
             {
                 "name": place,
                 "total": part.total,
-                "at_least": part.looked_at is not None,
-                "sentences": part.looked_at,
+                "at_least": part.n_examined is not None,
+                "sentences": part.n_examined,
                 "offset": offset,
                 "hits": _entries(index, part.hits, tokens=not search.prefix),
             }
@@ -194,10 +194,10 @@ def _named(index: Index, search: Search) -> list[Group]:
     ]
 
 
-def _found(shelf: Shelf, search: Search, place: Place, offset: int, limit: int) -> Found:
+def _found(shelf: Shelf, search: Search, place: Place, offset: int, limit: int) -> SearchResult:
     try:
         with shelf.searching() as opened:
-            return opened.found(search.query, place, search.layer, offset, limit)
+            return opened.search(search.query, place, search.layer, offset, limit)
     except NotSearchable:  # whose message names a folder of the server
         raise FfmemError(UNWRITABLE) from None
 
@@ -229,7 +229,7 @@ def _patterns(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Gro
     ]
 
 
-def _entries(index: Index, found: Sequence[Finding], tokens: bool) -> list[Entry]:
+def _entries(index: Index, found: Sequence[Match], tokens: bool) -> list[Entry]:
     cells = [index.layout.resolve(hit.cell) for hit in found]
     gated = index.manifest.model.gated
     turned = [gated and hit.side in ("bottom", "negative") for hit in found]

@@ -217,7 +217,7 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
             "gated": model.gated,
             "memory": model.memory,
             "has_values": model.has_values,
-            "notes": model.kind.told,
+            "notes": model.kind.notes,
         },
         "corpus": [_source(source) for source in manifest.corpus.sources],
         "made": {

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.experiments.top_triggers import NO_SIGN, NONE, TopTriggers, listed, top_triggers
-from ffmem.indexing.memory import unshown
+from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.web.limits import NotHere
@@ -283,11 +283,11 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
     sign = int(table.sign[memory])
     patterns = of_layer(index, table.layer)
     kind = index.manifest.model.kind
-    seat = kind.seat(memory)
+    slot = kind.head_slot(memory)
     return {
         "cell": str(index.layout.cell(table.layer, memory)),
         "memory": memory,
-        "place": None if seat is None else seat.to_dict(),
+        "place": None if slot is None else slot.to_dict(),
         "top": [index.token(id) for id in table.top[memory].tolist()],
         "bottom": [index.token(id) for id in table.bottom[memory].tolist()],
         "active_share": finite(table.active_share[memory]),
@@ -358,7 +358,7 @@ def _places(index: Index, layer: int, has: str) -> Bool[ndarray, "memory token"]
 
     if not index.manifest.model.has_values:
         return np.zeros((index.layout.widths[layer], 0), bool)
-    found = pc.match_substring(index.tokens.column, pattern=unshown(has), ignore_case=True)
+    found = pc.match_substring(index.tokens.column, pattern=from_visible(has), ignore_case=True)
     holds = np.asarray(found.to_numpy(zero_copy_only=False), bool)
     ids = _ends(index, layer)
     return np.concatenate([holds[ids["top_ids"]], holds[ids["bottom_ids"]]], axis=1)

@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from ffmem.indexing.kind import Kind
+from ffmem.indexing.memory import Kind
 from ffmem.web.figures import Drawn, Theme, drawn
 from ffmem.web.layer_table import (
     AGREEMENT,
@@ -129,7 +129,7 @@ def router(site: Site) -> APIRouter:
             "index": shelf.name,
             "layer": layer,
             "gated": shelf.index.manifest.model.gated,
-            "notes": shelf.index.manifest.model.kind.told,
+            "notes": shelf.index.manifest.model.kind.notes,
             "memories": shelf.index.layout.widths[layer],
             "found": found.n,
             "sort": wanted.sort,

@@ -9,8 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from typing_extensions import TypedDict
 
 from ffmem.cells import Cell
-from ffmem.indexing.kind import NO_VALUES
-from ffmem.indexing.memory import Memory
+from ffmem.indexing.memory import NO_VALUES, Memory
 from ffmem.web.library import Shelf
 from ffmem.web.memory_view import Piece, histogram, pieces_of, side
 from ffmem.web.pattern_view import of_memory, told
@@ -173,7 +172,7 @@ async def _similar(site: Site, shelf: Shelf, cell: Cell, by: By, n: int) -> Simi
     """Return the neighbours of a memory, with the tokens that their values promote."""
 
     def job(at: "Opened") -> Similar:
-        from ffmem.models.neighbours import neighbourhood
+        from ffmem.models.memories import neighbourhood
 
         around = neighbourhood(at.memories, cell, by, n, SECONDS)
         return {

@@ -210,7 +210,7 @@ class _Parts:
 
     def _shown(self) -> list[str]:
         """Return every token as it is shown; the tokenizer keeps them."""
-        return self.at.memories.tokenizer.shown(self.at.memories.vocabulary)
+        return self.at.memories.tokenizer.token_texts(self.at.memories.vocabulary)
 
     def _sample(self, cell: Cell) -> Any:
         """Return a memory's sampled coefficients: the same ones are asked for again and again."""

@@ -109,7 +109,7 @@ def router(site: Site) -> APIRouter:
             "regex": search.expression is not None,
             "prefix": search.prefix,
             "layer": search.layer,
-            "notes": shelf.index.manifest.model.kind.told,
+            "notes": shelf.index.manifest.model.kind.notes,
             "groups": groups(shelf, search, offset, limit),
         }
 

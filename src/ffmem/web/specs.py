@@ -15,8 +15,7 @@ from numpy import ndarray
 
 from ffmem.errors import FfmemError
 from ffmem.experiments.result import Result
-from ffmem.indexing.kind import Kind
-from ffmem.indexing.memory import visible_token
+from ffmem.indexing.memory import Kind, visible_token
 from ffmem.indexing.store import Index
 from ffmem.web.layer_spread import spreads
 from ffmem.web.layer_table import AGREEMENT, LayerTable, finite
@@ -180,7 +179,7 @@ def _points(
         point = {
             "cell": cell,
             **{end: tokens[id] for end, ids in first.items() for id in ids[memory].tolist()},
-            "place": str(kind.seat(memory)),
+            "place": str(kind.head_slot(memory)),
             "active": _short(100 * table.active_share[memory]),
             "mean": _short(table.mean[memory]),
             "height": _short(height[memory]),
@@ -237,7 +236,7 @@ def _tips(kind: Kind) -> list[Spec]:
         "followed": "triggers it predicts",
     }
     unknown = {"top", "bottom", "agreement", "followed"} if not kind.has_values else set()
-    unknown |= {"place"} if kind.seat(0) is None else set()
+    unknown |= {"place"} if kind.head_slot(0) is None else set()
     unknown |= {"active"} if kind.is_weight else {"mean"}
     numbers = {"active", "mean", "max", "min"}
     return [

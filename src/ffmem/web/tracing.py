@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from ffmem.causal.edits import Edits, cells_of
 from ffmem.errors import FfmemError
-from ffmem.indexing.memory import unshown
+from ffmem.indexing.memory import from_visible
 from ffmem.web.library import Shelf
 from ffmem.web.limits import MOST_GENERATED, MOST_RESULTS, NotHere, TooMuch, refuse_long
 from ffmem.web.runs import ABLATED, Question, Runs
@@ -115,7 +115,7 @@ def router(site: Site) -> APIRouter:
         found = await site.worker.run(
             shelf,
             lambda at: runs.effect(
-                at, shelf.name, asked, watched and unshown(watched), wanted, n
+                at, shelf.name, asked, watched and from_visible(watched), wanted, n
             ).to_dict(),
         )
         return cast(EffectAnswer, found)
@@ -132,7 +132,7 @@ def job(runs: Runs, at: "Opened", shelf: Shelf, state: State, look: Look) -> Tra
     cells = listed(trace, look)
     most = max(1, ABLATED // (trace.position + 1))
     measured = cells[:most]
-    target = look.target and unshown(look.target)
+    target = look.target and from_visible(look.target)
     wanted = Question(state.text, trace.position, top=len(measured))
     try:
         effect = runs.effect(at, shelf.name, wanted, target, measured, 0)

@@ -1,0 +1,108 @@
+"""The MODEL and --threads arguments, checked before anything is loaded.
+
+Commands that need no model import this module, so it must not import torch.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ffmem import mini_wiki
+from ffmem.errors import FfmemError, ModelError
+from ffmem.registry import SMOLLM2, Package, fetch
+
+NAMED_MODELS: dict[str, Package | Path] = {
+    "smollm2-135m": SMOLLM2,
+    mini_wiki.NAME: mini_wiki.MODEL,
+}
+"""Models you can name: a GGUF file in a package of the Python registry, or a folder in ffmem."""
+
+MODEL_FORMS = (
+    "Give a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id such"
+    f" as org/name@revision, or a named model: {', '.join(NAMED_MODELS)}."
+)
+
+IN_MEMORY = "in memory"
+"""The source of a model that was passed as an object, so it cannot be loaded again."""
+
+MAX_THREADS = 1_024
+"""With tens of thousands of threads, the system kills the process."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?", re.ASCII)
+
+
+def resolve_model(model: str) -> str:
+    """Return a MODEL argument that means the same in any working directory.
+
+    Paths become absolute; named models and Hub ids stay as they are.
+    """
+    if model in NAMED_MODELS:
+        return model
+    path = Path(model).expanduser()
+    try:
+        exists = path.exists()
+    except OSError as error:  # the name is too long, or a folder is not readable
+        name = repr(model) if len(model) <= 100 else f"{model[:100]!r}… ({len(model):,} characters)"
+        raise ModelError(f"No model {name}: {error.strerror}. {MODEL_FORMS}") from None
+    if model and exists:
+        if path.is_file() and path.suffix not in {".gguf", ".pt"}:
+            raise ModelError(f"{model!r} is not a model file. {MODEL_FORMS}")
+        return str(path.resolve())
+    near = difflib.get_close_matches(model.lower(), NAMED_MODELS, n=1)
+    if near:
+        raise ModelError(f"No model {model!r}. Did you mean {near[0]}?")
+    if _HUB_ID.fullmatch(model) is None or path.suffix in {".pt", ".gguf"}:
+        raise ModelError(f"No model {model!r}: no such file or folder. {MODEL_FORMS}")
+    return model
+
+
+def model_path(source: str) -> Path:
+    """Return the local path of a resolved model; fetch its package if necessary."""
+    named = NAMED_MODELS.get(source)
+    if isinstance(named, Package):
+        return fetch(named)
+    return Path(source) if named is None else mini_wiki.check_complete(named)
+
+
+@contextmanager
+def index_model_errors(source: str, folder: Path, option: str = "--model") -> Iterator[None]:
+    """If the model of an index cannot be loaded, say how to pass another location.
+
+    `option` is the command-line option for it; the Python parameter has the same name.
+    """
+    parameter = option.lstrip("-").replace("-", "_")
+    if source == IN_MEMORY:
+        raise ModelError(
+            f"The index {folder} was built from a model in memory, so ffmem cannot load it. In"
+            f" Python, pass {parameter}=ffmem.load(model, tokenizer). On the command line, save"
+            f" model and tokenizer to a folder and pass it with {option}."
+        )
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(
+            f"{error} The index {folder} was built with this model. If it has moved, pass its"
+            f" location with {option} ({parameter}= in Python)."
+        ) from None
+
+
+def check_threads(n: int | None) -> None:
+    """Raise if a number of threads is out of range."""
+    if n is not None and not 1 <= n <= MAX_THREADS:
+        raise FfmemError(f"--threads {n} is out of range; use 1 to {MAX_THREADS:,}.")
+
+
+@contextmanager
+def use_threads(n: int) -> Iterator[None]:
+    """Compute with n CPU threads, then restore the previous number."""
+    import torch
+
+    check_threads(n)
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
