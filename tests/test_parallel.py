@@ -7,12 +7,14 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import psutil
 import pytest
 
+from ffmem import parallel
 from ffmem.errors import FfmemError, WorkerError
-from ffmem.parallel import ExecutionConfig, Task, WorkerSpec, executor
+from ffmem.parallel import ExecutionConfig, PoolExecutor, Task, WorkerSpec, executor
 from ffmem.progress import Progress
 from tests.ray_cluster import ENVIRONMENT
 from tests.workers import gone, is_alive
@@ -175,6 +177,74 @@ def test_a_worker_that_dies_idle_is_replaced(tmp_path):
         workers.run(work(8), lambda n: None)
     assert done(tmp_path)["task-7"] == 1
     assert gone(pids(tmp_path))
+
+
+class ThreadSlot:
+    """A worker in a thread, whose calls never come back once its node is lost."""
+
+    n_deaths = 3
+
+    def __init__(self, done):
+        self.names, self.done = set(), done
+        self.is_lost = self.is_stopped = False
+        self.pool = ThreadPoolExecutor(1)
+
+    def start(self):
+        return self.submit("start", ())
+
+    def submit(self, method, arguments):
+        return Future() if self.is_lost else self.pool.submit(self._call, method, arguments)
+
+    def _call(self, method, arguments):
+        assert not self.is_stopped
+        if method == "work":
+            self.done.append(*arguments)
+        return "a worker"
+
+    def stop(self):
+        self.is_stopped = True
+
+    def cause_of_death(self, error):
+        return None
+
+
+@pytest.mark.parametrize("n_lost", [1, 2])
+def test_tasks_and_flushes_do_not_wait_for_workers_whose_node_is_gone(n_lost, monkeypatch):
+    monkeypatch.setattr(parallel, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(parallel, "LOST_SECONDS", 0.1)
+    done, lines = [], Lines()
+    slots = [ThreadSlot(done) for _ in range(4)]
+    waiting = ThreadSlot(done)  # Ray never had room for this one
+    waiting.is_lost = True
+    room = [4]
+    workers = PoolExecutor([*slots, waiting], lambda block: room[0], lines)
+    workers.run(work(8), lambda n: None)
+    for slot in slots[:n_lost]:
+        slot.is_lost = True
+    room[0] -= n_lost
+    workers.run(work(8), lambda n: None)
+    assert sorted(done) == sorted([*range(8)] * 2)
+    workers.flush()
+    assert sum(slot.is_stopped for slot in slots) == n_lost == len(lines.lines)
+    assert not any(slot.is_stopped for slot in slots[n_lost:])
+    workers.close(flush=False)
+    for slot in slots:
+        slot.pool.shutdown()
+
+
+def test_a_slow_task_is_left_alone_while_there_is_room(monkeypatch):
+    monkeypatch.setattr(parallel, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(parallel, "LOST_SECONDS", 0.05)
+    done = []
+    slots = [ThreadSlot(done) for _ in range(2)]
+    slots[0]._call = lambda method, arguments: time.sleep(0.4 * (method == "work")) or "a worker"
+    workers = PoolExecutor(slots, lambda block: 2, Lines())
+    workers.run(work(4), lambda n: None)
+    assert len(done) < 4  # the slow one has done the others
+    assert not any(slot.is_stopped for slot in slots)
+    workers.close(flush=False)
+    for slot in slots:
+        slot.pool.shutdown()
 
 
 def test_in_one_process_the_functions_are_called(tmp_path):

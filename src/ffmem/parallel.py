@@ -9,6 +9,7 @@ arguments. Workers write their results themselves. If a worker dies, another one
 the caller checks what the dead one had committed. Nothing here changes a result.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -38,6 +39,9 @@ MAX_PROCESSES = 1_024
 
 POLL_SECONDS = 1.0
 """Time between checks that the cluster is still there."""
+
+LOST_SECONDS = 60.0
+"""How long a cluster may have too little room before workers that do not answer are given up."""
 
 
 @dataclass(frozen=True)
@@ -145,16 +149,18 @@ def executor(
         return
     with ExitStack() as stack:
         slots: list[Slot]
-        check: Callable[[bool], None] | None = None
+        check: Callable[[bool], float] | None = None
         if config.ray is None:
             slots = [ProcessSlot(spec.make) for _ in range(config.n_workers)]
         else:
             from ffmem.ray_workers import RaySlot, connect
 
-            cluster = stack.enter_context(connect(config.ray, config.n_workers * spec.threads))
+            threads, gpus = spec.threads, config.gpus_per_worker
+            cluster = stack.enter_context(
+                connect(config.ray, config.n_workers * threads, {"CPU": threads, "GPU": gpus})
+            )
             slots = [
-                RaySlot(cluster.ray, spec.make, spec.threads, config.gpus_per_worker)
-                for _ in range(config.n_workers)
+                RaySlot(cluster.ray, spec.make, threads, gpus) for _ in range(config.n_workers)
             ]
             check = cluster.check
         pool = PoolExecutor(slots, check, progress)
@@ -217,12 +223,15 @@ class PoolExecutor(Executor):
     def __init__(
         self,
         slots: Sequence[Slot],
-        check: Callable[[bool], None] | None,
+        check: Callable[[bool], float] | None,
         progress: Progress,
     ) -> None:
-        self._slots = slots
-        self._check = check or (lambda block: None)
-        """Raises if the cluster is gone; with True, waits for its answer."""
+        self._slots = list(slots)
+        self._check = check or (lambda block: math.inf)
+        """Returns how many workers there is room for; raises if the cluster is gone.
+
+        With True, it waits for the answer of the cluster.
+        """
         self._progress = progress
         self._starting: dict[Future[str], Slot] = {}
         self._running: dict[Future[str], tuple[Slot, Task]] = {}
@@ -230,6 +239,7 @@ class PoolExecutor(Executor):
         self._failed_starts = 0
         self._deaths: Counter[str] = Counter()
         self._waiting_since = time.monotonic()
+        self._short_since: float | None = None
 
     def run(self, tasks: Iterable[Task], done: Callable[[int], None]) -> None:
         """Do all tasks; give those of dead workers to others."""
@@ -244,8 +254,10 @@ class PoolExecutor(Executor):
                 running[slot.submit(task.method, task.arguments)] = (slot, task)
             finished, _ = wait([*running, *self._starting], POLL_SECONDS, FIRST_COMPLETED)
             if not finished:
-                self._check(False)
+                excess = self._count_excess()
                 self._report_slow_start()
+                if self._idle and not waiting:
+                    waiting.extend(self._give_up(excess))
             for future in finished:
                 if future in self._starting:
                     self._started(self._starting.pop(future), future)
@@ -305,6 +317,39 @@ class PoolExecutor(Executor):
         slot.stop()
         self._start(slot)
 
+    def _count_excess(self) -> int:
+        """Return how many workers the cluster has had no room for during `LOST_SECONDS`.
+
+        When a node is gone for good, Ray keeps its actors, and the tasks in flight there, waiting
+        for another node.
+        """
+        room, now = self._check(False), time.monotonic()
+        n = len(self._idle) + len(self._running)
+        if room < 1 or n <= room:
+            self._short_since = None
+            return 0
+        if self._short_since is None:
+            self._short_since = now
+        return int(n - room) if now - self._short_since > LOST_SECONDS else 0
+
+    def _give_up(self, n: int) -> list[Task]:
+        """Stop n workers that have not finished their task; return the tasks.
+
+        They need not be those that Ray waits for: what one leaves is room for another.
+        """
+        tasks = []
+        for future, (slot, task) in list(self._running.items())[:n]:
+            self._remove(slot)
+            del self._running[future]
+            tasks.append(task)
+        return tasks
+
+    def _remove(self, slot: Slot) -> None:
+        self._progress.say("A node is gone, and Ray has no room for one of the workers. Going on.")
+        slot.stop()
+        self._slots.remove(slot)
+        self._short_since = None
+
     def _report_slow_start(self) -> None:
         if self._starting and time.monotonic() - self._waiting_since > 20:
             self._progress.say(f"Waiting for {pluralize(len(self._starting), 'workers')} to start.")
@@ -317,7 +362,11 @@ class PoolExecutor(Executor):
         while pending:
             finished, pending = wait(pending, POLL_SECONDS)
             if not finished:
-                self._check(False)
+                for future in list(pending)[: self._count_excess()]:
+                    pending.remove(future)
+                    slot = futures.pop(future)
+                    self._idle.remove(slot)
+                    self._remove(slot)
         for future, slot in futures.items():
             error = _cause(future)
             if error is None:

@@ -1,6 +1,6 @@
 """Workers in Ray actors, with Ray's own restarts and retries; its public API only.
 
-    with connect("local", cpus=4) as cluster:        # or "auto", or the address of a head node
+    with connect("local", 4, {"CPU": 2}) as cluster:    # or "auto", or a head node's address
         slot = RaySlot(cluster.ray, make, threads=2, gpus=0)
         slot.start().result()
 
@@ -9,6 +9,7 @@ own stays as it is.
 """
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -129,17 +130,20 @@ class RaySlot:
 class Cluster:
     """A Ray that we are connected to."""
 
-    def __init__(self, ray: Any, address: str) -> None:
+    def __init__(self, ray: Any, address: str, per_worker: dict[str, float]) -> None:
         self.ray = ray
         self.address = address
+        self._per_worker = {name: n for name, n in per_worker.items() if n}
+        self._room = math.inf
         self._nodes: list[Any] = []
         self._asked_at = 0.0
         self._thread: threading.Thread | None = None
 
-    def check(self, block: bool = False) -> None:
-        """Raise if the cluster is gone: no node is alive, or nothing answers.
+    def check(self, block: bool = False) -> float:
+        """Return how many workers the nodes have room for.
 
-        Without `block`, an answer is looked at by a later call.
+        Raise if the cluster is gone: no node is alive, or nothing answers. Without `block`, an
+        answer counts from a later call on.
         """
         if self._thread is None:
             self._asked_at, self._nodes = time.monotonic(), []
@@ -152,9 +156,15 @@ class Cluster:
             is_gone = time.monotonic() - self._asked_at > NODES_TIMEOUT
         else:
             self._thread = None
-            is_gone = not any(node["Alive"] for node in self._nodes)
+            alive = [node["Resources"] for node in self._nodes if node["Alive"]]
+            is_gone = not alive
+            self._room = sum(self._room_on(resources) for resources in alive)
         if is_gone:
             raise _cluster_is_gone(f"of --ray {self.address}")
+        return self._room
+
+    def _room_on(self, resources: dict[str, float]) -> int:
+        return min(int(resources.get(name, 0) // n) for name, n in self._per_worker.items())
 
     def _ask(self) -> None:
         with suppress(Exception):
@@ -169,11 +179,14 @@ def _cluster_is_gone(which: str) -> WorkerError:
 
 
 @contextmanager
-def connect(address: str, cpus: int) -> Iterator[Cluster]:
-    """Connect to a Ray; "local" starts one with some CPUs, which ends with the block."""
+def connect(address: str, cpus: int, per_worker: dict[str, float]) -> Iterator[Cluster]:
+    """Connect to a Ray; "local" starts one with some CPUs, which ends with the block.
+
+    `per_worker` has the CPUs and GPUs that one worker takes.
+    """
     ray = _import_ray(address)
     if ray.is_initialized():  # the user's own, which stays as it is
-        yield Cluster(ray, address)
+        yield Cluster(ray, address, per_worker)
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     # No usage statistics, and no printed errors of actors that were stopped.
@@ -197,7 +210,7 @@ def connect(address: str, cpus: int) -> Iterator[Cluster]:
                     f" {one_line(error)}. Run ffmem on a node of the cluster, with the cluster's"
                     " Python, Ray and token."
                 ) from error
-            yield Cluster(ray, address)
+            yield Cluster(ray, address, per_worker)
         finally:
             ray.shutdown()
 
