@@ -183,7 +183,7 @@ def test_workers_that_cannot_load_the_model_stop_the_run_which_resumes(
 
     monkeypatch.setattr(build, "prepare", move_after)
     try:
-        with pytest.raises(WorkerError, match=r"crashed during start-up.*no model"):
+        with pytest.raises(WorkerError, match=r"crashed during start-up.*No model"):
             ffmem.index(model_folder, corpus, tmp_path / "index", workers=2, **OPTIONS)
     finally:
         shutil.move(moved, model_folder)

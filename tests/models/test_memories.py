@@ -131,7 +131,7 @@ def test_only_lambda_layers_have_no_static_values_and_they_say_so():
     assert [name for name in OURS if not read(name).has_values] == ["ffmem_adaptive lambda"]
     memories = read("ffmem_adaptive lambda")
     for ask in (memories.values, memories.output_directions):
-        with pytest.raises(NoStaticValues, match="lambda layer"):
+        with pytest.raises(NoStaticValues, match="Lambda layers"):
             ask(1)
     assert memories.keys(1).shape == (memories.layout.widths[0], memories.hidden)
 

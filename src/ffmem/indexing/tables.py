@@ -67,7 +67,7 @@ def read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip(".")
         raise StoreError(
             f"Cannot read {path}: {reason}. A file of the index is damaged or missing. Run"
             " `ffmem verify` to see which, and make the index again."
