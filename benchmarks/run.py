@@ -126,19 +126,20 @@ def values_of_smollm2() -> dict[str, Any]:
 
     memories = ffmem.load(MODEL)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begin = time.perf_counter()
+    seconds, peaks = [], []
     with tempfile.TemporaryDirectory() as folder:
         for layer in range(memories.n_layers):
-            write_values(Path(folder) / f"{layer}.parquet", memories, layer)
-    seconds = time.perf_counter() - begin
+            path = Path(folder) / f"{layer}.parquet"
+            seconds.append(_timed(lambda: write_values(path, memories, layer)))  # noqa: B023
+            peaks.append(passes.peak_gemm(rounds=3))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    flops = (
-        2 * memories.n_layers * memories.layout.widths[0] * memories.hidden * memories.vocabulary
-    )
+    flops = 2 * memories.layout.widths[0] * memories.hidden * memories.vocabulary
+    best = flops / min(seconds) / 1e9
     return {
-        "seconds": seconds,
-        "gflops": flops / seconds / 1e9,
-        "peak_gemm_gflops": passes.peak_gemm(),
+        "seconds": sum(seconds),
+        "best_layer_gflops": best,
+        "peak_gemm_gflops": max(peaks),
+        "share_of_peak": best / max(peaks),
         "mib_over_the_model": (after - before) // 1024,
     }
 

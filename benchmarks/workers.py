@@ -14,10 +14,12 @@ from typing import Any
 
 import ffmem
 from ffmem.corpus.corpus import Corpus
-from ffmem.indexing.build import BuildOptions, _worker
+from ffmem.indexing.build import _worker_spec
 from ffmem.indexing.chunks import Chunk
-from ffmem.indexing.config import IndexConfig
-from ffmem.indexing.prepare import Plan, configure, prepare
+from ffmem.indexing.config import BuildOptions, IndexConfig
+from ffmem.indexing.prepare import SENTENCES, Plan, prepare
+from ffmem.indexing.sentences import Sentences
+from ffmem.indexing.worker import IndexWorker
 from ffmem.parallel import ExecutionConfig, Executor, Task, executor
 from ffmem.progress import Progress
 
@@ -38,9 +40,11 @@ def workers(rounds: int = 3) -> dict[str, Any]:
         memories = ffmem.load("smollm2-135m")
         plan = _plan(memories, Path(name) / "index")
         stack.callback(_start_ray())
+        spec = _worker_spec(plan, BuildOptions())
+        sentences = Sentences(plan.folder / SENTENCES)
+        own = IndexWorker(memories, plan.storage, sentences, plan.sample, False)
         executors = {}
         for what, execution in EXECUTIONS.items():
-            spec, own = _worker(memories, plan, BuildOptions(execution))
             if what == "one process":  # which a run of one worker would not take
                 execution = ExecutionConfig(workers=2)
             one = executor(execution, spec, QUIET, own)
@@ -79,8 +83,7 @@ def _plan(memories: ffmem.Memories, folder: Path) -> Plan:
     (folder / "partials").mkdir(parents=True)
     corpus = Corpus("wikitext-2:valid", limit=2000)
     config = IndexConfig(chunk_tokens=CHUNK_TOKENS, threads=1)
-    run = configure(memories, corpus, folder, config, QUIET)
-    return prepare(memories, corpus, folder, run, None, QUIET)
+    return prepare(memories, corpus, folder, config, None, QUIET)
 
 
 def _start_ray() -> Any:
