@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import ClassVar
 
 import fsspec
 import fsspec.implementations.memory
@@ -477,3 +478,45 @@ def test_no_temporary_folder_is_told(place_of, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(StoreError, match=r"Cannot create a temporary folder: .* Set TMPDIR"):
         shared.write_text("a", "x")
+
+
+class Unsteady(fsspec.implementations.memory.MemoryFileSystem):
+    """A store that refuses to replace a file, and whose network fails in some moves."""
+
+    protocol = "unsteady"
+    failing: ClassVar[set[int]] = set()  # numbers of moves, counted from 1
+    moves = 0
+
+    def mv(self, path1, path2, **options):
+        type(self).moves += 1
+        if self.moves in self.failing:
+            raise ConnectionError("the line is dead")
+        if self.exists(path2):
+            raise FileExistsError(path2)
+        super().mv(path1, path2, **options)
+
+
+@pytest.fixture
+def unsteady(monkeypatch):
+    fsspec.register_implementation("unsteady", Unsteady, clobber=True)
+    storage = open_storage(f"unsteady://tests/run-{next(_NUMBER)}")
+    storage.write_text("a", "committed")
+    monkeypatch.setattr(Unsteady, "moves", 0)
+    return storage
+
+
+def test_a_store_that_refuses_to_replace_files_gets_the_new_one(unsteady):
+    unsteady.write_text("a", "new")
+    assert unsteady.read_text("a") == "new"
+    assert len(Unsteady().ls(unsteady._root)) == 1
+
+
+@pytest.mark.parametrize("failing", [{1, 2}, {1, 3}, {1}, {2}, {3}, {1, 2, 3}])
+def test_a_move_that_fails_loses_no_committed_file(unsteady, monkeypatch, failing):
+    monkeypatch.setattr(Unsteady, "failing", failing)
+    try:
+        unsteady.write_text("a", "new")
+        assert unsteady.read_text("a") == "new"
+    except StoreError:
+        assert unsteady.read_text("a") == "committed"
+    assert len(Unsteady().ls(unsteady._root)) == 1

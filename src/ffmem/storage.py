@@ -257,11 +257,22 @@ class ObjectStorage(Storage):
             raise OSError(str(error)) from None
 
     def _move(self, temporary: str, path: str) -> None:
+        """Move a temporary file to its name; if that fails, the file of that name stays."""
         try:
             self._filesystem.move(temporary, path)
+            return
         except Exception:  # some file systems refuse to replace a file, each with its own error
-            self._filesystem.delete_file(path)
+            new, old = self._filesystem.get_file_info([temporary, path])
+            if not new.is_file or not old.is_file:
+                raise
+        replaced = f"{temporary}.old"
+        self._filesystem.move(path, replaced)
+        try:
             self._filesystem.move(temporary, path)
+        except BaseException:
+            self._filesystem.move(replaced, path)
+            raise
+        self._filesystem.delete_file(replaced)
 
     def write_text(self, name: str, text: str) -> None:
         """Commit a small text file."""
