@@ -2,12 +2,12 @@ import socket
 import sys
 import time
 from contextlib import closing
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
 from ffmem import ray_workers
-from ffmem.errors import FfmemError
+from ffmem.errors import ClusterGone, FfmemError
 from ffmem.parallel import ExecutionConfig
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'ffmem[ray]')")
@@ -101,3 +101,62 @@ def test_a_missing_ray_is_told_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(FfmemError, match=r"not installed: pip install 'ffmem\[ray\]'"):
         ExecutionConfig(ray="local").check()
+
+
+class Nodes:
+    """The nodes of a Ray, as `ray.nodes()` answers: one answer after the other, None fails."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def nodes(self):
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            raise ConnectionError("no answer this time")
+        return [{"Alive": cpus > 0, "Resources": {"CPU": cpus}} for cpus in answer]
+
+
+def room(cluster):
+    """Ask without waiting until the question has been answered, or has failed."""
+    cluster.check()
+    cluster._thread.join()
+    return cluster.check()
+
+
+def test_a_cluster_that_fails_to_answer_once_is_not_gone(monkeypatch):
+    monkeypatch.setattr(ray_workers, "NODES_TIMEOUT", 0.5)
+    cluster = ray_workers.RayCluster(
+        Nodes([4.0], None, [8.0], None), "auto", {"CPU": 2.0, "GPU": 0.0}
+    )
+    assert room(cluster) == 2
+    time.sleep(0.6)  # it need not be asked for a long time
+    assert room(cluster) == 2
+    assert room(cluster) == 4
+    assert room(cluster) == 4
+    time.sleep(0.6)
+    with pytest.raises(ClusterGone, match="is gone"):
+        room(cluster)
+
+
+def test_who_needs_to_know_waits_until_the_cluster_answers():
+    cluster = ray_workers.RayCluster(Nodes(None, None, [4.0]), "auto", {"CPU": 2.0})
+    assert cluster.check(True) == 2
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_a_cluster_without_living_nodes_is_gone(block):
+    cluster = ray_workers.RayCluster(Nodes([0.0]), "auto", {"CPU": 2.0})
+    with pytest.raises(ClusterGone, match="is gone"):
+        cluster.check(True) if block else room(cluster)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_cluster_that_never_answers_is_gone(monkeypatch, fails):
+    monkeypatch.setattr(ray_workers, "NODES_TIMEOUT", 0.2)
+    ray, end = Nodes(None), Event()
+    if not fails:
+        ray.nodes = lambda: end.wait(30)
+    cluster = ray_workers.RayCluster(ray, "auto", {"CPU": 2.0})
+    with pytest.raises(ClusterGone, match="is gone"):
+        cluster.check(True)
+    end.set()

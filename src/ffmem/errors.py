@@ -72,6 +72,10 @@ class WorkerError(FfmemError):
     """Workers cannot start or keep dying, or their cluster is gone."""
 
 
+class ClusterGone(WorkerError):
+    """No node of the Ray cluster answers any more."""
+
+
 class CorpusError(FfmemError):
     """The corpus cannot be read, or has no text."""
 

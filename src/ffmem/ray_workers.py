@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ffmem.errors import FfmemError, WorkerError, one_line
+from ffmem.errors import ClusterGone, FfmemError, WorkerError, one_line
 
 COMPARED_PACKAGES = ("ffmem", "torch", "transformers")
 """Another version of these may give other bytes."""
@@ -40,6 +40,9 @@ ADDRESS_TIMEOUT = 5.0
 
 NODES_TIMEOUT = 30.0
 """Seconds that a Ray has to say which nodes it has."""
+
+RETRY_SECONDS = 0.5
+"""Time until a question that failed is asked again."""
 
 
 # Workers
@@ -127,7 +130,7 @@ class RaySlot:
 # The cluster
 
 
-class Cluster:
+class RayCluster:
     """A Ray that we are connected to."""
 
     def __init__(self, ray: Any, address: str, per_worker: dict[str, float]) -> None:
@@ -135,32 +138,43 @@ class Cluster:
         self.address = address
         self._per_worker = {name: n for name, n in per_worker.items() if n}
         self._room = math.inf
-        self._nodes: list[Any] = []
-        self._asked_at = 0.0
+        self._nodes: list[Any] | None = None
         self._thread: threading.Thread | None = None
+        self._unanswered_since: float | None = None
 
     def check(self, block: bool = False) -> float:
         """Return how many workers the nodes have room for.
 
-        Raise if the cluster is gone: no node is alive, or nothing answers. Without `block`, an
-        answer counts from a later call on.
+        Raise if the cluster is gone: no node is alive, or nothing has answered for a while. Without
+        `block`, an answer counts from a later call on.
         """
-        if self._thread is None:
-            self._asked_at, self._nodes = time.monotonic(), []
-            # In a thread, because a dead cluster may never answer.
-            self._thread = threading.Thread(target=self._ask, daemon=True)
-            self._thread.start()
-        if block:
-            self._thread.join(NODES_TIMEOUT)
-        if self._thread.is_alive():
-            is_gone = time.monotonic() - self._asked_at > NODES_TIMEOUT
-        else:
-            self._thread = None
-            alive = [node["Resources"] for node in self._nodes if node["Alive"]]
-            is_gone = not alive
-            self._room = sum(self._room_on(resources) for resources in alive)
-        if is_gone:
+        while True:
+            if self._unanswered_since is None:
+                self._unanswered_since = time.monotonic()
+            end = self._unanswered_since + NODES_TIMEOUT
+            if self._thread is None:
+                self._nodes = None
+                # In a thread, because a dead cluster may never answer.
+                self._thread = threading.Thread(target=self._ask, daemon=True)
+                self._thread.start()
+            if block:
+                self._thread.join(max(0.0, end - time.monotonic()))
+            if not self._thread.is_alive():
+                self._thread = None
+                if self._nodes is not None:
+                    self._unanswered_since = None
+                    return self._count_room(self._nodes)
+            if time.monotonic() > end:
+                raise _cluster_is_gone(f"of --ray {self.address}")
+            if not block:
+                return self._room
+            time.sleep(RETRY_SECONDS)
+
+    def _count_room(self, nodes: list[Any]) -> float:
+        alive = [node["Resources"] for node in nodes if node["Alive"]]
+        if not alive:
             raise _cluster_is_gone(f"of --ray {self.address}")
+        self._room = float(sum(self._room_on(resources) for resources in alive))
         return self._room
 
     def _room_on(self, resources: dict[str, float]) -> int:
@@ -171,22 +185,22 @@ class Cluster:
             self._nodes = self.ray.nodes()
 
 
-def _cluster_is_gone(which: str) -> WorkerError:
-    return WorkerError(
+def _cluster_is_gone(which: str) -> ClusterGone:
+    return ClusterGone(
         f"The Ray {which} is gone: none of its nodes answers. What was committed is kept: rerun"
         " the command to resume."
     )
 
 
 @contextmanager
-def connect(address: str, cpus: int, per_worker: dict[str, float]) -> Iterator[Cluster]:
+def connect(address: str, cpus: int, per_worker: dict[str, float]) -> Iterator[RayCluster]:
     """Connect to a Ray; "local" starts one with some CPUs, which ends with the block.
 
     `per_worker` has the CPUs and GPUs that one worker takes.
     """
     ray = _import_ray(address)
     if ray.is_initialized():  # the user's own, which stays as it is
-        yield Cluster(ray, address, per_worker)
+        yield RayCluster(ray, address, per_worker)
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     # No usage statistics, and no printed errors of actors that were stopped.
@@ -210,7 +224,7 @@ def connect(address: str, cpus: int, per_worker: dict[str, float]) -> Iterator[C
                     f" {one_line(error)}. Run ffmem on a node of the cluster, with the cluster's"
                     " Python, Ray and token."
                 ) from error
-            yield Cluster(ray, address, per_worker)
+            yield RayCluster(ray, address, per_worker)
         finally:
             ray.shutdown()
 
