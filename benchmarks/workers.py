@@ -14,7 +14,7 @@ from typing import Any
 
 import ffmem
 from ffmem.corpus.corpus import Corpus
-from ffmem.indexing.build import _worker_spec
+from ffmem.indexing.build import _make_worker
 from ffmem.indexing.chunks import Chunk
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.prepare import SENTENCES, Plan, prepare
@@ -40,14 +40,14 @@ def workers(rounds: int = 3) -> dict[str, Any]:
         memories = ffmem.load("smollm2-135m")
         plan = _plan(memories, Path(name) / "index")
         stack.callback(_start_ray())
-        spec = _worker_spec(plan, BuildOptions())
+        make = _make_worker(plan, BuildOptions())
         sentences = Sentences(plan.folder / SENTENCES)
         own = IndexWorker(memories, plan.storage, sentences, plan.sample, False)
         executors = {}
         for what, execution in EXECUTIONS.items():
             if what == "one process":  # which a run of one worker would not take
                 execution = ExecutionConfig(workers=2)
-            one = executor(execution, spec, QUIET, own)
+            one = executor(execution, (lambda: own) if execution.is_serial else make, QUIET)
             executors[what] = stack.enter_context(one)
             if what == "one process":
                 executors[what]._slots.pop()  # type: ignore[attr-defined]

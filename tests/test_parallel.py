@@ -8,14 +8,16 @@ import textwrap
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import psutil
 import pytest
 
 from ffmem import parallel
-from ffmem.errors import FfmemError, WorkerError
-from ffmem.parallel import ExecutionConfig, PoolExecutor, Task, WorkerSpec, executor
+from ffmem.errors import FfmemError, ModelError, WorkerError
+from ffmem.parallel import ExecutionConfig, PoolExecutor, ProcessSlot, Task, executor
 from ffmem.progress import Progress
+from tests import workers as made
 from tests.ray_cluster import ENVIRONMENT
 from tests.workers import gone, is_alive
 
@@ -54,12 +56,17 @@ def config(request):
     return ExecutionConfig(workers=2, ray=request.getfixturevalue("ray_here"))
 
 
-def spec(folder, factory="make"):
-    return WorkerSpec(f"tests.workers:{factory}", {"folder": str(folder)})
+def make(folder, factory=made.Worker):
+    return partial(factory, folder=str(folder))
 
 
 def work(n, method="work"):
     return [Task(f"task {i}", method, (i,)) for i in range(n)]
+
+
+def run_all(workers, *rounds):
+    for tasks in rounds:
+        workers.run(tasks, lambda n: None)
 
 
 def done(folder):
@@ -73,7 +80,7 @@ def pids(folder):
 
 def test_every_task_is_done_once_and_workers_are_made_once(config, tmp_path):
     sizes = []
-    with executor(config, spec(tmp_path), Lines()) as workers:
+    with executor(config, make(tmp_path), Lines()) as workers:
         workers.run(work(24), sizes.append)
         workers.run(work(0), sizes.append)
         workers.flush()
@@ -88,7 +95,7 @@ def test_every_task_is_done_once_and_workers_are_made_once(config, tmp_path):
 def test_the_tasks_of_workers_that_die_are_done_by_others(config, tmp_path):
     tasks = work(20)
     tasks[3:6] = [Task(f"task {i}", "die_once", (i,)) for i in range(3, 6)]
-    with executor(config, spec(tmp_path), Lines()) as workers:
+    with executor(config, make(tmp_path), Lines()) as workers:
         workers.run(tasks, lambda n: None)
     assert done(tmp_path) == {f"task-{i}": 1 for i in range(20)}
     assert gone(pids(tmp_path))
@@ -108,7 +115,7 @@ def test_workers_that_are_killed_at_random_do_not_stop_the_run(config, tmp_path)
                         break
 
     killer = threading.Thread(target=kill)
-    with executor(config, spec(tmp_path), Lines()) as workers:
+    with executor(config, make(tmp_path), Lines()) as workers:
         workers.run(work(2), lambda n: None)  # all are there
         killer.start()
         workers.run([Task(f"nap {i}", "sleep", (0.15,)) for i in range(24)], lambda n: None)
@@ -124,24 +131,40 @@ def test_a_task_that_kills_every_worker_stops_the_run_and_is_named(config, tmp_p
     tasks = [*work(4), Task("chunk 17", "die", (17,)), *work(20)[4:]]
     with (
         pytest.raises(WorkerError, match=r"3 workers died while working on chunk 17"),
-        executor(config, spec(tmp_path), Lines()) as workers,
+        executor(config, make(tmp_path), Lines()) as workers,
     ):
         workers.run(tasks, lambda n: None)
     assert gone(pids(tmp_path))
 
 
-def test_workers_that_cannot_be_made_stop_the_run_with_their_reason(config, tmp_path):
+def test_a_worker_that_survives_such_a_task_commits_its_work(config, tmp_path):
+    if config.ray is None:
+        config = ExecutionConfig(workers=4)  # three die, one each; an actor of Ray dies three times
+    lines = Lines()
+    naps = [Task(f"nap {i}", "sleep", (2.0,)) for i in range(4)]  # until all workers are there
     with (
-        pytest.raises(WorkerError, match=r"crashed during start-up.*There is no model here"),
-        executor(config, spec(tmp_path, "make_failing"), Lines()) as workers,
+        pytest.raises(WorkerError, match=r"3 workers died"),
+        executor(config, make(tmp_path), lines) as workers,
+    ):
+        run_all(workers, naps, work(24), [Task("chunk 17", "die", (17,))])
+    assert len(list(tmp_path.glob("flushed-*"))) == 1
+    assert lines.lines[-1] == "Stopping: committing finished work (up to 60 s)."
+    assert gone(pids(tmp_path))
+
+
+def test_a_worker_that_cannot_be_made_stops_the_run_at_once(config, tmp_path):
+    with (
+        pytest.raises(ModelError, match=r"^There is no model here\.$"),
+        executor(config, make(tmp_path, made.make_failing), Lines()) as workers,
     ):
         workers.run(work(3), lambda n: None)
+    assert len((tmp_path / "failures").read_text()) <= config.n_workers
 
 
 def test_workers_that_die_at_their_start_stop_the_run(config, tmp_path):
     with (
         pytest.raises(WorkerError, match=r"crashed during start-up"),
-        executor(config, spec(tmp_path, "make_dying"), Lines()) as workers,
+        executor(config, make(tmp_path, made.make_dying), Lines()) as workers,
     ):
         workers.run(work(3), lambda n: None)
 
@@ -149,7 +172,7 @@ def test_workers_that_die_at_their_start_stop_the_run(config, tmp_path):
 def test_a_few_failed_starts_do_no_harm(tmp_path):
     said = Lines()
     config = ExecutionConfig(workers=2)
-    with executor(config, spec(tmp_path, "make_after_two_failures"), said) as workers:
+    with executor(config, make(tmp_path, made.make_after_two_failures), said) as workers:
         workers.run(work(5), lambda n: None)
     assert set(done(tmp_path)) == {f"task-{i}" for i in range(5)}
     assert any("could not start (Not yet)" in line for line in said.lines)
@@ -159,7 +182,7 @@ def test_an_error_of_a_task_keeps_its_kind_and_others_commit_first(config, tmp_p
     tasks = [*work(6), Task("task 6", "fail", (6,)), *work(20)[7:]]
     with (
         pytest.raises(FfmemError, match=r"Task 6 cannot be done: ✗\.") as raised,
-        executor(config, spec(tmp_path), Lines()) as workers,
+        executor(config, make(tmp_path), Lines()) as workers,
     ):
         workers.run(tasks, lambda n: None)
     assert not isinstance(raised.value, WorkerError)
@@ -169,7 +192,7 @@ def test_an_error_of_a_task_keeps_its_kind_and_others_commit_first(config, tmp_p
 
 
 def test_a_worker_that_dies_idle_is_replaced(tmp_path):
-    with executor(ExecutionConfig(workers=2), spec(tmp_path), Lines()) as workers:
+    with executor(ExecutionConfig(workers=2), make(tmp_path), Lines()) as workers:
         workers.run(work(4), lambda n: None)
         os.kill(pids(tmp_path)[0], signal.SIGKILL)
         time.sleep(0.3)
@@ -225,7 +248,10 @@ def test_tasks_and_flushes_do_not_wait_for_workers_whose_node_is_gone(n_lost, mo
     workers.run(work(8), lambda n: None)
     assert sorted(done) == sorted([*range(8)] * 2)
     workers.flush()
-    assert sum(slot.is_stopped for slot in slots) == n_lost == len(lines.lines)
+    assert sum(slot.is_stopped for slot in slots) == n_lost
+    assert lines.lines == [
+        f"A Ray node was lost; continuing with {n} workers." for n in (4, 3)[:n_lost]
+    ]
     assert not any(slot.is_stopped for slot in slots[n_lost:])
     workers.close(flush=False)
     for slot in slots:
@@ -248,10 +274,8 @@ def test_a_slow_task_is_left_alone_while_there_is_room(monkeypatch):
 
 
 def test_in_one_process_the_functions_are_called(tmp_path):
-    from tests.workers import Worker
-
-    worker = Worker(tmp_path)
-    with executor(ExecutionConfig(), spec(tmp_path), Lines(), worker) as workers:
+    worker = made.Worker(tmp_path)
+    with executor(ExecutionConfig(), lambda: worker, Lines()) as workers:
         workers.run(work(3), lambda n: None)
         workers.flush()
     assert worker.done == [0, 1, 2]
@@ -259,10 +283,12 @@ def test_in_one_process_the_functions_are_called(tmp_path):
 
 
 PARENT = """
-    from ffmem.parallel import ExecutionConfig, Task, WorkerSpec, executor
+    from functools import partial
+    from ffmem.parallel import ExecutionConfig, Task, executor
     from ffmem.progress import Progress
-    spec = WorkerSpec("tests.workers:make", {"folder": "FOLDER"})
-    with executor(ExecutionConfig(workers=2), spec, Progress(quiet=True)) as workers:
+    from tests.workers import Worker
+    make = partial(Worker, "FOLDER")
+    with executor(ExecutionConfig(workers=2), make, Progress(quiet=True)) as workers:
         workers.run([Task(f"nap {i}", "sleep", (60,)) for i in range(2)], lambda n: None)
 """
 
@@ -336,10 +362,33 @@ def test_a_private_ray_that_dies_ends_the_run(tmp_path, monkeypatch):
     begin = time.monotonic()
     with (
         pytest.raises(WorkerError, match=r"The Ray .* is gone.* rerun the command to resume"),
-        executor(config, spec(tmp_path), Lines()) as workers,
+        executor(config, make(tmp_path), Lines()) as workers,
     ):
         workers.run([Task("nap", "sleep", (600,))], lambda n: None)
     killer.join()
     assert time.monotonic() - begin < 120
     left = {child.pid for child in psutil.Process().children(recursive=True)} - before
     assert gone(left)
+
+
+def test_other_children_that_start_meanwhile_are_left_alone(tmp_path):
+    """A thread of the caller may start processes of its own at any time."""
+    slots = [ProcessSlot(make(tmp_path)) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        starting = list(pool.map(lambda slot: slot.start(), slots))
+    started = {int(future.result(60)) for future in starting}
+    assert started == {slot._process.pid for slot in slots} == set(pids(tmp_path))
+    for slot in slots:
+        slot.stop()
+    assert gone(started)
+
+
+def test_workers_share_the_cpus_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert ExecutionConfig(workers=2).threads == 3
+    assert ExecutionConfig(workers=2, ray="local").threads == 3
+    assert ExecutionConfig(workers=2, ray="auto").threads == 1
+    assert ExecutionConfig(workers=7).threads == 1
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert ExecutionConfig(workers=2).threads == 32

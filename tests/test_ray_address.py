@@ -110,6 +110,7 @@ class Nodes:
         self.answers = list(answers)
 
     def nodes(self):
+        time.sleep(0.1)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer is None:
             raise ConnectionError("no answer this time")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, ModelError, StoreError
 
 
 class Worker:
@@ -47,12 +47,10 @@ class Worker:
         (self.folder / f"flushed-{os.getpid()}").write_text(names)
 
 
-def make(folder):
-    return Worker(folder)
-
-
 def make_failing(folder):
-    raise FfmemError("There is no model here.")
+    with (Path(folder) / "failures").open("a") as file:
+        file.write("x")
+    raise ModelError("There is no model here.")
 
 
 def make_dying(folder):
@@ -64,7 +62,7 @@ def make_after_two_failures(folder):
     n = len(failures.read_text()) if failures.exists() else 0
     failures.write_text("x" * (n + 1))
     if n < 2:
-        raise FfmemError("Not yet.")
+        raise StoreError("Not yet.")
     return Worker(folder)
 
 

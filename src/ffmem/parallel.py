@@ -1,12 +1,12 @@
 """Workers behind one small loop: this process, local processes, or Ray actors.
 
-    with executor(config, spec, progress) as workers:
+    with executor(config, make_worker, progress) as workers:
         workers.run(tasks, done)        # calls methods of the workers, one task in flight each
         workers.flush()                 # lets every worker commit what it holds
 
-A worker is any object that a `WorkerSpec` makes; a task is a call of one of its methods with plain
-arguments. Workers write their results themselves. If a worker dies, another one gets its task;
-the caller checks what the dead one had committed. Nothing here changes a result.
+A task is a call of one of a worker's methods with plain arguments. Workers write their results
+themselves. If a worker dies, another one gets its task; the caller checks what the dead one had
+committed. Nothing here changes a result.
 """
 
 import math
@@ -23,11 +23,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol, runtime_checkable
 
 from ffmem.cli_options import check_options, option
-from ffmem.errors import FfmemError, WorkerError, one_line
+from ffmem.errors import ClusterGone, FfmemError, StorageFull, StoreError, WorkerError, one_line
 from ffmem.progress import Progress
 from ffmem.text import pluralize
 
@@ -42,6 +42,9 @@ POLL_SECONDS = 1.0
 
 LOST_SECONDS = 60.0
 """How long a cluster may have too little room before workers that do not answer are given up."""
+
+FLUSH_SECONDS = 60
+"""How long a run that is stopped waits for its workers to commit."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class ExecutionConfig:
         """Threads per worker by default; None where torch decides."""
         if self.is_serial:
             return None
-        return max(1, (os.cpu_count() or 1) // self.n_workers) if self._is_local else 1
+        return max(1, _count_cpus() // self.n_workers) if self._is_local else 1
 
     def check(self) -> None:
         """Raise if Ray was asked for and cannot be reached, before anything is loaded."""
@@ -97,19 +100,27 @@ class ExecutionConfig:
         return self.ray in (None, "local")
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
-    """A worker to make in another process: a function by its name, with plain arguments."""
+def _count_cpus() -> int:
+    """Return how many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
-    factory: str
-    """`package.module:function`"""
-    arguments: dict[str, Any]
-    threads: int = 1
 
-    def make(self) -> Any:
-        """Return the worker."""
-        module, _, function = self.factory.partition(":")
-        return getattr(import_module(module), function)(**self.arguments)
+@runtime_checkable  # tests check types as the code runs
+class Worker(Protocol):
+    """What does tasks: any object with the methods that tasks name, and `flush`.
+
+    What a method has done counts once it is committed; a worker may commit later than that, but
+    at the latest in `flush`.
+    """
+
+    def flush(self) -> None:
+        """Commit what is not committed yet."""
+
+
+MakeWorker = Callable[[], Worker]
+"""Other processes get it by pickle: a function of a module, or a `functools.partial` of one."""
 
 
 @dataclass(frozen=True)
@@ -141,33 +152,34 @@ class Executor(ABC):
 
 @contextmanager
 def executor(
-    config: ExecutionConfig, spec: WorkerSpec, progress: Progress, worker: Any = None
+    config: ExecutionConfig, make_worker: MakeWorker, progress: Progress, threads: int = 1
 ) -> Iterator[Executor]:
-    """Give the workers, and end them afterwards; a serial run may bring its own `worker`."""
+    """Give the workers, and end them afterwards. On Ray, each takes `threads` CPUs."""
     if config.is_serial:
-        yield SerialExecutor(spec.make() if worker is None else worker)
+        yield SerialExecutor(make_worker())
         return
     with ExitStack() as stack:
         slots: list[Slot]
         check: Callable[[bool], float] | None = None
         if config.ray is None:
-            slots = [ProcessSlot(spec.make) for _ in range(config.n_workers)]
+            slots = [ProcessSlot(make_worker) for _ in range(config.n_workers)]
         else:
             from ffmem.ray_workers import RaySlot, connect
 
-            threads, gpus = spec.threads, config.gpus_per_worker
+            gpus = config.gpus_per_worker
+            per_worker = {"CPU": float(threads), "GPU": gpus}
             cluster = stack.enter_context(
-                connect(config.ray, config.n_workers * threads, {"CPU": threads, "GPU": gpus})
+                connect(config.ray, config.n_workers * threads, per_worker)
             )
             slots = [
-                RaySlot(cluster.ray, spec.make, threads, gpus) for _ in range(config.n_workers)
+                RaySlot(cluster.ray, make_worker, threads, gpus) for _ in range(config.n_workers)
             ]
             check = cluster.check
         pool = PoolExecutor(slots, check, progress)
         try:
             yield pool
         except BaseException as error:
-            pool.close(flush=not isinstance(error, WorkerError))
+            pool.close(flush=not isinstance(error, ClusterGone))
             raise
         pool.close(flush=False)
 
@@ -175,7 +187,7 @@ def executor(
 class SerialExecutor(Executor):
     """The functions themselves, in this process."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
     def run(self, tasks: Iterable[Task], done: Callable[[int], None]) -> None:
@@ -191,8 +203,7 @@ class SerialExecutor(Executor):
 
     def flush(self) -> None:
         """Let the worker commit what it holds."""
-        if hasattr(self.worker, "flush"):
-            self.worker.flush()
+        self.worker.flush()
 
 
 @runtime_checkable
@@ -288,6 +299,8 @@ class PoolExecutor(Executor):
             slot.names.add(future.result())
             self._idle.append(slot)
             return
+        if isinstance(error, FfmemError) and not isinstance(error, StoreError | StorageFull):
+            raise error  # another worker would fail in the same way
         self._check(True)
         self._failed_starts += 1
         reason = slot.cause_of_death(error) or one_line(error)
@@ -345,9 +358,10 @@ class PoolExecutor(Executor):
         return tasks
 
     def _remove(self, slot: Slot) -> None:
-        self._progress.say("A node is gone, and Ray has no room for one of the workers. Going on.")
         slot.stop()
         self._slots.remove(slot)
+        left = pluralize(len(self._slots), "workers")
+        self._progress.say(f"A Ray node was lost; continuing with {left}.")
         self._short_since = None
 
     def _report_slow_start(self) -> None:
@@ -387,11 +401,12 @@ class PoolExecutor(Executor):
 
     def close(self, flush: bool) -> None:
         """End all workers; with `flush`, they finish their tasks and commit first."""
+        slots = [*self._idle, *(slot for slot, _ in self._running.values())]
         try:
-            if flush:
+            if flush and slots:
+                self._progress.say(f"Stopping: committing finished work (up to {FLUSH_SECONDS} s).")
                 with suppress(Exception):  # the error that ends the run is the one to report
-                    busy = [slot for slot, _ in self._running.values()]
-                    wait([slot.submit("flush", ()) for slot in (*self._idle, *busy)], 60)
+                    wait([slot.submit("flush", ()) for slot in slots], FLUSH_SECONDS)
         finally:
             for slot in self._slots:
                 slot.stop()
@@ -405,10 +420,10 @@ def _cause(future: "Future[str]") -> BaseException | None:
 
 # Local processes
 
-_WORKER: Any = None
+_WORKER: Worker | None = None
 
 
-def _make_in_process(make: Callable[[], Any]) -> str:
+def _make_in_process(make: MakeWorker) -> str:
     """Make the worker of this process, which ends with its parent."""
     global _WORKER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
@@ -429,6 +444,17 @@ def _call_in_process(method: str, arguments: tuple[Any, ...]) -> str:
     return str(os.getpid())
 
 
+class _SpawnContext(SpawnContext):
+    """Starts the one process of a pool, and keeps it: a pool has no public name for it."""
+
+    process: SpawnProcess
+
+    def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]
+        """Return a new process."""
+        self.process = SpawnProcess(*arguments, **options)
+        return self.process
+
+
 class ProcessSlot:
     """A place for one worker: a process of this machine.
 
@@ -437,7 +463,7 @@ class ProcessSlot:
 
     n_deaths = 1
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: MakeWorker) -> None:
         self.names: set[str] = set()
         self._make = make
         self._pool: ProcessPoolExecutor | None = None
@@ -445,11 +471,11 @@ class ProcessSlot:
 
     def start(self) -> "Future[str]":
         """Start a process and make its worker."""
-        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        before = set(multiprocessing.active_children())
+        context = _SpawnContext()
+        self._pool = ProcessPoolExecutor(1, context)
         with _main_module_hidden():
             future = self._pool.submit(_make_in_process, self._make)
-        (self._process,) = set(multiprocessing.active_children()) - before
+        self._process = context.process
         return future
 
     def submit(self, method: str, arguments: tuple[Any, ...]) -> "Future[str]":
@@ -480,7 +506,7 @@ class ProcessSlot:
         if code is None or code >= 0:
             return f"its process ended with exit code {code}"
         names = {one.value: one.name for one in signal.Signals}  # real-time signals have none
-        hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+        hint = " (probably out of memory)" if -code == signal.SIGKILL else ""
         return f"its process was killed by {names.get(-code, f'signal {-code}')}{hint}"
 
 
@@ -491,10 +517,11 @@ def _main_module_hidden() -> Iterator[None]:
     Workers need ffmem alone; so scripts that call it need no `if __name__ == "__main__"`.
     """
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__.pop(name) for name in ("__file__",) if name in main.__dict__}
+    path = main.__dict__.pop("__file__", None)
     spec, main.__spec__ = getattr(main, "__spec__", None), None
     try:
         yield
     finally:
         main.__spec__ = spec
-        main.__dict__.update(hidden)
+        if path is not None:
+            main.__file__ = path

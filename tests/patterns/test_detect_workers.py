@@ -70,20 +70,18 @@ def deadly(**arguments):
 
 def use(monkeypatch, factory):
     """Let workers be made by a function of this module."""
-    make = layer_worker.WorkerSpec
-    name = f"tests.patterns.test_detect_workers:{factory}"
-    monkeypatch.setattr(layer_worker, "WorkerSpec", lambda _, arguments: make(name, arguments))
+    monkeypatch.setattr(layer_worker, "make_worker", factory)
 
 
 def test_a_killed_worker_changes_nothing(index, plain, scratch, monkeypatch):
-    use(monkeypatch, "dying")
+    use(monkeypatch, dying)
     detect(index, workers=2, progress=QUIET)
     assert content(index.folder / "patterns") == plain
     assert list(scratch.iterdir()) == []
 
 
 def test_a_layer_that_kills_every_worker_ends_the_command(index, plain, scratch, monkeypatch):
-    use(monkeypatch, "deadly")
+    use(monkeypatch, deadly)
     with pytest.raises(WorkerError, match="3 workers died while working on the patterns of layer"):
         ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain
@@ -95,7 +93,7 @@ def failing(**arguments):
 
 
 def test_workers_that_cannot_start_end_the_command(index, plain, scratch, monkeypatch):
-    use(monkeypatch, "failing")
+    use(monkeypatch, failing)
     with pytest.raises(WorkerError, match="There is no room here"):
         ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
@@ -23,10 +24,10 @@ from ffmem.indexing.results import merge_samples, write_layer, write_sample
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file
-from ffmem.indexing.worker import IndexWorker
+from ffmem.indexing.worker import IndexWorker, make_worker
 from ffmem.models.arguments import IN_MEMORY, resolve_model
 from ffmem.models.memories import Memories
-from ffmem.parallel import Executor, Task, WorkerSpec, executor
+from ffmem.parallel import Executor, MakeWorker, Task, executor
 from ffmem.progress import Progress
 
 MAX_STALLED_ROUNDS = 3
@@ -56,15 +57,14 @@ def build(
         with _clean_up_on_error(folder, existed):
             plan = prepare(memories, corpus, folder, config, options.shared, progress)
         plan.partials.delete_damaged(plan.sampled_chunks, progress.say)
-        spec = _worker_spec(plan, options)
-        worker = None
+        make = _make_worker(plan, options)
         if options.is_serial:
             sentences, skip_bad = Sentences(folder / SENTENCES), options.bad_sentences == "skip"
-            worker = IndexWorker(memories, plan.storage, sentences, plan.sample, skip_bad)
+            make = partial(IndexWorker, memories, plan.storage, sentences, plan.sample, skip_bad)
         del memories  # if other processes do the work, this one need not keep the weights
         gc.collect()
         try:
-            with executor(options, spec, progress, worker) as workers:
+            with executor(options, make, progress, plan.run.threads) as workers:
                 _project_values(workers, plan, progress)
                 _read_chunks(workers, plan, progress)
         except KeyboardInterrupt:
@@ -74,18 +74,18 @@ def build(
     return True
 
 
-def _worker_spec(plan: Plan, options: BuildOptions) -> WorkerSpec:
+def _make_worker(plan: Plan, options: BuildOptions) -> MakeWorker:
     """Return how other processes make their workers."""
     path = str(plan.folder.absolute() / SENTENCES)
-    arguments = {
-        "storage": plan.storage.url,
-        "sentences": None if plan.storage.is_remote else path,
-        "device": options.device,
-        "prefixes": plan.sample.prefixes.tolist(),
-        "hashes": plan.sample.hashes.tolist(),
-        "skip_bad": options.bad_sentences == "skip",
-    }
-    return WorkerSpec("ffmem.indexing.worker:make_worker", arguments, plan.run.threads)
+    return partial(
+        make_worker,
+        storage=plan.storage.url,
+        sentences=None if plan.storage.is_remote else path,
+        device=options.device,
+        prefixes=plan.sample.prefixes.tolist(),
+        hashes=plan.sample.hashes.tolist(),
+        skip_bad=options.bad_sentences == "skip",
+    )
 
 
 def _project_values(workers: Executor, plan: Plan, progress: Progress) -> None:

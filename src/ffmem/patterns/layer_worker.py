@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 
 from ffmem.errors import StoreError
 from ffmem.indexing.store import Index
-from ffmem.parallel import ExecutionConfig, Task, WorkerSpec, executor
+from ffmem.parallel import ExecutionConfig, Task, executor
 from ffmem.patterns.around import Around
 from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.examining import LayerTests, examine
@@ -87,18 +87,16 @@ def examine_layers(
         with _scratch(examiner.index, execution) as folder:
             examiner.view.save(folder)
             np.savez(folder / SPACE, allow_pickle=False, **examiner.space.arrays())
-            spec = WorkerSpec(
-                "ffmem.patterns.layer_worker:make_worker",
-                {
-                    "folder": str(folder),
-                    "index": str(examiner.index.folder.absolute()),
-                    "space": examiner.space.name,
-                    "top": examiner.top,
-                    "seed": examiner.seed,
-                },
+            make = partial(
+                make_worker,
+                folder=str(folder),
+                index=str(examiner.index.folder.absolute()),
+                space=examiner.space.name,
+                top=examiner.top,
+                seed=examiner.seed,
             )
             tasks = [Task(f"the patterns of layer {one.layer}", "examine", one) for one in asked]
-            with executor(execution, spec, progress) as workers:
+            with executor(execution, make, progress) as workers:
                 workers.run(tasks, step)
             return [_tests(_read_arrays(folder / one.file)) for one in asked]
 
@@ -132,6 +130,9 @@ class LayerWorker:
         temporary = self.folder / f".{asked.file}"
         np.savez(temporary, allow_pickle=False, **arrays)
         temporary.replace(self.folder / asked.file)
+
+    def flush(self) -> None:
+        """Do nothing: every result is written at once."""
 
 
 def make_worker(folder: str, index: str, space: str, top: int, seed: int) -> LayerWorker:
