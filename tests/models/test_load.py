@@ -404,6 +404,23 @@ def test_a_gguf_file_is_converted_once_and_gives_the_same_model(tmp_path, monkey
     assert before == {path: path.stat().st_mtime_ns for path in made.iterdir()}
 
 
+def test_of_two_conversions_of_a_gguf_file_at_once_one_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    words = ["<s>", "</s>", "a", "b", "ab", *(f"w{i}" for i in range(5, 64))]
+    write_gguf(tmp_path / "tiny.gguf", tiny("llama"), words)
+    replace = Path.replace
+
+    def replace_too_late(temporary, folder):
+        shutil.copytree(temporary, folder)  # the other conversion ends first
+        return replace(temporary, folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", replace_too_late)
+        made = convert_gguf(tmp_path / "tiny.gguf")
+    assert convert_gguf(tmp_path / "tiny.gguf") == made
+    assert [path.name for path in made.parent.iterdir()] == [made.name]
+
+
 @pytest.mark.parametrize("layers", [1, 3, 10**6])
 def test_a_gguf_file_whose_layers_are_not_those_it_names_is_refused(layers, tmp_path, monkeypatch):
     monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))

@@ -94,7 +94,7 @@ def failing(**arguments):
 
 def test_workers_that_cannot_start_end_the_command(index, plain, scratch, monkeypatch):
     use(monkeypatch, failing)
-    with pytest.raises(WorkerError, match="There is no room here"):
+    with pytest.raises(FfmemError, match="There is no room here"):
         ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain
     assert list(scratch.iterdir()) == []

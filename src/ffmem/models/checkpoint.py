@@ -294,7 +294,11 @@ def convert_gguf(gguf: Path) -> Path:
             if not _is_intact(folder):  # another process may have finished first
                 if folder.exists():
                     folder.rename(temporary.with_name(f"{temporary.name}.damaged"))
-                temporary.replace(folder)
+                try:
+                    temporary.replace(folder)
+                except OSError:  # or just now
+                    if not _is_intact(folder):
+                        raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(f"{temporary}.damaged", ignore_errors=True)
