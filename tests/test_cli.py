@@ -253,7 +253,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     assert f"Reading {corpus_file}.\nCorpus: 24 sentences" in err
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert (code, "finished: nothing to do" in err) == (0, True)
-    assert run("verify", made)[:2] == (0, "Sound: 11 files, 48 memories.\n")
+    assert run("verify", made)[:2] == (0, "OK: 11 files, 48 memories.\n")
     (tmp_path / "more.txt").write_text("A further river.\n")
     more = ("index", model_folder, tmp_path / "more.txt", "--out", tmp_path / "other", *common)
     start = ffmem.open(made).manifest.start
@@ -262,7 +262,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     assert run("extend", made, tmp_path / "more.txt", "--unit", "line")[0] == 0
     for name in ("made", "merged"):
         code, out, _ = run("verify", tmp_path / name)
-        assert (code, out) == (0, "Sound: 11 files, 48 memories.\n")
+        assert (code, out) == (0, "OK: 11 files, 48 memories.\n")
     code, out, err = run("export", made, tmp_path / "out.jsonl", "--to", "jsonl")
     assert (code, out) == (0, "")
     assert err.startswith("Wrote 48 memories to ")
@@ -314,3 +314,15 @@ def test_a_name_that_no_file_can_have_is_an_error_of_one_line(command):
     assert len(done.stderr.splitlines()) == 1
     assert "too long" in done.stderr
     assert len(done.stderr) < 500
+
+
+def test_a_dry_run_needs_no_folder_and_writes_none(tmp_path, model_folder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("the cat sat\na dog ran\n")
+    code, out, _ = run("index", model_folder, "corpus.txt", "--unit", "line", "--dry-run")
+    assert code == 0
+    assert "2 sentences" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+    code, _, err = run("index", model_folder, "corpus.txt")
+    assert code == 2
+    assert "Missing option '--out'" in err

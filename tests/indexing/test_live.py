@@ -8,8 +8,14 @@ import pytest
 
 import ffmem
 from ffmem.errors import StoreError
+from ffmem.indexing import estimate
+from ffmem.indexing.chunks import batches
+from ffmem.indexing.estimate import index_bytes
 from ffmem.indexing.partials import Partials
+from ffmem.indexing.results import SAMPLE_SIZE
+from ffmem.indexing.scan import Scan
 from ffmem.indexing.status import status
+from ffmem.indexing.tables import read_columns
 from tests.indexing import test_build
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.indexing.test_build import killed
@@ -121,3 +127,46 @@ def test_an_estimate_writes_nothing_and_counts_the_corpus(tmp_path):
     assert found.pass_seconds > 0
     assert found.values_seconds > 0
     assert f"{found.tokens:,} tokens" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "start", "first"),
+    [
+        ({"start": "none"}, None, 0),
+        ({"start": "id:0"}, 0, 1),
+        ({"start": "id:7"}, 7, 1),
+        ({"start": "id:7", "compat": "ff-layers"}, 7, 0),
+    ],
+)
+def test_an_estimate_times_the_pass_that_the_run_would_make(
+    options, start, first, tmp_path, monkeypatch
+):
+    read = []
+
+    def spy(sentences, start, batch_tokens):
+        read.append(start)
+        return batches(sentences, start, batch_tokens)
+
+    class Spy(Scan):
+        def __init__(self, memories, t, all_prefixes, positions):
+            read.append(positions.first)
+            super().__init__(memories, t, all_prefixes, positions)
+
+    monkeypatch.setattr(estimate, "batches", spy)
+    monkeypatch.setattr(estimate, "Scan", Spy)
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    ffmem.estimate(memories(), ffmem.Corpus(str(corpus), unit="line"), **options)
+    assert read == [start, first]
+
+
+def test_an_estimate_of_the_disk_is_the_size_of_the_columns(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    index = indexed(tmp_path / "index", corpus)
+    columns = sum(
+        array.nbytes
+        for kind in ("triggers", "stats", "values")
+        for path in (index.folder / kind).glob("layer-*")
+        for array in read_columns(path).values()
+    )
+    found = index_bytes(memories(), index.manifest.t) - len(index) * SAMPLE_SIZE * 4
+    assert columns * 0.9 < found <= columns

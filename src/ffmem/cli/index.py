@@ -40,9 +40,11 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
     Prints its family, layers, memories, activation, norms and output head, and how exactly the
     paper's equations hold on it.
     """
+    from ffmem.indexing.estimate import index_bytes
     from ffmem.models.load import describe as describe_model
 
-    facts = describe_model(ffmem.load(model, dtype=dtype, device=device))
+    memories = ffmem.load(model, dtype=dtype, device=device)
+    facts = {**describe_model(memories), "index_bytes": index_bytes(memories, IndexConfig.t)}
     if as_json:
         print_json(facts)
         return
@@ -64,14 +66,20 @@ def _format(value: Any) -> str:
 @click.command()
 @click.argument("model")
 @click.argument("corpus")
-@out_option
+@click.option("--out", type=PATH, help="Folder to write. Required without --dry-run.")
 @dataclass_options(IndexConfig)
 @dataclass_options(Corpus)
 @dataclass_options(BuildOptions)
 @dtype_option
 @click.option("--dry-run", is_flag=True, help="Estimate time, memory and disk; write nothing.")
 def index(
-    model: str, corpus: str, out: Path, dtype: str, device: str, dry_run: bool, **options: Any
+    model: str,
+    corpus: str,
+    out: Path | None,
+    dtype: str,
+    device: str,
+    dry_run: bool,
+    **options: Any,
 ) -> None:
     """Index the memories of a model over a corpus.
 
@@ -84,6 +92,8 @@ def index(
     if dry_run:
         click.echo(ffmem.estimate(model, source, dtype=dtype, device=device, **config, **execution))
         return
+    if out is None:
+        raise click.MissingParameter(param_hint="'--out'", param_type="option")
     made = ffmem.index(
         model,
         source,
@@ -153,7 +163,7 @@ def verify(folder: Path) -> None:
         click.echo(sentence, err=True)
     if wrong:
         more = f" (and {len(wrong) - 1} more, above)" if len(wrong) > 1 else ""
-        raise FfmemError(f"{folder} is not a sound index: {wrong[0]}{more}")
+        raise FfmemError(f"{folder} is corrupted: {wrong[0]}{more}")
     made = ffmem.open(folder)
     files = pluralize(len(made.manifest.files), "files")
-    click.echo(f"Sound: {files}, {pluralize(len(made), 'memories')}.")
+    click.echo(f"OK: {files}, {pluralize(len(made), 'memories')}.")

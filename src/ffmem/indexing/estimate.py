@@ -11,14 +11,23 @@ import torch
 from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range
 from ffmem.indexing.config import IndexConfig
+from ffmem.indexing.prepare import TruncatedRows
+from ffmem.indexing.results import SAMPLE_SIZE, LayerResult
 from ffmem.indexing.scan import Scan
+from ffmem.indexing.start import choose_start
+from ffmem.indexing.values import ENDS, Ends
 from ffmem.models.arguments import use_threads
-from ffmem.models.load import index_bytes
 from ffmem.models.memories import Memories
 from ffmem.parallel import ExecutionConfig
 
 MEASURED_VALUES = 256
 """Values to project in order to estimate the time for all."""
+
+NUMBER_BYTES = 4
+"""Of a float32 or int32."""
+
+TOKEN_BYTES = 3 * NUMBER_BYTES
+"""Of a token in the corpus: its id, and where its text starts and ends."""
 
 
 @dataclass(frozen=True)
@@ -64,28 +73,24 @@ def estimate(
     """Read the corpus, time one batch and some values, and extrapolate."""
     first: list[list[int]] = []
     n_sentences = n_tokens = n_characters = 0
-    most = None if memories.context is None else memories.context - 1
-    for text, ids, _, _ in corpus.sentences(memories.tokenizer):
-        length = len(ids) if most is None else min(len(ids), most)
+    for text, ids, _, _ in TruncatedRows(corpus.sentences(memories.tokenizer), memories):
         if n_tokens < config.chunk_tokens:
-            first.append(ids[:length])
+            first.append(ids)
         n_sentences += 1
-        n_tokens += length
+        n_tokens += len(ids)
         n_characters += len(text or "")
-    start = memories.tokenizer.own_start or memories.tokenizer.bos or memories.tokenizer.eos
-    full = max(
-        batches(enumerate(first), start, config.batch_tokens), key=lambda b: b.tokens.numel()
-    )
-    scan = Scan(
-        memories, config.t, config.prefixes == "all", prefix_range(start is not None, False)
-    )
     n_threads = config.threads or execution.threads or torch.get_num_threads()
     with use_threads(n_threads):
+        start = choose_start(memories, first, config.start)[0].id
+        full = max(
+            batches(enumerate(first), start, config.batch_tokens), key=lambda b: b.tokens.numel()
+        )
+        positions = prefix_range(start is not None, config.compat is not None)
+        scan = Scan(memories, config.t, config.prefixes == "all", positions)
         batch_seconds = _best_of_two(lambda: _read(scan, full))
         values_seconds = _values_seconds(memories)
     rate = sum(full.lengths) / batch_seconds
-    lists = config.t * 8 * (2 if memories.gated else 1)
-    n_memories = len(memories.layout)
+    results = len(memories.layout) * _result_bytes(config.t, memories.gated)
     weights = sum(one.numel() * one.element_size() for one in memories.model.parameters())
     widest = full.tokens.numel() * max(memories.layout.widths) * 4 * (3 if memories.gated else 2)
     return Estimate(
@@ -96,10 +101,25 @@ def estimate(
         tokens_per_second=rate,
         pass_seconds=n_tokens / rate / execution.n_workers,
         values_seconds=values_seconds / execution.n_workers,
-        memory_bytes=weights + n_memories * (2 * lists + 60) + widest,
-        partial_bytes=n_memories * (config.t * 13 * (2 if memories.gated else 1) + 40),
-        index_bytes=index_bytes(memories, config.t) + n_characters + n_tokens * 12,
+        memory_bytes=weights + 2 * results + widest,  # results: of a chunk, and of all so far
+        partial_bytes=results,
+        index_bytes=index_bytes(memories, config.t) + n_characters + n_tokens * TOKEN_BYTES,
     )
+
+
+def index_bytes(memories: Memories, t: int) -> int:
+    """Estimate the size of an index without its corpus, before compression."""
+    ends = min(ENDS, memories.vocabulary - len(memories.tokenizer.unlisted))
+    values = 2 * ends * len(Ends._fields) * NUMBER_BYTES if memories.has_values else 0
+    per_memory = _result_bytes(t, memories.gated) + values + SAMPLE_SIZE * NUMBER_BYTES
+    return len(memories.layout) * per_memory
+
+
+def _result_bytes(t: int, gated: bool) -> int:
+    """Return the size of one memory's triggers and statistics."""
+    one = LayerResult.empty(1, t, gated)
+    parts = (one.positive, one.negative or (), one.stats)
+    return sum(column.nbytes for part in parts for column in part)
 
 
 def _read(scan: Scan, batch: Batch) -> None:
@@ -113,7 +133,9 @@ def _values_seconds(memories: Memories) -> float:
         return 0.0
     layer = memories.layout.widths.index(max(memories.layout.widths))
     values = memories.output_directions(layer)[:MEASURED_VALUES]
-    seconds = _best_of_two(lambda: memories.head.folded(values).topk(min(50, memories.vocabulary)))
+    seconds = _best_of_two(
+        lambda: memories.head.folded(values).topk(min(ENDS, memories.vocabulary))
+    )
     return seconds * len(memories.layout) / len(values)
 
 

@@ -141,7 +141,7 @@ def _read_corpus(
         )
     progress.say(f"Reading {corpus.source}.")
     reading = corpus.sentences(memories.tokenizer)
-    rows = _TruncatedRows(reading, memories)
+    rows = TruncatedRows(reading, memories)
     totals = write_sentences(folder / SENTENCES, rows)
     if totals.n_places > MAX_PREFIXES:
         raise CorpusError(
@@ -212,7 +212,7 @@ def _summary(source: SourceRecord, start: StartRecord) -> Iterator[str]:
         yield f"Perplexity per token: {source.perplexity.per_token:,.1f} (on {tokens} of {of})."
 
 
-class _TruncatedRows:
+class TruncatedRows:
     """The sentences of a corpus, truncated to the model's context; counts what it cuts."""
 
     def __init__(self, reading: CorpusReader, memories: Memories) -> None:

@@ -203,7 +203,7 @@ def _loading_errors(source: str) -> Iterator[None]:
         ) from error
 
 
-def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
+def describe(memories: Memories) -> dict[str, Any]:
     """Return the facts of a model that decide how ffmem reads it."""
     tokenizer = memories.tokenizer
     tokens = tokenizer.token_texts(memories.vocabulary)
@@ -242,17 +242,8 @@ def describe(memories: Memories, t: int = 50) -> dict[str, Any]:
             "eos": show(tokenizer.eos),
         },
         "self_check": memories.check._asdict(),
-        "index_bytes": index_bytes(memories, t),
         "weights": memories.fingerprint(),
     }
-
-
-def index_bytes(memories: Memories, t: int = 50, ends: int = 50, sample: int = 512) -> int:
-    """Estimate the size of an index without its corpus, before compression."""
-    lists = 2 if memories.gated else 1
-    values = 2 * ends * (4 + 4 + 4) if memories.has_values else 0
-    per_memory = lists * t * (4 + 8 + 1) + values + sample * 4 + 40
-    return len(memories.layout) * per_memory
 
 
 def _is_adaptive(memories: Memories) -> bool:
