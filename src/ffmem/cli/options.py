@@ -47,12 +47,12 @@ dtype_option = click.option(
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Number format of the model.",
+    help="Model dtype.",
 )
 index_dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Number format of the model. Default: as the index.",
+    help="Model dtype. Default: as the index.",
 )
 index_model_option = click.option(
     "--model", metavar="MODEL", help="Where the model is now, if it has moved."

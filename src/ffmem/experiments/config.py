@@ -7,7 +7,7 @@ The options of `ffmem experiment` and `ffmem report`, and the parameters of `ffm
 from dataclasses import dataclass
 
 from ffmem.cli_options import check_options, option
-from ffmem.indexing.config import MAX_THREADS
+from ffmem.models.arguments import MAX_THREADS
 
 DRAWS = ("sentences", "tokens")
 

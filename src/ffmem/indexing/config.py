@@ -24,6 +24,7 @@ from ffmem.indexing.manifest import (
     SourceRecord,
     StartRecord,
 )
+from ffmem.models.arguments import MAX_THREADS
 from ffmem.parallel import ExecutionConfig
 from ffmem.records import NotARecord, Record
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from ffmem.storage import Storage
 
 COMPAT = "ff-layers"
-
-MAX_THREADS = 1_024
 
 RUN_FILE = "partials/config.json"
 FACTS_FILE = "partials/corpus.json"
@@ -61,7 +60,7 @@ class IndexConfig(Record):
         "Tokens per chunk, the unit of work.", 65_536, minimum=1, maximum=1 << 30
     )
     threads: int | None = option(
-        "CPU threads per worker. Default: all cores, shared among the workers.",
+        "CPU threads per worker. Default: all cores, shared among the workers; 1 on a cluster.",
         None,
         minimum=1,
         maximum=MAX_THREADS,

@@ -25,9 +25,12 @@ def fixed(rows: ndarray) -> pa.Array:
 def write_table(path: Path, table: pa.Table) -> None:
     """Commit a table to a file; the same table gives the same bytes."""
     with committing(path) as temporary:
-        pq.write_table(
-            table, temporary, row_group_size=GROUP, compression="zstd", use_dictionary=False
-        )
+        write_parquet(temporary, table)
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table to a path that the caller commits."""
+    pq.write_table(table, path, row_group_size=GROUP, compression="zstd", use_dictionary=False)
 
 
 def layer_file(kind: str, layer: int) -> str:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Int32, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.indexing.tables import fixed, write_table
+from ffmem.indexing.tables import fixed, write_parquet
 from ffmem.models.memories import Memories
 
 ENDS = 50
@@ -40,7 +40,7 @@ class Ends(NamedTuple):
 
 
 def write_values(path: Path, memories: Memories, layer: int) -> None:
-    """Write the ends of a layer's values as one Parquet file."""
+    """Write the ends of a layer's values as one Parquet file; the caller commits it."""
     parts = list(_parts(memories, layer))
     tops, bottoms = ([part[side] for part in parts] for side in (0, 1))
     columns: dict[str, pa.Array] = {
@@ -50,7 +50,7 @@ def write_values(path: Path, memories: Memories, layer: int) -> None:
         for field in Ends._fields:
             rows = np.concatenate([getattr(ends, field) for ends in side])
             columns[f"{name}_{field}"] = fixed(rows)
-    write_table(path, pa.table(columns))
+    write_parquet(path, pa.table(columns))
 
 
 @torch.inference_mode()

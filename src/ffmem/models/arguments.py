@@ -88,18 +88,13 @@ def index_model_errors(source: str, folder: Path, option: str = "--model") -> It
         ) from None
 
 
-def check_threads(n: int | None) -> None:
-    """Raise if a number of threads is out of range."""
-    if n is not None and not 1 <= n <= MAX_THREADS:
-        raise FfmemError(f"--threads {n} is out of range; use 1 to {MAX_THREADS:,}.")
-
-
 @contextmanager
 def use_threads(n: int) -> Iterator[None]:
     """Compute with n CPU threads, then restore the previous number."""
     import torch
 
-    check_threads(n)
+    if not 1 <= n <= MAX_THREADS:
+        raise FfmemError(f"--threads {n} is out of range; use 1 to {MAX_THREADS:,}.")
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

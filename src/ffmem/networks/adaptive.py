@@ -41,7 +41,7 @@ class InitEmbedding(nn.Embedding):
         self.init_std = init_std
 
 
-class Cluster(nn.Module):
+class VocabularyCluster(nn.Module):
     """A range of the vocabulary: E_b and P_b.
 
     Before training, every word should be about as probable. Input vectors of frequent words have
@@ -69,7 +69,7 @@ class AdaptiveInput(nn.Module):
         self.hidden = config.hidden_size
         sizes = zip(config.band_sizes, config.band_widths, strict=True)
         self.bands = nn.ModuleList(
-            Cluster(size, width, config.hidden_size, is_head=number == 0)
+            VocabularyCluster(size, width, config.hidden_size, is_head=number == 0)
             for number, (size, width) in enumerate(sizes)
         )
         self.ranges = list(pairwise(accumulate(config.band_sizes, initial=0)))

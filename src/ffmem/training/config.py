@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ffmem.cli_options import check_options, option
 from ffmem.errors import FfmemError, ModelError
+from ffmem.models.arguments import MAX_THREADS
 from ffmem.records import Record
 
 KINDS = ("relu", "gelu", "swiglu", "softmax", "persistent", "lambda")
@@ -89,7 +90,7 @@ class TrainConfig(Record):
         "CPU threads. The last bits of the weights depend on it.",
         None,
         minimum=1,
-        below=1025,
+        maximum=MAX_THREADS,
         compare=False,
     )
     checkpoint_minutes: float = option(

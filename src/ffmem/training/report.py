@@ -14,7 +14,7 @@ from ffmem.reporting.style import BLUE, VERMILION, Chart, styled
 from ffmem.text import pluralize
 from ffmem.training.config import TrainConfig
 from ffmem.training.data import StreamStats
-from ffmem.training.run_dir import Plan, TrainResult
+from ffmem.training.run_dir import TrainPlan, TrainResult
 
 MAX_POINTS = 500
 """Losses of a long run are averaged down to this many points, so that the figure stays small."""
@@ -22,7 +22,7 @@ MAX_POINTS = 500
 Row = dict[str, Any]
 
 
-def format_plan(config: TrainConfig, plan: Plan) -> list[str]:
+def format_plan(config: TrainConfig, plan: TrainPlan) -> list[str]:
     """Return what will be trained, and on what, one sentence per line."""
     train, valid = plan.train, plan.valid
     lines = [f"Training on {_format_stream(train)}; validating on {_format_stream(valid)}."]
@@ -69,13 +69,13 @@ def _format_left_out(stats: StreamStats) -> str:
     return ", ".join(pluralize(n, what) for what, n in counts.items() if n)
 
 
-def _format_match(config: TrainConfig, plan: Plan) -> str:
+def _format_match(config: TrainConfig, plan: TrainPlan) -> str:
     if plan.matched_parameters is None:
         return ""
     return f" ({plan.matched_parameters:,} with {config.match} memories)"
 
 
-def format_memories(config: TrainConfig, plan: Plan) -> str:
+def format_memories(config: TrainConfig, plan: TrainPlan) -> str:
     """Return how many memories of which kind a layer has."""
     if config.memory == "persistent":
         return f"{pluralize(plan.memories, 'persistent memories')} per head"

@@ -1,6 +1,6 @@
 """The folder of a training run: what is recorded, checkpointed and resumed.
 
-    FOLDER/checkpoint/prepared.safetensors  token ids of both streams; as JSON, RunConfig and Plan
+    FOLDER/checkpoint/prepared.safetensors  token ids of both streams; as JSON, config and plan
     FOLDER/checkpoint/tokenizer files       dict.txt, tokenizer.json, tokenizer_config.json
     FOLDER/checkpoint/state.safetensors     weights, optimizer and RNG states; as JSON, TrainState
     FOLDER/checkpoint/best-N.safetensors    weights of the best evaluation so far, at step N
@@ -50,8 +50,8 @@ START_AGAIN = "Delete the folder and train again."
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Record):
-    """Everything that decides the weights: the same RunConfig gives the same bytes."""
+class TrainRunConfig(Record):
+    """Everything that decides the weights: the same TrainRunConfig gives the same bytes."""
 
     config: TrainConfig
     corpus: dict[str, str | int | None]
@@ -64,8 +64,8 @@ class RunConfig(Record):
     @classmethod
     def make(
         cls, config: TrainConfig, corpus: Corpus, valid: Corpus | None, threads: int, device: str
-    ) -> "RunConfig":
-        """Return the RunConfig of a new run."""
+    ) -> "TrainRunConfig":
+        """Return the TrainRunConfig of a new run."""
         return cls(
             config=config,
             corpus=corpus.describe() | {"sha256": corpus.digest()},
@@ -75,7 +75,7 @@ class RunConfig(Record):
             versions={name: version(name) for name in ("ffmem", "torch", "transformers")},
         )
 
-    def differences(self, before: "RunConfig") -> list[str]:
+    def differences(self, before: "TrainRunConfig") -> list[str]:
         """Return how this run differs from an earlier one, one line per value."""
         mine, theirs = self._compared(), before._compared()
         for corpus in ("corpus", "valid"):
@@ -109,7 +109,7 @@ def _short(value: object) -> object:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Record):
+class TrainPlan(Record):
     """Sizes and counts that are known once the corpus is read, before the first step."""
 
     vocabulary: int
@@ -121,7 +121,7 @@ class Plan(Record):
     matched_parameters: int | None
     """Parameters of the model to match, if any."""
     steps: int
-    """At most."""
+    """At most: validation may stop improving earlier."""
     steps_per_epoch: int
     warmup: int
     train: StreamStats
@@ -145,7 +145,7 @@ class TrainState(Record):
     best_step: int | None = None
     best_perplexity: float | None = None
     evaluations_since_best: int = 0
-    finished: bool = False
+    stopped_early: bool = False
     """Whether validation stopped improving."""
 
 
@@ -153,8 +153,8 @@ class TrainState(Record):
 class TrainResult(Record):
     """`training.json`: the configuration and the outcome."""
 
-    run: RunConfig
-    plan: Plan
+    run: TrainRunConfig
+    plan: TrainPlan
     steps: int
     """Steps done."""
     epochs: float
@@ -179,8 +179,8 @@ def _damaged(path: Path, error: object) -> StoreError:
 class PreparedRun(NamedTuple):
     """What a run needs before its first step."""
 
-    run: RunConfig
-    plan: Plan
+    run: TrainRunConfig
+    plan: TrainPlan
     train: Int[Tensor, " token"]
     valid: Int[Tensor, " token"]
 
@@ -277,8 +277,8 @@ class RunDir:
             return None
         streams, records = read_tensors(self.prepared_path)
         try:
-            run = RunConfig.of(json.loads(records["run"]))
-            plan = Plan.of(json.loads(records["plan"]))
+            run = TrainRunConfig.of(json.loads(records["run"]))
+            plan = TrainPlan.of(json.loads(records["plan"]))
         except (KeyError, ValueError) as error:
             raise _damaged(self.prepared_path, error) from None
         for name, expected in plan.tokenizer_files.items():

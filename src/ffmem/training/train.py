@@ -29,11 +29,11 @@ from ffmem.training.report import draw_curve, format_plan, model_card
 from ffmem.training.run_dir import (
     START_AGAIN,
     TOKENIZER_FILES,
-    Plan,
     PreparedRun,
-    RunConfig,
     RunDir,
+    TrainPlan,
     TrainResult,
+    TrainRunConfig,
 )
 from ffmem.training.trainer import (
     ProgressDisplay,
@@ -89,14 +89,14 @@ def _run_config(
     corpus: Corpus,
     valid: Corpus | None,
     device: torch.device,
-    before: RunConfig | None,
-) -> RunConfig:
+    before: TrainRunConfig | None,
+) -> TrainRunConfig:
     """Return what decides the weights; without --threads, as many threads as the run had before."""
     n_threads = config.threads or (before.threads if before else torch.get_num_threads())
-    return RunConfig.make(config, corpus, valid, n_threads, device.type)
+    return TrainRunConfig.make(config, corpus, valid, n_threads, device.type)
 
 
-def _check_same_run(run: RunConfig, before: RunConfig, found: str) -> None:
+def _check_same_run(run: TrainRunConfig, before: TrainRunConfig, found: str) -> None:
     """Raise if an earlier run in the folder had other settings."""
     differences = run.differences(before)
     if differences:
@@ -132,7 +132,7 @@ def _finished_result(
 
 
 def _prepare(
-    run: RunConfig, corpus: Corpus, valid: Corpus | None, run_dir: RunDir, progress: Progress
+    run: TrainRunConfig, corpus: Corpus, valid: Corpus | None, run_dir: RunDir, progress: Progress
 ) -> PreparedRun:
     """Read the corpus, make vocabulary, streams and plan, and write them to the folder."""
     streams = make_streams(run.config, corpus, valid)
@@ -148,13 +148,13 @@ def _prepare(
     return prepared
 
 
-def make_plan(config: TrainConfig, streams: TokenStreams) -> Plan:
+def make_plan(config: TrainConfig, streams: TokenStreams) -> TrainPlan:
     """Return the sizes and steps that follow from the config and its streams."""
     vocabulary = streams.vocabulary
     memories, parameters, target = match_parameters(config, vocabulary.size, vocabulary.start)
     blocks = Blocks(streams.train, config.context, config.seed)
     steps = config.steps or blocks.n_steps(config.epochs or MAX_EPOCHS, config.blocks_per_step)
-    return Plan(
+    return TrainPlan(
         vocabulary=vocabulary.size,
         start=vocabulary.start,
         memories=memories,
@@ -233,7 +233,7 @@ def _finish(prepared: PreparedRun, trainer: Trainer, run_dir: RunDir) -> TrainRe
         valid_perplexity=state.best_perplexity,
         last_valid_perplexity=last["valid_perplexity"],
         last_loss=[row["loss"] for row in rows if "loss" in row][-1],
-        stopped_early=state.finished and state.step < trainer.steps,
+        stopped_early=state.stopped_early and state.step < trainer.steps,
     )
     _save_model(trainer.model, run_dir)
     draw_curve(rows, out, result)

@@ -211,7 +211,7 @@ class Trainer:
     def train(self, display: "ProgressDisplay", say: Callable[[str], None]) -> TrainState:
         """Train to the end."""
         self.model.train()
-        while self.state.step < self.steps and not self.state.finished:
+        while self.state.step < self.steps and not self.state.stopped_early:
             begin = time.perf_counter()
             self.step()
             seconds = time.perf_counter() - begin
@@ -318,8 +318,8 @@ class Trainer:
             )
         else:
             since = self.state.evaluations_since_best + 1
-            finished = self.config.stops_early and since >= PATIENCE
-            self.state = replace(self.state, evaluations_since_best=since, finished=finished)
+            stopped = self.config.stops_early and since >= PATIENCE
+            self.state = replace(self.state, evaluations_since_best=since, stopped_early=stopped)
         self.save()
         return (
             f"Step {step:,} of {self.steps:,} (epoch {self.curve.rows[-1]['epoch']:.2f}):"
