@@ -23,7 +23,7 @@ from ffmem.indexing.worker import IndexWorker
 from ffmem.parallel import ExecutionConfig, Executor, Task, executor
 from ffmem.progress import Progress
 
-CHUNK_TOKENS, N_CHUNKS = 4096, 4
+CHUNK_TOKENS, N_CHUNKS = 1024, 4
 QUIET = Progress(quiet=True)
 EXECUTIONS = {
     "plain": ExecutionConfig(),
