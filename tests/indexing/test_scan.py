@@ -53,6 +53,7 @@ def scanned(memories, sentences, prefixes, empty_prefix):
         past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
         inside = sampled[(sampled >= chunk.first_prefix) & (sampled < past)]
         parts.append(scan.read(chunk, batched, inside))
+        scan.commit()
     return scan, [np.concatenate(layer, axis=1) for layer in zip(*parts, strict=True)]
 
 

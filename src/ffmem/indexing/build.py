@@ -134,7 +134,16 @@ def finish(plan: Plan) -> None:
     covered = sorted(number for partial in partials for number in partial.chunks)
     if covered != [chunk.number for chunk in plan.chunks]:
         raise StoreError(f"The partials in {storage.shown} do not cover every chunk exactly once.")
+    skipped = sorted(number for partial in partials for number in partial.skipped)
+    sentences = Sentences(folder / SENTENCES)
+    skipped_tokens = sum(len(sentences.row(number).ids) for number in skipped)
     n_prefixes = sum(partial.n_prefixes for partial in partials)
+    if n_prefixes != plan.facts.source.tokens - skipped_tokens:
+        raise StoreError(
+            f"The partials in {storage.shown} count {n_prefixes:,} prefixes; the corpus has"
+            f" {plan.facts.source.tokens - skipped_tokens:,}. Delete partials/partial-*.arrow there"
+            " and rerun the command to read the corpus again."
+        )
     for layer, result in enumerate(plan.partials.layers(partials)):
         write_layer(folder, layer, result, n_prefixes)
     chunks = sorted(plan.sampled_chunks)
@@ -146,9 +155,6 @@ def finish(plan: Plan) -> None:
             with storage.reading(name) as file, committing(folder / name) as temporary:
                 temporary.write_bytes(file.read())
     remove_temporaries(folder, "triggers", "stats", "samples", "values")
-    skipped = sorted(number for partial in partials for number in partial.skipped)
-    sentences = Sentences(folder / SENTENCES)
-    skipped_tokens = sum(len(sentences.row(number).ids) for number in skipped)
     files = hash_files(folder)
     make_manifest(plan.run, plan.facts, skipped, skipped_tokens, files).write(folder)
     if is_shared:

@@ -29,7 +29,11 @@ REDUCED_POSITIONS = 1024
 
 
 class Scan:
-    """Each memory's triggers and statistics over the chunks read so far."""
+    """Each memory's triggers and statistics over the committed chunks.
+
+    A chunk that has been read joins the result with `commit`. The next `read` drops one that has
+    not been committed.
+    """
 
     def __init__(
         self, memories: Memories, t: int, every_prefix: bool, positions: PrefixRange
@@ -43,6 +47,7 @@ class Scan:
         widths = memories.layout.widths
         self.topks = [[TopK(width, t, sign) for sign in signs] for width in widths]
         self.stats = [LayerStats.empty(width) for width in widths]
+        self._pending: tuple[int, list[LayerStats]] | None = None
 
     def read(
         self,
@@ -50,31 +55,39 @@ class Scan:
         batches: Iterable[Batch],
         sampled: Int64[ndarray, " prefix"],
     ) -> list[Float32[ndarray, "_ prefix"]]:
-        """Read a chunk, and return every layer's coefficients on the sampled prefixes.
-
-        If the model cannot read the chunk, nothing changes.
-        """
+        """Read a chunk, and return every layer's coefficients on the sampled prefixes."""
+        self.rollback()
         reader = _ChunkReader(self, sampled)
-        try:
-            with self.memories.read_coefficients(reader.read), torch.inference_mode():
-                for batch in batches:
-                    reader.begin(batch)
-                    self.memories.forward(batch.tokens)
-            stats = reader.stats(chunk)
-        except BaseException:
-            for layer_topks in self.topks:
-                for topk in layer_topks:
-                    topk.rollback()
-            raise
-        self.n_prefixes += reader.n_prefixes
+        with self.memories.read_coefficients(reader.read), torch.inference_mode():
+            for batch in batches:
+                reader.begin(batch)
+                self.memories.forward(batch.tokens)
+        self._pending = reader.n_prefixes, reader.stats(chunk)
+        return reader.sample
+
+    def commit(self) -> None:
+        """Add the chunk that was read last to the result.
+
+        If this is interrupted, some layers have the chunk and others do not: drop the scan then.
+        """
+        assert self._pending is not None, "a chunk has been read"
+        n_prefixes, stats = self._pending
+        self._pending = None
+        self.n_prefixes += n_prefixes
         for layer, layer_topks in enumerate(self.topks):
             self.stats[layer] = self.stats[layer].merge(stats[layer])
             for topk in layer_topks:
                 topk.commit()
-        return reader.sample
+
+    def rollback(self) -> None:
+        """Drop what has been read since the last commit."""
+        self._pending = None
+        for layer_topks in self.topks:
+            for topk in layer_topks:
+                topk.rollback()
 
     def result(self, layer: int) -> LayerResult:
-        """Return the result of all chunks so far in a layer."""
+        """Return the result of all committed chunks in a layer."""
         lists = [topk.triggers(self.memories.gated) for topk in self.topks[layer]]
         return LayerResult(lists[0], lists[1] if len(lists) > 1 else None, self.stats[layer])
 

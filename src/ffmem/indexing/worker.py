@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError
+from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError, WorkerError
 from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range, read_chunks
 from ffmem.indexing.config import require_run
 from ffmem.indexing.partials import Partials
@@ -73,6 +73,7 @@ class IndexWorker:
         self._covered: set[int] = set()
         self._skipped: dict[int, str] = {}
         self._is_committed = True
+        self._is_whole = True
         self._last_commit, self._commit_took = time.monotonic(), 0.0
 
     def project_values(self, layer: int) -> None:
@@ -85,10 +86,12 @@ class IndexWorker:
 
     def read_chunk(self, number: int) -> None:
         """Add a chunk to the cumulative result, unless it is covered; commit if it is time."""
+        self._require_whole()
         if number in self._covered or number in self._covered_by_others:
             return
         chunk = self.chunks[number]
         rows = list(self.sentences.rows(chunk.first_sentence, chunk.n_sentences))
+        bad: dict[int, str] = {}
         with use_threads(self.run.threads):
             try:
                 self._scan_rows(chunk, rows)
@@ -96,9 +99,13 @@ class IndexWorker:
                 bad = self._find_bad_sentences(chunk, rows)
                 self._check_may_skip(chunk, bad, error)
                 self._scan_rows(chunk, [row for row in rows if row.sentence not in bad])
-                self._skipped |= bad
-        self._covered.add(number)
+        # If this is interrupted, the result holds parts of a chunk and must not be committed.
+        self._is_whole = False
         self._is_committed = False
+        self.scan.commit()
+        self._covered.add(number)
+        self._skipped |= bad
+        self._is_whole = True
         since = time.monotonic() - self._last_commit
         if since >= max(COMMIT_SECONDS, COMMIT_SHARE * self._commit_took):
             self.flush()
@@ -107,6 +114,7 @@ class IndexWorker:
         """Commit the cumulative result, if it has changed since the last commit."""
         if self._is_committed:
             return
+        self._require_whole()
         start = time.monotonic()
         layers = (self.scan.result(layer) for layer in range(self.memories.n_layers))
         self.partials.commit(self.name, self._covered, self.scan.n_prefixes, self._skipped, layers)
@@ -114,8 +122,19 @@ class IndexWorker:
         self._last_commit = time.monotonic()
         self._commit_took = self._last_commit - start
 
+    def _require_whole(self) -> None:
+        """Raise if the cumulative result holds only parts of a chunk."""
+        if not self._is_whole:
+            raise WorkerError(
+                "This worker was interrupted while it added a chunk to its result, which is not"
+                " committed. Rerun the command to resume."
+            )
+
     def _scan_rows(self, chunk: Chunk, rows: list[StoredSentence]) -> None:
-        """Scan some sentences of a chunk, and write their coefficients on sampled prefixes."""
+        """Read some sentences of a chunk, and write their coefficients on sampled prefixes.
+
+        The cumulative result is the same as before: a file that cannot be written changes nothing.
+        """
         past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
         sample = self.sample.between(chunk.first_prefix, past)
         is_sampled = len(sample.prefixes) > 0
