@@ -79,6 +79,18 @@ def test_an_index_before_its_first_commit_has_no_triggers_yet(tmp_path, monkeypa
     assert index["L0N0"].value.top
 
 
+def test_an_unfinished_index_is_read_from_the_storage_that_its_workers_share(
+    stopped, tmp_path, monkeypatch
+):
+    folder, corpus = tmp_path / "with storage", tmp_path / "corpus.txt"
+    killed(monkeypatch, 3, folder, corpus, shared=str(tmp_path / "shared"))
+    assert not (folder / "values").exists()
+    mine, other = ffmem.open(folder), ffmem.open(stopped)
+    assert status(folder).chunks_read == 3
+    assert mine.n_prefixes == other.n_prefixes > 0
+    assert [mine[cell].to_dict() for cell in mine] == [other[cell].to_dict() for cell in other]
+
+
 def test_status_says_how_far_a_stopped_run_is(stopped):
     found = status(stopped)
     assert (found.state, found.chunks_read, found.workers) == ("stopped", 3, 1)
@@ -105,7 +117,7 @@ def test_status_says_that_a_run_is_running(tmp_path, monkeypatch):
 
 
 def test_status_of_what_is_no_index_is_an_error(tmp_path):
-    with pytest.raises(StoreError, match="No index is being made"):
+    with pytest.raises(StoreError, match="is not an indexing run"):
         status(tmp_path)
     (tmp_path / "partials").mkdir()
     assert status(tmp_path).state == "preparing"

@@ -98,6 +98,8 @@ class Index:
             from ffmem.indexing.status import open_live
 
             self.live = open_live(self.folder)
+            if (self.folder / "manifest.json").exists():  # it has just been finished
+                self.live = None
         self.manifest = Manifest.read(self.folder) if self.live is None else self.live.manifest
         self.n_prefixes = self.manifest.corpus.prefixes
         """Prefixes that were read."""
@@ -166,7 +168,7 @@ class Index:
         )
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
-        if self.live is not None and kind != "values":
+        if self.live is not None:
             return self.live.group(kind, layer, group)
         return read_group(self.folder / layer_file(kind, layer), group)
 
@@ -248,7 +250,8 @@ class Index:
         quantiles: Any = np.interp(at, np.arange(len(sampled)), sampled)
         named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
         return MemoryStats(
-            active_share=int(row["active"]) / max(self.n_prefixes, 1),
+            # Workers go on: a live row brings the number that belongs to it.
+            active_share=int(row["active"]) / max(int(row.get("n_prefixes", self.n_prefixes)), 1),
             max=float(row["max"]),
             min=float(row["min"]),
             mean=float(row["mean"]),
