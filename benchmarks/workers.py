@@ -83,7 +83,7 @@ def _plan(memories: ffmem.Memories, folder: Path) -> Plan:
     (folder / "partials").mkdir(parents=True)
     corpus = Corpus("wikitext-2:valid", limit=2000)
     config = IndexConfig(chunk_tokens=CHUNK_TOKENS, threads=1)
-    return prepare(memories, corpus, folder, config, None, QUIET)
+    return prepare(memories, corpus, folder, config, BuildOptions(), QUIET)
 
 
 def _start_ray() -> Any:

@@ -133,3 +133,13 @@ def test_an_estimate_writes_nothing_and_counts_the_corpus(tmp_path):
     assert found.pass_seconds > 0
     assert found.values_seconds > 0
     assert f"{found.tokens:,} tokens" in str(found)
+
+
+def test_functions_that_need_a_finished_index_refuse_an_opened_one_that_is_not(stopped, tmp_path):
+    index = ffmem.open(stopped)
+    with pytest.raises(StoreError, match="is not finished"):
+        ffmem.search(index, "w3")
+    for to in ("jsonl", "neuronpedia"):
+        with pytest.raises(StoreError, match="is not finished"):
+            ffmem.export(index, to, tmp_path / to)
+        assert not (tmp_path / to).exists()

@@ -8,9 +8,9 @@ whether one process, several, or a cluster reads the chunks.
 
 import gc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
@@ -34,35 +34,37 @@ MAX_STALLED_ROUNDS = 3
 
 
 def build(
-    memories: Memories,
+    load: Callable[[], Memories],
     corpus: Corpus,
     folder: Path,
     config: IndexConfig,
     options: BuildOptions,
     progress: Progress,
 ) -> bool:
-    """Make or resume the index in a folder; return False if it was finished already."""
-    if not options.is_serial and memories.source == IN_MEMORY:
-        raise FfmemError(
-            "A model in memory cannot be sent to other processes. Save it with save_pretrained,"
-            " and pass the folder."
-        )
-    if config.threads is None:
-        config = replace(config, threads=options.threads)
+    """Make or resume the index in a folder; return False if it was finished already.
+
+    `load` returns the model. If other processes do the work, this one drops it before they start.
+    """
     existed = folder.exists()
     with lock_folder(folder) as is_finished:
         if is_finished:
             return False
         with _clean_up_on_error(folder, existed):
-            plan = prepare(memories, corpus, folder, config, options.shared, progress)
+            memories = load()
+            if not options.is_serial and memories.source == IN_MEMORY:
+                raise FfmemError(
+                    "A model in memory cannot be sent to other processes. Save it with"
+                    " save_pretrained, and pass the folder."
+                )
+            plan = prepare(memories, corpus, folder, config, options, progress)
         plan.partials.delete_damaged(plan.sampled_chunks, progress.say)
         spec = _worker_spec(plan, options)
         worker = None
         if options.is_serial:
             sentences, skip_bad = Sentences(folder / SENTENCES), options.bad_sentences == "skip"
             worker = IndexWorker(memories, plan.storage, sentences, plan.sample, skip_bad)
-        del memories  # if other processes do the work, this one need not keep the weights
-        gc.collect()
+        del memories
+        gc.collect()  # modules and hooks refer to each other
         try:
             with executor(options, spec, progress, worker) as workers:
                 _project_values(workers, plan, progress)
@@ -225,7 +227,7 @@ def _clean_up_on_error(folder: Path, existed: bool) -> Iterator[None]:
     is_new = not (folder / RUN_FILE).exists()
     try:
         yield
-    except FfmemError:
+    except Exception:
         if is_new and not (folder / FACTS_FILE).exists():
             shutil.rmtree(folder / "partials")
             (folder / SENTENCES).unlink(missing_ok=True)

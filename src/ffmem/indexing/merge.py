@@ -7,7 +7,7 @@ samples merge as in `results.py`; values and vocabulary depend on the model alon
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -127,14 +127,23 @@ def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> N
 
 
 def extend(
-    index: Index, memories: Memories, corpus: Corpus, options: BuildOptions, progress: Progress
+    index: Index,
+    load: Callable[[], Memories],
+    corpus: Corpus,
+    options: BuildOptions,
+    progress: Progress,
 ) -> Index:
     """Add a corpus to an index, read by the same model with the same settings.
 
     The corpus is indexed in a folder next to the index and merged; then the folders are swapped.
     If the process is killed, the index is complete: either as before or extended.
     """
-    check_weights(index, memories.fingerprint())
+
+    def load_same() -> Memories:
+        memories = load()
+        check_weights(index, memories.fingerprint())
+        return memories
+
     work = sibling(index.folder, "extending")
     busy = f"Another process is extending {index.folder}. Wait for it."
     with storage_errors(work), locked(work / "lock", busy):
@@ -147,7 +156,7 @@ def extend(
             progress.say(f"{corpus.source} is in {index.folder} already: nothing to do.")
             shutil.rmtree(work)
             return index
-        build(memories, corpus, work / "index", _same_config(index), options, progress)
+        build(load_same, corpus, work / "index", _same_config(index), options, progress)
         added = Index(work / "index")
         (source,) = added.manifest.corpus.sources
         if not _matches(source, request):

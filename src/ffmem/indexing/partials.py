@@ -120,6 +120,10 @@ class Partials:
         """Return the numbers of the chunks that are done."""
         return {number for partial in self.disjoint() for number in partial.chunks}
 
+    def is_empty(self) -> bool:
+        """Return whether no worker has committed anything."""
+        return not self._names()
+
     def _split(self) -> tuple[list[Partial], list[Partial]]:
         partials = []
         for name in self._names():

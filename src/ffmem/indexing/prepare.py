@@ -24,6 +24,7 @@ from ffmem.indexing.config import (
     COMPAT,
     FACTS_FILE,
     RUN_FILE,
+    BuildOptions,
     CorpusFacts,
     IndexConfig,
     RunConfig,
@@ -82,11 +83,12 @@ def prepare(
     corpus: Corpus,
     folder: Path,
     config: IndexConfig,
-    shared: str | None,
+    options: BuildOptions,
     progress: Progress,
 ) -> Plan:
     """Return the plan of a new or resumed run, after the steps that are not done yet."""
-    run = _configure(memories, corpus, folder, config, progress)
+    run = _configure(memories, corpus, folder, config, options.threads, progress)
+    shared = _find_shared(folder, run.fingerprint, options.shared)
     storage = Storage(folder)
     if (facts := read_facts(storage)) is None:
         with use_threads(run.threads):
@@ -98,7 +100,7 @@ def prepare(
     if not storage.exists(CHUNKS_FILE):
         write_chunks(storage, cut_chunks(sentences.lengths(), run.index.chunk_tokens))
     if shared is not None:
-        storage = open_storage(shared, f"ffmem-{run.fingerprint}")
+        storage = shared
         write_text(folder / SHARED_FILE, storage.url)
         (folder / SHARED_FILE).chmod(0o600)  # a URL may hold a password
         for name in (SENTENCES, RUN_FILE, FACTS_FILE, CHUNKS_FILE):
@@ -109,16 +111,22 @@ def prepare(
 
 
 def _configure(
-    memories: Memories, corpus: Corpus, folder: Path, config: IndexConfig, progress: Progress
+    memories: Memories,
+    corpus: Corpus,
+    folder: Path,
+    config: IndexConfig,
+    default_threads: int | None,
+    progress: Progress,
 ) -> RunConfig:
     """Return the configuration of a new or resumed run; raise if the folder holds another one."""
-    run = RunConfig.create(memories, corpus, config)
     before = read_run(Storage(folder))
+    if config.threads is None:
+        # Threads decide the last bits of a sum: a resumed run keeps its number.
+        config = replace(config, threads=default_threads if before is None else before.threads)
+    run = RunConfig.create(memories, corpus, config)
     if before is None:
         write_text(folder / RUN_FILE, run.to_json())
         return run
-    if config.threads is None:
-        run = replace(run, index=replace(run.index, threads=before.index.threads))
     if differences := run.differences(before):
         raise StoreError(
             f"{folder} holds an unfinished index with other settings: {'; '.join(differences)}."
@@ -126,6 +134,26 @@ def _configure(
         )
     progress.say(f"Resuming the unfinished index in {folder}.")
     return before
+
+
+def _find_shared(folder: Path, run_id: str, shared: str | None) -> Storage | None:
+    """Return the storage that workers share, by default the one that a resumed run has used.
+
+    Raise if the run has results in another place: they would be lost.
+    """
+    recorded = folder / SHARED_FILE
+    before = open_storage(recorded.read_text("utf-8")) if recorded.exists() else None
+    if shared is None:
+        return before
+    requested = open_storage(shared, f"ffmem-{run_id}")
+    used = before or Storage(folder)
+    if requested.shown != used.shown and not Partials(used, run_id).is_empty():
+        how = "without --shared" if before is None else "without --shared, or with the same one"
+        raise StoreError(
+            f"The unfinished index in {folder} has its results in {used.shown}, not in"
+            f" {requested.shown}. Rerun the command {how}, or choose another folder."
+        )
+    return requested
 
 
 def _read_corpus(
