@@ -1,15 +1,17 @@
 """Reading a run while its workers commit and while it finishes."""
 
 import shutil
+import threading
 
 import pytest
 
 import ffmem
 from ffmem.errors import StoreError
-from ffmem.indexing import worker
+from ffmem.indexing import merge, worker
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.status import status
-from tests.indexing.folders import indexed, write_corpus
+from ffmem.storage import Storage
+from tests.indexing.folders import content, indexed, memories, write_corpus
 
 
 @pytest.fixture
@@ -123,3 +125,57 @@ def test_status_of_a_run_that_finishes_meanwhile_is_finished(tmp_path, corpus, m
 
         monkeypatch.setattr(module.Path, "is_dir", is_dir_after)
     assert status(folder).state == "finished"
+
+
+def test_a_reader_deletes_nothing_while_a_run_finishes(tmp_path, corpus, monkeypatch):
+    clear, seen = Storage.clear, []
+
+    def open_meanwhile(self):
+        seen.append(ffmem.open(tmp_path / "index").n_prefixes)
+        seen.append((tmp_path / "index" / "partials" / "lock").exists())
+        clear(self)
+
+    monkeypatch.setattr(Storage, "clear", open_meanwhile)
+    index = indexed(tmp_path / "index", corpus, shared=str(tmp_path / "shared"))
+    assert seen == [index.n_prefixes, True]
+    assert not (tmp_path / "index" / "partials").exists()
+
+
+def test_what_a_run_leaves_if_it_is_killed_after_its_manifest_is_deleted_by_a_rerun(
+    tmp_path, corpus, monkeypatch
+):
+    model = memories()
+    indexed(tmp_path / "whole", corpus, model)
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "clear", killed)
+        with pytest.raises(KeyboardInterrupt):
+            indexed(tmp_path / "index", corpus, model, shared=str(tmp_path / "shared"))
+    assert ffmem.open(tmp_path / "index").live is None
+    assert (tmp_path / "index" / "partials").exists()
+    indexed(tmp_path / "index", corpus, model)
+    assert content(tmp_path / "index") == content(tmp_path / "whole")
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_a_reader_waits_while_extend_swaps_folders(tmp_path, corpus, monkeypatch):
+    model, folder = memories(), tmp_path / "index"
+    indexed(folder, corpus, model)
+    rename, found = merge.Path.rename, []
+    reader = threading.Thread(target=lambda: found.append(ffmem.open(folder)))
+
+    def read_between(path, target):
+        rename(path, target)
+        if path == folder:  # it is away now; the extended one is next
+            reader.start()
+            reader.join(0.3)
+
+    monkeypatch.setattr(merge.Path, "rename", read_between)
+    more = write_corpus(tmp_path / "more.txt", seed=5)
+    extended = ffmem.extend(folder, ffmem.Corpus(str(more), unit="line"), model=model)
+    reader.join()
+    assert found[0].manifest == extended.manifest
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []

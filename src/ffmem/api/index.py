@@ -137,13 +137,14 @@ def _open_finished(
     progress: Progress,
 ) -> Index:
     """Return a finished index, if it has the settings asked for."""
-    from ffmem.indexing.build import check_same_request
+    from ffmem.indexing.build import check_same_request, remove_leftovers
 
     finished = Index(folder)
     if not isinstance(model, str | Path):
         dtype = str(model.dtype).removeprefix("torch.")
         check_weights(finished, model.fingerprint())
     check_same_request(finished, name, corpus, config, dtype)
+    remove_leftovers(folder)
     compared = ""
     if isinstance(model, str | Path):
         compared = " The model's weights were not compared; their hash is in the manifest."

@@ -15,19 +15,20 @@ from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError, WorkerError
-from ffmem.files import committing, locked, remove_temporaries
+from ffmem.files import committing, locked, remove_temporaries, try_locked
 from ffmem.indexing.config import FACTS_FILE, RUN_FILE, BuildOptions, IndexConfig, make_manifest
 from ffmem.indexing.manifest import hash_files
 from ffmem.indexing.prepare import SENTENCES, Plan, prepare
 from ffmem.indexing.results import merge_samples, write_layer, write_sample
 from ffmem.indexing.sentences import Sentences
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import SHARED_FILE, Index
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker
 from ffmem.models.arguments import IN_MEMORY, resolve_model
 from ffmem.models.memories import Memories
 from ffmem.parallel import Executor, Task, WorkerSpec, executor
 from ffmem.progress import Progress
+from ffmem.storage import Storage, open_storage
 
 MAX_STALLED_ROUNDS = 3
 """Give up after this many rounds without progress: workers die before they commit."""
@@ -161,7 +162,7 @@ def finish(plan: Plan) -> None:
     make_manifest(plan.run, plan.facts, skipped, skipped_tokens, files).write(folder)
     if is_shared:
         storage.clear()
-    shutil.rmtree(folder / "partials")
+    remove_partials(folder)
 
 
 def check_same_request(
@@ -215,10 +216,24 @@ def lock_folder(folder: Path) -> Iterator[bool]:
     busy = f"Another process is working on {folder}. Wait for it, or choose another folder."
     with locked(folder / "partials" / "lock", busy):
         if (folder / "manifest.json").exists():  # another process has just finished it
-            shutil.rmtree(folder / "partials")
+            remove_partials(folder)
             yield True
             return
         yield False
+
+
+def remove_partials(folder: Path) -> None:
+    """Delete what a finished index no longer needs; call it with the lock of the folder."""
+    shutil.rmtree(folder / "partials", ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the partials of a finished index, unless the process that made it still does that."""
+    with try_locked(folder / "partials" / "lock") as is_free:
+        if is_free and (folder / "partials").exists():
+            if (url := Storage(folder).read_text(SHARED_FILE)) is not None:
+                open_storage(url).clear()
+            remove_partials(folder)
 
 
 @contextmanager
@@ -229,7 +244,7 @@ def _clean_up_on_error(folder: Path, existed: bool) -> Iterator[None]:
         yield
     except Exception:
         if is_new and not (folder / FACTS_FILE).exists():
-            shutil.rmtree(folder / "partials")
+            remove_partials(folder)
             (folder / SENTENCES).unlink(missing_ok=True)
             if not existed:
                 folder.rmdir()

@@ -15,7 +15,7 @@ from pathlib import Path
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
 from ffmem.files import locked, storage_errors, sync, write_text
-from ffmem.indexing.build import build, lock_folder
+from ffmem.indexing.build import build, lock_folder, remove_partials
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.manifest import CorpusRecord, SourceRecord, hash_files
 from ffmem.indexing.results import (
@@ -27,7 +27,7 @@ from ffmem.indexing.results import (
     write_sample,
 )
 from ffmem.indexing.sentences import join_sentences
-from ffmem.indexing.store import Index, check_weights, recover, sibling
+from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -60,7 +60,7 @@ def merge(folders: Sequence[str | Path], out: str | Path, progress: Progress) ->
             raise StoreError(f"{target} holds an unfinished index. Merge into a new folder.")
         write_text(target / MERGE_MARK, "{}\n")
         _write(indexes, sources, target)
-        shutil.rmtree(target / "partials")
+        remove_partials(target)
     return Index(target)
 
 
@@ -147,7 +147,7 @@ def extend(
     work = sibling(index.folder, "extending")
     busy = f"Another process is extending {index.folder}. Wait for it."
     with storage_errors(work), locked(work / "lock", busy):
-        recover(index.folder)
+        finish_swap(index.folder)
         index = Index(index.folder)
         request = {**corpus.describe(), "digest": corpus.digest()}
         if request["digest"] is not None and any(
@@ -203,4 +203,4 @@ def _swap(folder: Path, other: Path, progress: Progress) -> None:
     folder.rename(before)
     extended.rename(folder)
     sync(folder.parent)
-    recover(folder)
+    finish_swap(folder)

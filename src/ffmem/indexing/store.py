@@ -4,6 +4,7 @@ index = ffmem.open("DIR");  index["L5N1234"].triggers[0].prefix
 """
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
+from ffmem.files import storage_errors, try_locked
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import (
     NO_VALUE,
@@ -42,6 +44,9 @@ KINDS = ("triggers", "stats", "samples", "values")
 
 SHARED_FILE = "partials/shared.txt"
 """Names the storage of an unfinished run, if that is not the index folder itself."""
+
+SWAP_SECONDS = 10.0
+"""How long to wait for another process that swaps folders."""
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
 
@@ -270,17 +275,34 @@ def check_weights(index: Index, weights: str) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Restore a folder after an `extend` that was killed while it swapped folders."""
-    after, before = sibling(folder, "extended"), sibling(folder, "before")
-    if not folder.exists():
-        for complete in (after, before):
-            if (complete / "manifest.json").exists():
-                complete.rename(folder)
-                break
-    if (folder / "manifest.json").exists():
-        shutil.rmtree(before, ignore_errors=True)
-        # Left by a run that was killed after its last step, or still locked by another process.
-        shutil.rmtree(folder / "partials", ignore_errors=True)
+    """Restore a folder after an `extend` that was killed between its two renames.
+
+    A complete folder stays as it is: another process may be working on it. If an `extend` runs, its
+    second rename follows the first at once, so wait for it.
+    """
+    deadline = time.monotonic() + SWAP_SECONDS
+    while _find_complete(folder) is not None and time.monotonic() < deadline:
+        with storage_errors(folder), try_locked(sibling(folder, "extending") / "lock") as is_free:
+            if is_free:
+                finish_swap(folder)
+                return
+        time.sleep(0.01)
+
+
+def finish_swap(folder: Path) -> None:
+    """Do what a killed `extend` has left to do; call it with the lock of `extend`."""
+    if (complete := _find_complete(folder)) is not None:
+        complete.rename(folder)
+    if folder.exists():
+        shutil.rmtree(sibling(folder, "before"), ignore_errors=True)
+
+
+def _find_complete(folder: Path) -> Path | None:
+    """Return the complete index that belongs in a folder which does not exist, if there is one."""
+    if folder.exists():
+        return None
+    both = sibling(folder, "extended"), sibling(folder, "before")
+    return next((one for one in both if (one / "manifest.json").exists()), None)
 
 
 def sibling(folder: Path, name: str) -> Path:
