@@ -123,20 +123,19 @@ class _ChunkReader:
         gate: Float[Tensor, "batch position memory"] | None,
     ) -> None:
         """Receive the coefficients of one bank on the current batch."""
-        layer = bank.layer
-        highest, lowest = self._reduce(layer, coefficients, gate)
-        for topk, extreme in zip(self.scan.topks[layer], (highest, lowest), strict=False):
-            strength = extreme if topk.sign > 0 else extreme.neg()
-            threshold = self._threshold(topk, strength)
+        highest, lowest = self._reduce(bank, coefficients, gate)
+        for topk in self.scan.topks[bank.layer]:
+            strength = highest if topk.sign > 0 else lowest.neg()
+            threshold = self._threshold(topk, bank, strength)
             pairs = ((strength >= threshold) & (strength > 0)).nonzero()
             if len(pairs):
-                self._add(topk, pairs, threshold, coefficients, gate)
+                self._add(topk, bank, pairs, threshold, coefficients, gate)
         if len(self.sampled) and len(self._rows):
             rows = coefficients[self._rows, self._positions]
-            self.sample[layer][:, self._columns] = rows.float().cpu().numpy().T
+            self.sample[bank.layer][bank.memories, self._columns] = rows.float().cpu().numpy().T
 
     def _reduce(
-        self, layer: int, coefficients: Tensor, gate: Tensor | None
+        self, bank: Bank, coefficients: Tensor, gate: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return each sentence's maximum and minimum; add counts and sums to the statistics."""
         first = self.scan.positions.first
@@ -154,11 +153,13 @@ class _ChunkReader:
             is_active = torch.empty(view.shape, device=view.device)
             torch.gt(activity[begin:end, first : first + length], 0, out=is_active)
             torch.sum(is_active, 1, out=counts[begin:end])
-        self.active[layer] += counts.sum(0).to(torch.int64).cpu().numpy()
-        self.sums[layer] += sums.sum(0, dtype=torch.float64).cpu().numpy()
+        layer, memories = bank.layer, bank.memories
+        self.active[layer][memories] += counts.sum(0).to(torch.int64).cpu().numpy()
+        self.sums[layer][memories] += sums.sum(0, dtype=torch.float64).cpu().numpy()
         top, bottom = highest.amax(0).float().cpu().numpy(), lowest.amin(0).float().cpu().numpy()
-        np.maximum(self.maximum[layer], top, out=self.maximum[layer])
-        np.minimum(self.minimum[layer], bottom, out=self.minimum[layer])
+        maximum, minimum = self.maximum[layer][memories], self.minimum[layer][memories]
+        np.maximum(maximum, top, out=maximum)
+        np.minimum(minimum, bottom, out=minimum)
         return highest, lowest
 
     def _runs_of_equal_length(self, on_cpu: bool) -> Iterator[tuple[int, int, int]]:
@@ -175,10 +176,10 @@ class _ChunkReader:
             begin = end
 
     def _threshold(
-        self, topk: TopK, strength: Float[Tensor, "batch memory"]
+        self, topk: TopK, bank: Bank, strength: Float[Tensor, "batch memory"]
     ) -> Float32[Tensor, " memory"]:
         """Return the strength that a prefix needs to enter each memory's list."""
-        threshold = topk.threshold(strength.device)
+        threshold = topk.threshold(strength.device)[bank.memories]
         if len(strength) > self.scan.t and topk.is_filling():
             # At first anything would pass. But t prefixes of this batch are at least this strong.
             batch_weakest = strength.topk(self.scan.t, dim=0).values[-1].float()
@@ -188,6 +189,7 @@ class _ChunkReader:
     def _add(
         self,
         topk: TopK,
+        bank: Bank,
         pairs: Int64[Tensor, "pair 2"],
         threshold: Float32[Tensor, " memory"],
         coefficients: Tensor,
@@ -212,7 +214,7 @@ class _ChunkReader:
         is_open = torch.zeros_like(memory)
         if gate is not None:
             is_open = (gate[sentence, position + first, memory] > 0).long()
-        candidates = (memory, strength, prefixes, is_open)
+        candidates = (memory + bank.offset, strength, prefixes, is_open)
         topk.add(*(part.cpu().numpy() for part in candidates))
 
     def _find_sampled(self) -> tuple[Tensor, Tensor, ndarray]:
