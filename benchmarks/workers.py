@@ -17,7 +17,7 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.build import _worker_spec
 from ffmem.indexing.chunks import Chunk
 from ffmem.indexing.config import BuildOptions, IndexConfig
-from ffmem.indexing.prepare import SENTENCES, Plan, prepare
+from ffmem.indexing.prepare import SENTENCES, IndexPlan, prepare
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.worker import IndexWorker
 from ffmem.parallel import ExecutionConfig, Executor, Task, executor
@@ -78,7 +78,7 @@ def _read(workers: Executor, chunks: list[Chunk]) -> float:
     return sum(chunk.n_tokens for chunk in chunks) / (time.perf_counter() - begin)
 
 
-def _plan(memories: ffmem.Memories, folder: Path) -> Plan:
+def _plan(memories: ffmem.Memories, folder: Path) -> IndexPlan:
     """Return a run in which everything is prepared for reading."""
     (folder / "partials").mkdir(parents=True)
     corpus = Corpus("wikitext-2:valid", limit=2000)

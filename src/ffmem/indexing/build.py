@@ -18,7 +18,7 @@ from ffmem.errors import FfmemError, StoreError, WorkerError
 from ffmem.files import committing, locked, remove_temporaries, try_locked
 from ffmem.indexing.config import FACTS_FILE, RUN_FILE, BuildOptions, IndexConfig, make_manifest
 from ffmem.indexing.manifest import hash_files
-from ffmem.indexing.prepare import SENTENCES, Plan, prepare
+from ffmem.indexing.prepare import SENTENCES, IndexPlan, prepare
 from ffmem.indexing.results import merge_samples, write_layer, write_sample
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.store import SHARED_FILE, Index
@@ -77,24 +77,23 @@ def build(
     return True
 
 
-def _worker_spec(plan: Plan, options: BuildOptions) -> WorkerSpec:
+def _worker_spec(plan: IndexPlan, options: BuildOptions) -> WorkerSpec:
     """Return how other processes make their workers."""
     path = str(plan.folder.absolute() / SENTENCES)
     arguments = {
         "storage": plan.storage.url,
         "sentences": None if plan.storage.is_remote else path,
         "device": options.device,
-        "prefixes": plan.sample.prefixes.tolist(),
-        "hashes": plan.sample.hashes.tolist(),
+        "sample": plan.sample,
         "skip_bad": options.bad_sentences == "skip",
     }
-    return WorkerSpec("ffmem.indexing.worker:make_worker", arguments, plan.run.threads)
+    return WorkerSpec("ffmem.indexing.worker:make_worker", arguments, plan.run_config.threads)
 
 
-def _project_values(workers: Executor, plan: Plan, progress: Progress) -> None:
+def _project_values(workers: Executor, plan: IndexPlan, progress: Progress) -> None:
     """Project the values of every layer that has no values file yet."""
-    n_layers = plan.run.model.layers
-    if not plan.run.model.has_values:  # a lambda layer computes its values from the input
+    n_layers = plan.run_config.model.layers
+    if not plan.run_config.model.has_values:  # a lambda layer computes its values from the input
         return
     layers = [
         layer for layer in range(n_layers) if not plan.storage.exists(layer_file("values", layer))
@@ -104,7 +103,7 @@ def _project_values(workers: Executor, plan: Plan, progress: Progress) -> None:
         workers.run(tasks, step)
 
 
-def _read_chunks(workers: Executor, plan: Plan, progress: Progress) -> None:
+def _read_chunks(workers: Executor, plan: IndexPlan, progress: Progress) -> None:
     """Read every chunk, until committed partials cover them all."""
     missing = plan.missing_chunks()
     done = plan.facts.source.tokens - sum(chunk.n_tokens for chunk in missing)
@@ -131,7 +130,7 @@ def _read_chunks(workers: Executor, plan: Plan, progress: Progress) -> None:
             step(-sum(chunk.n_tokens for chunk in missing))  # read, but lost with a worker
 
 
-def finish(plan: Plan) -> None:
+def finish(plan: IndexPlan) -> None:
     """Merge the partials into the finished files; write the manifest last."""
     folder, storage, partials = plan.folder, plan.storage, plan.partials.disjoint()
     covered = sorted(number for partial in partials for number in partial.chunks)
@@ -159,7 +158,7 @@ def finish(plan: Plan) -> None:
                 temporary.write_bytes(file.read())
     remove_temporaries(folder, "triggers", "stats", "samples", "values")
     files = hash_files(folder)
-    make_manifest(plan.run, plan.facts, skipped, skipped_tokens, files).write(folder)
+    make_manifest(plan.run_config, plan.facts, skipped, skipped_tokens, files).write(folder)
     if is_shared:
         storage.clear()
     remove_partials(folder)

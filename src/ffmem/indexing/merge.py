@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
@@ -96,20 +97,17 @@ def _check_distinct(indexes: list[Index]) -> None:
 def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> None:
     """Write all files of the merged index, the manifest last."""
     first = indexes[0]
-    shifts = [0]
-    for index in indexes:
-        corpus = index.manifest.corpus
-        shifts.append(shifts[-1] + corpus.tokens + corpus.sentences)
+    corpora = [index.manifest.corpus for index in indexes]
+    shifts = list(accumulate((one.tokens + one.sentences for one in corpora[:-1]), initial=0))
     corpus = CorpusRecord.join(sources)
     for layer in range(first.n_layers):
         parts = [
             read_layer(index.folder, layer).shift(shift)
-            for index, shift in zip(indexes, shifts, strict=False)
+            for index, shift in zip(indexes, shifts, strict=True)
         ]
         write_layer(folder, layer, reduce(LayerResult.merge, parts), corpus.prefixes)
     samples = [
-        read_sample(index.folder).shift(shift)
-        for index, shift in zip(indexes, shifts, strict=False)
+        read_sample(index.folder).shift(shift) for index, shift in zip(indexes, shifts, strict=True)
     ]
     coefficients = (
         [

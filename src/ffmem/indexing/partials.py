@@ -57,9 +57,9 @@ class DamagedPartialError(StoreError):
 class Partials:
     """The partials of one run in its storage."""
 
-    def __init__(self, storage: Storage, run: str) -> None:
+    def __init__(self, storage: Storage, run_id: str) -> None:
         self.storage = storage
-        self.run = run
+        self.run_id = run_id
         """Fingerprint of the run's configuration, which every file records."""
 
     def commit(
@@ -100,7 +100,7 @@ class Partials:
             for columns in layers:
                 batch = pa.record_batch(columns)
                 if writer is None:
-                    schema = batch.schema.with_metadata({"run": self.run, **metadata})
+                    schema = batch.schema.with_metadata({"run": self.run_id, **metadata})
                     writer = stack.enter_context(pa.ipc.new_file(str(path), schema))
                 writer.write_batch(batch, custom_metadata={"sha256": _digest(batch)})
 
@@ -239,10 +239,10 @@ class Partials:
         try:
             with self.storage.reading(name) as file, pa.ipc.open_file(file) as reader:
                 run = _decode_metadata(reader).get("run")
-                if run != self.run:
+                if run != self.run_id:
                     raise StoreError(
                         f"{name} in {self.storage.shown} belongs to another run ({run}; this is"
-                        f" {self.run}). Delete that file and rerun the command."
+                        f" {self.run_id}). Delete that file and rerun the command."
                     )
                 yield reader
         except FileNotFoundError:

@@ -27,7 +27,7 @@ from ffmem.indexing.config import (
     BuildOptions,
     CorpusFacts,
     IndexConfig,
-    RunConfig,
+    IndexRunConfig,
     read_facts,
     read_run,
 )
@@ -50,13 +50,13 @@ VOCABULARY = "vocabulary.parquet"
 
 
 @dataclass(frozen=True)
-class Plan:
+class IndexPlan:
     """Everything that a run needs: configuration, corpus, chunks, sample, and where files go."""
 
     folder: Path
     storage: Storage
     """Where workers write: the index folder, or the run's folder under `--shared`."""
-    run: RunConfig
+    run_config: IndexRunConfig
     facts: CorpusFacts
     chunks: list[Chunk]
     sample: Sample
@@ -64,7 +64,7 @@ class Plan:
     @property
     def partials(self) -> Partials:
         """The run's partials."""
-        return Partials(self.storage, self.run.fingerprint)
+        return Partials(self.storage, self.run_config.fingerprint)
 
     @property
     def sampled_chunks(self) -> set[int]:
@@ -85,7 +85,7 @@ def prepare(
     config: IndexConfig,
     options: BuildOptions,
     progress: Progress,
-) -> Plan:
+) -> IndexPlan:
     """Return the plan of a new or resumed run, after the steps that are not done yet."""
     run = _configure(memories, corpus, folder, config, options.threads, progress)
     shared = _find_shared(folder, run.fingerprint, options.shared)
@@ -107,7 +107,7 @@ def prepare(
             if not storage.exists(name):
                 storage.upload(folder / name, name)
     sample = draw_sample(facts.source.hash, sentences.lengths(), run.index.compat is not None)
-    return Plan(folder, storage, run, facts, read_chunks(storage), sample)
+    return IndexPlan(folder, storage, run, facts, read_chunks(storage), sample)
 
 
 def _configure(
@@ -117,13 +117,13 @@ def _configure(
     config: IndexConfig,
     default_threads: int | None,
     progress: Progress,
-) -> RunConfig:
+) -> IndexRunConfig:
     """Return the configuration of a new or resumed run; raise if the folder holds another one."""
     before = read_run(Storage(folder))
     if config.threads is None:
         # Threads decide the last bits of a sum: a resumed run keeps its number.
         config = replace(config, threads=default_threads if before is None else before.threads)
-    run = RunConfig.create(memories, corpus, config)
+    run = IndexRunConfig.create(memories, corpus, config)
     if before is None:
         write_text(folder / RUN_FILE, run.to_json())
         return run
@@ -157,7 +157,7 @@ def _find_shared(folder: Path, run_id: str, shared: str | None) -> Storage | Non
 
 
 def _read_corpus(
-    memories: Memories, corpus: Corpus, folder: Path, run: RunConfig, progress: Progress
+    memories: Memories, corpus: Corpus, folder: Path, run: IndexRunConfig, progress: Progress
 ) -> CorpusFacts:
     """Write the corpus to the folder, and choose the start token on its first chunk."""
     config = run.index

@@ -36,12 +36,12 @@ class Scan:
     """
 
     def __init__(
-        self, memories: Memories, t: int, every_prefix: bool, positions: PrefixRange
+        self, memories: Memories, t: int, every_prefix: bool, prefix_range: PrefixRange
     ) -> None:
         self.memories = memories
         self.t = t
         self.every_prefix = every_prefix
-        self.positions = positions
+        self.prefix_range = prefix_range
         self.n_prefixes = 0
         signs = (1, -1) if memories.gated else (1,)
         widths = memories.layout.widths
@@ -138,7 +138,7 @@ class _ChunkReader:
         self, bank: Bank, coefficients: Tensor, gate: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return each sentence's maximum and minimum; add counts and sums to the statistics."""
-        first = self.scan.positions.first
+        first = self.scan.prefix_range.first
         shape = (len(self.batch.lengths), coefficients.shape[-1])
         highest, lowest = coefficients.new_empty(shape), coefficients.new_empty(shape)
         sums = torch.empty(shape, device=coefficients.device)
@@ -198,7 +198,7 @@ class _ChunkReader:
         """Add the prefixes of the surviving (sentence, memory) pairs that enter a list."""
         sentence, memory = pairs.unbind(1)
         lengths = self._lengths.to(pairs.device)[sentence]
-        first, shortest = self.scan.positions
+        first, shortest = self.scan.prefix_range
         columns = coefficients[:, first : first + self.batch.lengths[-1]][sentence, :, memory]
         columns = columns.float() * topk.sign
         step = torch.arange(columns.shape[1], device=pairs.device)
@@ -219,7 +219,7 @@ class _ChunkReader:
 
     def _find_sampled(self) -> tuple[Tensor, Tensor, ndarray]:
         """Return the rows, positions and columns of `sample` of the batch's sampled prefixes."""
-        first, shortest = self.scan.positions
+        first, shortest = self.scan.prefix_range
         offsets = np.asarray(self.batch.offsets)
         ordered = np.argsort(offsets)
         owner = ordered[np.searchsorted(offsets[ordered], self.sampled, side="right") - 1]

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy import ndarray
 
 from ffmem.errors import StoreError
-from ffmem.indexing.config import CorpusFacts, RunConfig, make_manifest, read_facts, read_run
+from ffmem.indexing.config import CorpusFacts, IndexRunConfig, make_manifest, read_facts, read_run
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.partials import Partial, Partials
 from ffmem.indexing.results import LayerResult
@@ -119,7 +119,7 @@ def _status(folder: Path) -> Status | None:
     )
 
 
-def _read_run(folder: Path) -> tuple[Storage, RunConfig | None, CorpusFacts | None]:
+def _read_run(folder: Path) -> tuple[Storage, IndexRunConfig | None, CorpusFacts | None]:
     """Return the storage, configuration and corpus facts of the unfinished run in a folder."""
     shared = folder / SHARED_FILE
     storage = open_storage(shared.read_text("utf-8")) if shared.exists() else Storage(folder)

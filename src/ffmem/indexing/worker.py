@@ -63,11 +63,11 @@ class IndexWorker:
         self.sentences = sentences
         self.sample = sample
         self.skip_bad = skip_bad
-        self.run, self.start = run, facts.start.id
+        self.run_config, self.start_token = run, facts.start.id
         self.partials = Partials(storage, run.fingerprint)
         self.chunks = read_chunks(storage)
-        positions = prefix_range(self.start is not None, run.index.compat is not None)
-        self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", positions)
+        prefixes = prefix_range(self.start_token is not None, run.index.compat is not None)
+        self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", prefixes)
         self._covered_by_others = self.partials.covered_chunks()
         self.open_files: ExitStack | None = None
         self._covered: set[int] = set()
@@ -79,7 +79,7 @@ class IndexWorker:
     def project_values(self, layer: int) -> None:
         """Write the tokens that a layer's values promote and suppress."""
         with (
-            use_threads(self.run.threads),
+            use_threads(self.run_config.threads),
             self.storage.writing(layer_file("values", layer)) as path,
         ):
             write_values(path, self.memories, layer)
@@ -92,7 +92,7 @@ class IndexWorker:
         chunk = self.chunks[number]
         rows = list(self.sentences.rows(chunk.first_sentence, chunk.n_sentences))
         bad: dict[int, str] = {}
-        with use_threads(self.run.threads):
+        with use_threads(self.run_config.threads):
             try:
                 self._scan_rows(chunk, rows)
             except ForwardError as error:
@@ -151,11 +151,11 @@ class IndexWorker:
 
     def _batches(self, rows: list[StoredSentence]) -> Iterator[Batch]:
         pairs = ((row.offset, row.ids) for row in rows)
-        return batches(pairs, self.start, self.run.index.batch_tokens)
+        return batches(pairs, self.start_token, self.run_config.index.batch_tokens)
 
     def _find_bad_sentences(self, chunk: Chunk, rows: list[StoredSentence]) -> dict[int, str]:
         """Return the sentences that fail on their own, and why, by halving the chunk."""
-        scan = Scan(self.memories, 1, False, self.scan.positions)
+        scan = Scan(self.memories, 1, False, self.scan.prefix_range)
         bad: dict[int, str] = {}
         waiting = [rows]
         while waiting and len(bad) <= MAX_BAD_SENTENCES:
@@ -175,7 +175,7 @@ class IndexWorker:
         """Raise unless the bad sentences of a chunk may be skipped."""
         if not bad:
             raise FfmemError(
-                f"The model can read each sentence of {chunk.name} alone, but not all: {error}"
+                f"Every sentence of {chunk.name} works on its own, but together they fail: {error}"
             )
         number, reason = next(iter(bad.items()))
         if len(bad) > MAX_BAD_SENTENCES:
@@ -212,8 +212,7 @@ def make_worker(
     storage: str,
     sentences: str | None,
     device: str,
-    prefixes: list[int],
-    hashes: list[int],
+    sample: Sample,
     skip_bad: bool,
 ) -> IndexWorker:
     """Load the model of the run in a storage, and return a worker for it.
@@ -229,7 +228,6 @@ def make_worker(
     open_files = ExitStack()  # stay open as long as the worker lives
     file = None if sentences else open_files.enter_context(opened.reading(SENTENCES))
     corpus = Sentences(Path(sentences or SENTENCES), file)
-    sample = Sample(np.array(hashes, np.uint64), np.array(prefixes, np.int64))
     worker = IndexWorker(memories, opened, corpus, sample, skip_bad)
     worker.open_files = open_files
     return worker

@@ -242,8 +242,8 @@ class Memories:
 
     def key_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Kᵀ; zeros if there is none."""
-        bank = self.bank(layer)
-        return linear_bias(bank.keys)[: bank.size]
+        bank = self.banks[layer]
+        return self._zeros(0) if bank is None else linear_bias(bank.keys)[: bank.size]
 
     def up_keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return U of a layer, whose product with x multiplies the gate; gated models only."""
