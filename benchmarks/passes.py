@@ -46,6 +46,7 @@ class Bench:
     def warm(self, n_chunks: int) -> None:
         for chunk in self.chunks[:n_chunks]:
             self.scan.read(chunk, self.batches(chunk), self.sampled(chunk))
+            self.scan.commit()
 
 
 def trunk(memories: Memories) -> Callable[[Batch], None]:

@@ -17,13 +17,13 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.build import _make_worker
 from ffmem.indexing.chunks import Chunk
 from ffmem.indexing.config import BuildOptions, IndexConfig
-from ffmem.indexing.prepare import SENTENCES, Plan, prepare
+from ffmem.indexing.prepare import SENTENCES, IndexPlan, prepare
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.worker import IndexWorker
 from ffmem.parallel import ExecutionConfig, Executor, Task, executor
 from ffmem.progress import Progress
 
-CHUNK_TOKENS, N_CHUNKS = 4096, 4
+CHUNK_TOKENS, N_CHUNKS = 1024, 4
 QUIET = Progress(quiet=True)
 EXECUTIONS = {
     "plain": ExecutionConfig(),
@@ -78,12 +78,12 @@ def _read(workers: Executor, chunks: list[Chunk]) -> float:
     return sum(chunk.n_tokens for chunk in chunks) / (time.perf_counter() - begin)
 
 
-def _plan(memories: ffmem.Memories, folder: Path) -> Plan:
+def _plan(memories: ffmem.Memories, folder: Path) -> IndexPlan:
     """Return a run in which everything is prepared for reading."""
     (folder / "partials").mkdir(parents=True)
     corpus = Corpus("wikitext-2:valid", limit=2000)
     config = IndexConfig(chunk_tokens=CHUNK_TOKENS, threads=1)
-    return prepare(memories, corpus, folder, config, None, QUIET)
+    return prepare(memories, corpus, folder, config, BuildOptions(), QUIET)
 
 
 def _start_ray() -> Any:

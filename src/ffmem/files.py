@@ -145,6 +145,23 @@ def locked(path: Path, busy: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def try_locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file if it exists; yield False if another process holds it."""
+    try:
+        lock = path.open("r+")
+    except FileNotFoundError:  # nobody can hold it
+        yield True
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
 def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)

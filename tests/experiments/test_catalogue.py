@@ -258,7 +258,7 @@ def test_a_damaged_corpus_of_the_index_is_told(made, tmp_path):
 
     folder = shutil.copytree(made[0].folder, tmp_path / "index")
     (folder / "sentences.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(StoreError, match="Cannot read .*sentences.parquet: .*damaged or missing"):
+    with pytest.raises(StoreError, match=r"Cannot read .*sentences.parquet: .*damaged or missing"):
         ffmem.experiment("agreement", folder, tmp_path, model=made[1])
 
 

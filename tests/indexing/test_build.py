@@ -278,7 +278,7 @@ def test_a_run_that_finds_the_index_finished_leaves_it_alone(tmp_path, monkeypat
     before = content(tmp_path / "index")
     config = IndexConfig(t=3, chunk_tokens=50, batch_tokens=40, start="bos")
     source, quiet = ffmem.Corpus(str(corpus), unit="line"), Progress(quiet=True)
-    arguments = (memories(), source, tmp_path / "index", config, BuildOptions(), quiet)
+    arguments = (memories, source, tmp_path / "index", config, BuildOptions(), quiet)
     assert build(*arguments) is False
     (tmp_path / "index" / "manifest.json").rename(tmp_path / "manifest.json")
     (tmp_path / "index" / "partials").mkdir()
@@ -406,3 +406,13 @@ def test_the_manifest_says_how_the_index_was_made(tmp_path):
     assert manifest.corpus.sources[0].perplexity.tokens > 0
     listed = {path for path in content(tmp_path / "index") if path != "manifest.json"}
     assert set(manifest.files) == listed
+
+
+def test_a_finished_index_says_whether_the_weights_were_compared(tmp_path, model_folder, capsys):
+    corpus = str(write_corpus(tmp_path / "corpus.txt", n=20))
+    loaded = ffmem.load(model_folder)
+    for model in (loaded, loaded, model_folder):
+        ffmem.index(model, corpus, tmp_path / "index", t=3, progress=Progress())
+        said = capsys.readouterr().err
+        assert ("weights were not compared" in said) == (model is model_folder)
+    assert "nothing to do" in said

@@ -85,6 +85,18 @@ def test_an_index_before_its_first_commit_has_no_triggers_yet(tmp_path, monkeypa
     assert index["L0N0"].value.top
 
 
+def test_an_unfinished_index_is_read_from_the_storage_that_its_workers_share(
+    stopped, tmp_path, monkeypatch
+):
+    folder, corpus = tmp_path / "with storage", tmp_path / "corpus.txt"
+    killed(monkeypatch, 3, folder, corpus, shared=str(tmp_path / "shared"))
+    assert not (folder / "values").exists()
+    mine, other = ffmem.open(folder), ffmem.open(stopped)
+    assert status(folder).chunks_read == 3
+    assert mine.n_prefixes == other.n_prefixes > 0
+    assert [mine[cell].to_dict() for cell in mine] == [other[cell].to_dict() for cell in other]
+
+
 def test_status_says_how_far_a_stopped_run_is(stopped):
     found = status(stopped)
     assert (found.state, found.chunks_read, found.workers) == ("stopped", 3, 1)
@@ -111,7 +123,7 @@ def test_status_says_that_a_run_is_running(tmp_path, monkeypatch):
 
 
 def test_status_of_what_is_no_index_is_an_error(tmp_path):
-    with pytest.raises(StoreError, match="No index is being made"):
+    with pytest.raises(StoreError, match="is not an indexing run"):
         status(tmp_path)
     (tmp_path / "partials").mkdir()
     assert status(tmp_path).state == "preparing"
@@ -170,3 +182,13 @@ def test_an_estimate_of_the_disk_is_the_size_of_the_columns(tmp_path):
     )
     found = index_bytes(memories(), index.manifest.t) - len(index) * SAMPLE_SIZE * 4
     assert columns * 0.9 < found <= columns
+
+
+def test_functions_that_need_a_finished_index_refuse_an_opened_one_that_is_not(stopped, tmp_path):
+    index = ffmem.open(stopped)
+    with pytest.raises(StoreError, match="is not finished"):
+        ffmem.search(index, "w3")
+    for to in ("jsonl", "neuronpedia"):
+        with pytest.raises(StoreError, match="is not finished"):
+            ffmem.export(index, to, tmp_path / to)
+        assert not (tmp_path / to).exists()

@@ -1,5 +1,8 @@
 """The pass against the plainest computation of what it promises, in every family."""
 
+from contextlib import contextmanager
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +56,7 @@ def scanned(memories, sentences, prefixes, empty_prefix):
         past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
         inside = sampled[(sampled >= chunk.first_prefix) & (sampled < past)]
         parts.append(scan.read(chunk, batched, inside))
+        scan.commit()
     return scan, [np.concatenate(layer, axis=1) for layer in zip(*parts, strict=True)]
 
 
@@ -150,6 +154,41 @@ def test_bfloat16_coefficients_are_ranked_as_they_are(name):
     rounded = torch.from_numpy(scan.result(0).positive.coefficients)
     assert (rounded == rounded.to(torch.bfloat16)).all()
     assert rounded.any()
+
+
+class TwoBanks(Memories):
+    """A model whose layers are read as two banks each, of unequal sizes."""
+
+    @contextmanager
+    def read_coefficients(self, read):
+        def read_parts(bank, coefficients, gate):
+            for first, last in ((0, 7), (7, bank.size)):
+                part = slice(first, last)
+                read(
+                    replace(bank, offset=first, size=last - first),
+                    coefficients[..., part],
+                    None if gate is None else gate[..., part],
+                )
+
+        with super().read_coefficients(read_parts):
+            yield
+
+
+@pytest.mark.parametrize("prefixes", ["best", "all"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_two_banks_of_a_layer_give_what_one_bank_of_all_its_memories_gives(name, prefixes):
+    one, sample = scanned(Memories(tiny(name), tiny_tokenizer()), corpus(), prefixes, False)
+    two, other = scanned(TwoBanks(tiny(name), tiny_tokenizer()), corpus(), prefixes, False)
+    for layer, (mine, theirs) in enumerate(zip(sample, other, strict=True)):
+        np.testing.assert_array_equal(mine, theirs)
+        mine, theirs = one.result(layer), two.result(layer)
+        np.testing.assert_allclose(mine.stats.sums * UNIT, theirs.stats.sums * UNIT, atol=1e-4)
+        mine, theirs = (
+            [*result.positive, *(result.negative or ()), *result.stats._replace(sums=0)]
+            for result in (mine, theirs)
+        )
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 def overflowing():

@@ -279,7 +279,7 @@ def test_a_search_file_that_does_not_fit_is_made_again_and_it_is_said(folder, da
     SEARCH_DAMAGE[damage](path)
     assert path.read_bytes() != whole
     assert ffmem.verify(folder, Progress()) == []
-    assert capsys.readouterr().err == "search.sqlite did not fit the index and was made again.\n"
+    assert capsys.readouterr().err == "search.sqlite was out of date and has been rebuilt.\n"
     assert path.read_bytes() == whole
     path.unlink()
     assert ffmem.verify(folder) == []  # the first search makes it
@@ -289,4 +289,4 @@ def test_a_search_file_that_cannot_be_made_again_is_told(folder):
     (folder / "search.sqlite").unlink(missing_ok=True)
     (folder / "search.sqlite").mkdir()
     (wrong,) = ffmem.verify(folder)
-    assert wrong.startswith("search.sqlite does not fit the index and cannot be made again. ")
+    assert wrong.startswith("search.sqlite is out of date and cannot be rebuilt. ")

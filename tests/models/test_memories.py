@@ -14,7 +14,7 @@ from ffmem.errors import MixtureOfExperts, ModelError, NoStaticValues, SelfCheck
 from ffmem.models.families import FAMILIES, FUSED
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories, fingerprint
-from tests.tiny import HEADS, LAYERS, TINY, read, tiny, tiny_tokenizer
+from tests.tiny import HEADS, LAYERS, TINY, ragged, read, tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 35, 8, 9]])
 GATED = [name for name, config in TINY.items() if FAMILIES[config.model_type].for_config(config).up]
@@ -416,3 +416,10 @@ def test_a_model_in_which_no_layer_has_a_feed_forward_part_is_refused():
 
     with pytest.raises(ModelError, match="No layer of this 'nemotron_h' model has a feed-forward"):
         Memories(model, tiny_tokenizer())
+
+
+def test_a_layer_without_memories_has_no_keys_and_no_key_biases():
+    memories = Memories(ragged(), tiny_tokenizer())
+    assert memories.layout.widths[0] == 0
+    assert memories.keys(0).shape == (0, memories.hidden)
+    assert memories.key_bias(0).shape == (0,)

@@ -252,8 +252,7 @@ def test_a_file_that_does_not_fit_is_made_again_by_verify(index, change, capsys)
         base.commit()
     assert ffmem.verify(index.folder, Progress()) == []
     assert (
-        capsys.readouterr().err
-        == "patterns/search.sqlite did not fit the index and was made again.\n"
+        capsys.readouterr().err == "patterns/search.sqlite was out of date and has been rebuilt.\n"
     )
     assert path.read_bytes() == whole
 

@@ -62,9 +62,9 @@ def index(
         workers: Number of worker processes; with `ray`, of actors.
         ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
         gpus_per_worker: GPUs that Ray gives each worker.
-        shared: Folder or URL where workers meet, if not all of them see `out`.
+        shared: Shared folder or URL for results, if some workers cannot access `out`.
         bad_sentences: "stop" at sentences that the model cannot read, or "skip" them.
-        progress: Where progress is shown. Default: nowhere.
+        progress: Progress reporter. Default: none.
     """
     config, options = (
         from_parameters(IndexConfig, locals()),
@@ -79,17 +79,21 @@ def index(
     source.check_exists()
     from ffmem.indexing.build import build
 
-    if isinstance(model, str | Path):
+    def load_model() -> "Memories":
+        if not isinstance(model, str | Path):
+            return model
         progress.say(f"Loading {model}.")
-        model = load(model, dtype=dtype, device=device)
+        memories = load(model, dtype=dtype, device=device)
         if device == "split":
             from ffmem.models.modules import describe_devices
 
-            layout = describe_devices(model.model, model.row.blocks)
+            layout = describe_devices(memories.model, memories.row.blocks)
             progress.say("; ".join(f"{place}: {parts}" for place, parts in layout.items()) + ".")
-    if build(model, source, folder, config, options, progress):
+        return memories
+
+    if build(load_model, source, folder, config, options, progress):
         return Index(folder)
-    return _open_finished(folder, name, name, source, config, dtype, progress)
+    return _open_finished(folder, model, name, source, config, dtype, progress)
 
 
 def estimate(
@@ -133,18 +137,19 @@ def _open_finished(
     progress: Progress,
 ) -> Index:
     """Return a finished index, if it has the settings asked for."""
-    from ffmem.indexing.build import check_same_request
+    from ffmem.indexing.build import check_same_request, remove_leftovers
 
     finished = Index(folder)
     if not isinstance(model, str | Path):
         dtype = str(model.dtype).removeprefix("torch.")
         check_weights(finished, model.fingerprint())
     check_same_request(finished, name, corpus, config, dtype)
+    remove_leftovers(folder)
+    compared = ""
+    if isinstance(model, str | Path):
+        compared = " The model's weights were not compared; their hash is in the manifest."
     unread = " Standard input was not read." if corpus.source == "-" else ""
-    progress.say(
-        f"The index in {folder} is finished: nothing to do. The model's weights were not compared;"
-        f" their hash is in the manifest.{unread}"
-    )
+    progress.say(f"The index in {folder} is finished: nothing to do.{compared}{unread}")
     return finished
 
 
@@ -154,7 +159,12 @@ def open(folder: str | Path) -> Index:
 
 
 def as_index(folder: str | Path | Index) -> Index:
-    """Return the finished index of a folder; an `Index` is returned as it is."""
+    """Return the finished index of a folder; an `Index` is returned as it is.
+
+    Raise if it is unfinished: a live `Index` has only a part of the corpus, and not all files.
+    """
+    if isinstance(folder, Index) and folder.live is not None:
+        folder = folder.folder
     return folder if isinstance(folder, Index) else Index(folder)
 
 
@@ -182,11 +192,15 @@ def extend(
 
     options.check()
     before, source = Index(folder), as_corpus(corpus)
-    memories = before.manifest.model.source if model is None else model
-    if isinstance(memories, str | Path):
-        with index_model_errors(str(memories), before.folder) if model is None else nullcontext():
-            memories = load(memories, dtype=before.manifest.dtype, device=device)
-    return extend_index(before, memories, source, options, progress or Progress(quiet=True))
+
+    def load_model() -> "Memories":
+        named = before.manifest.model.source if model is None else model
+        if not isinstance(named, str | Path):
+            return named
+        with index_model_errors(str(named), before.folder) if model is None else nullcontext():
+            return load(named, dtype=before.manifest.dtype, device=device)
+
+    return extend_index(before, load_model, source, options, progress or Progress(quiet=True))
 
 
 def merge(
@@ -244,9 +258,9 @@ def export(
 
 
 def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
-    """Return what is wrong with an index, a sentence each; nothing if it is sound.
+    """Return what is wrong with an index, a sentence each; nothing if it is intact.
 
-    Search files follow from the rest: one that does not fit a sound index is made again.
+    Search files follow from the rest: if the index is intact, one that is out of date is rebuilt.
     """
     from ffmem.indexing import search_db
     from ffmem.indexing.verify import verify as verify_index
@@ -263,9 +277,9 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
     ):
         try:
             if restore_search(opened) and progress is not None:
-                progress.say(f"{name} did not fit the index and was made again.")
+                progress.say(f"{name} was out of date and has been rebuilt.")
         except StoreError as error:
-            wrong.append(f"{name} does not fit the index and cannot be made again. {error}")
+            wrong.append(f"{name} is out of date and cannot be rebuilt. {error}")
     return wrong
 
 

@@ -8,63 +8,66 @@ whether one process, several, or a cluster reads the chunks.
 
 import gc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError, WorkerError
-from ffmem.files import committing, locked, remove_temporaries
+from ffmem.files import committing, locked, remove_temporaries, try_locked
 from ffmem.indexing.config import FACTS_FILE, RUN_FILE, BuildOptions, IndexConfig, make_manifest
 from ffmem.indexing.manifest import hash_files
-from ffmem.indexing.prepare import SENTENCES, Plan, prepare
+from ffmem.indexing.prepare import SENTENCES, IndexPlan, prepare
 from ffmem.indexing.results import merge_samples, write_layer, write_sample
 from ffmem.indexing.sentences import Sentences
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import SHARED_FILE, Index
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker, make_worker
 from ffmem.models.arguments import IN_MEMORY, resolve_model
 from ffmem.models.memories import Memories
 from ffmem.parallel import Executor, MakeWorker, Task, executor
 from ffmem.progress import Progress
+from ffmem.storage import Storage, open_storage
 
 MAX_STALLED_ROUNDS = 3
 """Give up after this many rounds without progress: workers die before they commit."""
 
 
 def build(
-    memories: Memories,
+    load: Callable[[], Memories],
     corpus: Corpus,
     folder: Path,
     config: IndexConfig,
     options: BuildOptions,
     progress: Progress,
 ) -> bool:
-    """Make or resume the index in a folder; return False if it was finished already."""
-    if not options.is_serial and memories.source == IN_MEMORY:
-        raise FfmemError(
-            "A model in memory cannot be sent to other processes. Save it with save_pretrained,"
-            " and pass the folder."
-        )
-    if config.threads is None:
-        config = replace(config, threads=options.threads)
+    """Make or resume the index in a folder; return False if it was finished already.
+
+    `load` returns the model. If other processes do the work, this one drops it before they start.
+    """
     existed = folder.exists()
     with lock_folder(folder) as is_finished:
         if is_finished:
             return False
         with _clean_up_on_error(folder, existed):
-            plan = prepare(memories, corpus, folder, config, options.shared, progress)
+            memories = load()
+            if not options.is_serial and memories.source == IN_MEMORY:
+                raise FfmemError(
+                    "A model in memory cannot be sent to other processes. Save it with"
+                    " save_pretrained, and pass the folder."
+                )
+            plan = prepare(memories, corpus, folder, config, options, progress)
         plan.partials.delete_damaged(plan.sampled_chunks, progress.say)
         make = _make_worker(plan, options)
         if options.is_serial:
             sentences, skip_bad = Sentences(folder / SENTENCES), options.bad_sentences == "skip"
             make = partial(IndexWorker, memories, plan.storage, sentences, plan.sample, skip_bad)
-        del memories  # if other processes do the work, this one need not keep the weights
-        gc.collect()
+        del memories
+        gc.collect()  # modules and hooks refer to each other
         try:
-            with executor(options, make, progress, plan.run.threads) as workers:
+            with executor(options, make, progress, plan.run_config.threads) as workers:
                 _project_values(workers, plan, progress)
                 _read_chunks(workers, plan, progress)
         except KeyboardInterrupt:
@@ -74,7 +77,7 @@ def build(
     return True
 
 
-def _make_worker(plan: Plan, options: BuildOptions) -> MakeWorker:
+def _make_worker(plan: IndexPlan, options: BuildOptions) -> MakeWorker:
     """Return how other processes make their workers."""
     path = str(plan.folder.absolute() / SENTENCES)
     return partial(
@@ -82,16 +85,15 @@ def _make_worker(plan: Plan, options: BuildOptions) -> MakeWorker:
         storage=plan.storage.url,
         sentences=None if plan.storage.is_remote else path,
         device=options.device,
-        prefixes=plan.sample.prefixes.tolist(),
-        hashes=plan.sample.hashes.tolist(),
+        sample=plan.sample,
         skip_bad=options.bad_sentences == "skip",
     )
 
 
-def _project_values(workers: Executor, plan: Plan, progress: Progress) -> None:
+def _project_values(workers: Executor, plan: IndexPlan, progress: Progress) -> None:
     """Project the values of every layer that has no values file yet."""
-    n_layers = plan.run.model.layers
-    if not plan.run.model.has_values:  # a lambda layer computes its values from the input
+    n_layers = plan.run_config.model.layers
+    if not plan.run_config.model.has_values:  # a lambda layer computes its values from the input
         return
     layers = [
         layer for layer in range(n_layers) if not plan.storage.exists(layer_file("values", layer))
@@ -101,7 +103,7 @@ def _project_values(workers: Executor, plan: Plan, progress: Progress) -> None:
         workers.run(tasks, step)
 
 
-def _read_chunks(workers: Executor, plan: Plan, progress: Progress) -> None:
+def _read_chunks(workers: Executor, plan: IndexPlan, progress: Progress) -> None:
     """Read every chunk, until committed partials cover them all."""
     missing = plan.missing_chunks()
     done = plan.facts.source.tokens - sum(chunk.n_tokens for chunk in missing)
@@ -128,13 +130,22 @@ def _read_chunks(workers: Executor, plan: Plan, progress: Progress) -> None:
             step(-sum(chunk.n_tokens for chunk in missing))  # read, but lost with a worker
 
 
-def finish(plan: Plan) -> None:
+def finish(plan: IndexPlan) -> None:
     """Merge the partials into the finished files; write the manifest last."""
     folder, storage, partials = plan.folder, plan.storage, plan.partials.disjoint()
     covered = sorted(number for partial in partials for number in partial.chunks)
     if covered != [chunk.number for chunk in plan.chunks]:
         raise StoreError(f"The partials in {storage.shown} do not cover every chunk exactly once.")
+    skipped = sorted(number for partial in partials for number in partial.skipped)
+    sentences = Sentences(folder / SENTENCES)
+    skipped_tokens = sum(len(sentences.row(number).ids) for number in skipped)
     n_prefixes = sum(partial.n_prefixes for partial in partials)
+    if n_prefixes != plan.facts.source.tokens - skipped_tokens:
+        raise StoreError(
+            f"The partials in {storage.shown} count {n_prefixes:,} prefixes; the corpus has"
+            f" {plan.facts.source.tokens - skipped_tokens:,}. Delete partials/partial-*.arrow there"
+            " and rerun the command to read the corpus again."
+        )
     for layer, result in enumerate(plan.partials.layers(partials)):
         write_layer(folder, layer, result, n_prefixes)
     chunks = sorted(plan.sampled_chunks)
@@ -146,14 +157,11 @@ def finish(plan: Plan) -> None:
             with storage.reading(name) as file, committing(folder / name) as temporary:
                 temporary.write_bytes(file.read())
     remove_temporaries(folder, "triggers", "stats", "samples", "values")
-    skipped = sorted(number for partial in partials for number in partial.skipped)
-    sentences = Sentences(folder / SENTENCES)
-    skipped_tokens = sum(len(sentences.row(number).ids) for number in skipped)
     files = hash_files(folder)
-    make_manifest(plan.run, plan.facts, skipped, skipped_tokens, files).write(folder)
+    make_manifest(plan.run_config, plan.facts, skipped, skipped_tokens, files).write(folder)
     if is_shared:
         storage.clear()
-    shutil.rmtree(folder / "partials")
+    remove_partials(folder)
 
 
 def check_same_request(
@@ -207,10 +215,24 @@ def lock_folder(folder: Path) -> Iterator[bool]:
     busy = f"Another process is working on {folder}. Wait for it, or choose another folder."
     with locked(folder / "partials" / "lock", busy):
         if (folder / "manifest.json").exists():  # another process has just finished it
-            shutil.rmtree(folder / "partials")
+            remove_partials(folder)
             yield True
             return
         yield False
+
+
+def remove_partials(folder: Path) -> None:
+    """Delete what a finished index no longer needs; call it with the lock of the folder."""
+    shutil.rmtree(folder / "partials", ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the partials of a finished index, unless the process that made it still does that."""
+    with try_locked(folder / "partials" / "lock") as is_free:
+        if is_free and (folder / "partials").exists():
+            if (url := Storage(folder).read_text(SHARED_FILE)) is not None:
+                open_storage(url).clear()
+            remove_partials(folder)
 
 
 @contextmanager
@@ -219,9 +241,9 @@ def _clean_up_on_error(folder: Path, existed: bool) -> Iterator[None]:
     is_new = not (folder / RUN_FILE).exists()
     try:
         yield
-    except FfmemError:
+    except Exception:
         if is_new and not (folder / FACTS_FILE).exists():
-            shutil.rmtree(folder / "partials")
+            remove_partials(folder)
             (folder / SENTENCES).unlink(missing_ok=True)
             if not existed:
                 folder.rmdir()

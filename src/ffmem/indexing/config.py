@@ -1,9 +1,9 @@
 """The configuration of an indexing run.
 
 `IndexConfig` is what you choose: its fields are the options of `ffmem index`, the parameters of
-`ffmem.index`, part of what a run records, and what a resumed run must agree with. `RunConfig` adds
-model, corpus and versions: everything that decides the bytes of an index. `BuildOptions` change
-none of them. `CorpusFacts` is what reading the corpus adds.
+`ffmem.index`, part of what a run records, and what a resumed run must agree with.
+`IndexRunConfig` adds model, corpus and versions: everything that decides the bytes of an index.
+`BuildOptions` change none of them. `CorpusFacts` is what reading the corpus adds.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ class BuildOptions(ExecutionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Record):
+class IndexRunConfig(Record):
     """Everything that decides the bytes of an index, before the corpus is read."""
 
     model: ModelRecord
@@ -115,7 +115,9 @@ class RunConfig(Record):
     versions: dict[str, str]
 
     @classmethod
-    def create(cls, memories: "Memories", corpus: "Corpus", config: IndexConfig) -> "RunConfig":
+    def create(
+        cls, memories: "Memories", corpus: "Corpus", config: IndexConfig
+    ) -> "IndexRunConfig":
         """Return the configuration of a new run."""
         import torch
 
@@ -141,7 +143,7 @@ class RunConfig(Record):
         """A name for runs with this configuration."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
-    def differences(self, other: "RunConfig") -> list[str]:
+    def differences(self, other: "IndexRunConfig") -> list[str]:
         """Return how another run's configuration differs, field by field."""
         differences = []
         old = asdict(other)
@@ -197,7 +199,7 @@ def model_record(memories: "Memories") -> ModelRecord:
 
 
 def make_manifest(
-    run: RunConfig,
+    run: IndexRunConfig,
     facts: CorpusFacts,
     skipped: list[int],
     skipped_tokens: int,
@@ -222,9 +224,9 @@ def make_manifest(
     )
 
 
-def read_run(storage: "Storage") -> RunConfig | None:
+def read_run(storage: "Storage") -> IndexRunConfig | None:
     """Return the configuration of the run in a storage, None if there is none."""
-    run: RunConfig | None = _read(RunConfig, storage, RUN_FILE)
+    run: IndexRunConfig | None = _read(IndexRunConfig, storage, RUN_FILE)
     return run
 
 
@@ -234,7 +236,7 @@ def read_facts(storage: "Storage") -> CorpusFacts | None:
     return facts
 
 
-def require_run(storage: "Storage") -> tuple[RunConfig, CorpusFacts]:
+def require_run(storage: "Storage") -> tuple[IndexRunConfig, CorpusFacts]:
     """Return the configuration and the corpus facts of a prepared run; raise if there is none."""
     run, facts = read_run(storage), read_facts(storage)
     if run is None or facts is None:

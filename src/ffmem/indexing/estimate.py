@@ -125,6 +125,7 @@ def _result_bytes(t: int, gated: bool) -> int:
 def _read(scan: Scan, batch: Batch) -> None:
     chunk = Chunk(0, 0, len(batch.lengths), 0, sum(batch.lengths))
     scan.read(chunk, [batch], np.zeros(0, np.int64))
+    scan.commit()
 
 
 def _values_seconds(memories: Memories) -> float:

@@ -7,15 +7,16 @@ samples merge as in `results.py`; values and vocabulary depend on the model alon
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
 from ffmem.files import locked, storage_errors, sync, write_text
-from ffmem.indexing.build import build, lock_folder
+from ffmem.indexing.build import build, lock_folder, remove_partials
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.manifest import CorpusRecord, SourceRecord, hash_files
 from ffmem.indexing.results import (
@@ -27,7 +28,7 @@ from ffmem.indexing.results import (
     write_sample,
 )
 from ffmem.indexing.sentences import join_sentences
-from ffmem.indexing.store import Index, check_weights, recover, sibling
+from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -60,7 +61,7 @@ def merge(folders: Sequence[str | Path], out: str | Path, progress: Progress) ->
             raise StoreError(f"{target} holds an unfinished index. Merge into a new folder.")
         write_text(target / MERGE_MARK, "{}\n")
         _write(indexes, sources, target)
-        shutil.rmtree(target / "partials")
+        remove_partials(target)
     return Index(target)
 
 
@@ -96,20 +97,17 @@ def _check_distinct(indexes: list[Index]) -> None:
 def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> None:
     """Write all files of the merged index, the manifest last."""
     first = indexes[0]
-    shifts = [0]
-    for index in indexes:
-        corpus = index.manifest.corpus
-        shifts.append(shifts[-1] + corpus.tokens + corpus.sentences)
+    corpora = [index.manifest.corpus for index in indexes]
+    shifts = list(accumulate((one.tokens + one.sentences for one in corpora[:-1]), initial=0))
     corpus = CorpusRecord.join(sources)
     for layer in range(first.n_layers):
         parts = [
             read_layer(index.folder, layer).shift(shift)
-            for index, shift in zip(indexes, shifts, strict=False)
+            for index, shift in zip(indexes, shifts, strict=True)
         ]
         write_layer(folder, layer, reduce(LayerResult.merge, parts), corpus.prefixes)
     samples = [
-        read_sample(index.folder).shift(shift)
-        for index, shift in zip(indexes, shifts, strict=False)
+        read_sample(index.folder).shift(shift) for index, shift in zip(indexes, shifts, strict=True)
     ]
     coefficients = (
         [
@@ -127,18 +125,27 @@ def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> N
 
 
 def extend(
-    index: Index, memories: Memories, corpus: Corpus, options: BuildOptions, progress: Progress
+    index: Index,
+    load: Callable[[], Memories],
+    corpus: Corpus,
+    options: BuildOptions,
+    progress: Progress,
 ) -> Index:
     """Add a corpus to an index, read by the same model with the same settings.
 
     The corpus is indexed in a folder next to the index and merged; then the folders are swapped.
     If the process is killed, the index is complete: either as before or extended.
     """
-    check_weights(index, memories.fingerprint())
+
+    def load_same() -> Memories:
+        memories = load()
+        check_weights(index, memories.fingerprint())
+        return memories
+
     work = sibling(index.folder, "extending")
     busy = f"Another process is extending {index.folder}. Wait for it."
     with storage_errors(work), locked(work / "lock", busy):
-        recover(index.folder)
+        finish_swap(index.folder)
         index = Index(index.folder)
         request = {**corpus.describe(), "digest": corpus.digest()}
         if request["digest"] is not None and any(
@@ -147,7 +154,7 @@ def extend(
             progress.say(f"{corpus.source} is in {index.folder} already: nothing to do.")
             shutil.rmtree(work)
             return index
-        build(memories, corpus, work / "index", _same_config(index), options, progress)
+        build(load_same, corpus, work / "index", _same_config(index), options, progress)
         added = Index(work / "index")
         (source,) = added.manifest.corpus.sources
         if not _matches(source, request):
@@ -194,4 +201,4 @@ def _swap(folder: Path, other: Path, progress: Progress) -> None:
     folder.rename(before)
     extended.rename(folder)
     sync(folder.parent)
-    recover(folder)
+    finish_swap(folder)

@@ -16,7 +16,7 @@ partials, whatever the model.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import reduce
 from itertools import groupby
 from typing import NamedTuple
@@ -57,9 +57,9 @@ class DamagedPartialError(StoreError):
 class Partials:
     """The partials of one run in its storage."""
 
-    def __init__(self, storage: Storage, run: str) -> None:
+    def __init__(self, storage: Storage, run_id: str) -> None:
         self.storage = storage
-        self.run = run
+        self.run_id = run_id
         """Fingerprint of the run's configuration, which every file records."""
 
     def commit(
@@ -100,7 +100,7 @@ class Partials:
             for columns in layers:
                 batch = pa.record_batch(columns)
                 if writer is None:
-                    schema = batch.schema.with_metadata({"run": self.run, **metadata})
+                    schema = batch.schema.with_metadata({"run": self.run_id, **metadata})
                     writer = stack.enter_context(pa.ipc.new_file(str(path), schema))
                 writer.write_batch(batch, custom_metadata={"sha256": _digest(batch)})
 
@@ -120,8 +120,15 @@ class Partials:
         """Return the numbers of the chunks that are done."""
         return {number for partial in self.disjoint() for number in partial.chunks}
 
+    def is_empty(self) -> bool:
+        """Return whether no worker has committed anything."""
+        return not self._names()
+
     def _split(self) -> tuple[list[Partial], list[Partial]]:
-        partials = [self._partial(name) for name in self._names()]
+        partials = []
+        for name in self._names():
+            with suppress(FileNotFoundError):  # deleted since it was listed
+                partials.append(self._partial(name))
         disjoint: list[Partial] = []
         overlapping: list[Partial] = []
         covered: set[int] = set()
@@ -137,14 +144,8 @@ class Partials:
         return [name for name in self.storage.names("partials") if name.startswith(_PARTIAL)]
 
     def _partial(self, name: str) -> Partial:
-        metadata = self._metadata(name)
-        skipped = json.loads(metadata["skipped"])
-        return Partial(
-            name,
-            frozenset(_parse_ranges(metadata["chunks"])),
-            int(metadata["n_prefixes"]),
-            {int(sentence): reason for sentence, reason in skipped.items()},
-        )
+        with self._open(name) as reader:
+            return _read_partial(name, reader)
 
     def delete_damaged(self, sampled_chunks: set[int], say: Callable[[str], None]) -> None:
         """Delete partials that are damaged, or whose sample files are damaged or missing."""
@@ -159,15 +160,45 @@ class Partials:
                 self.storage.delete(name)
 
     def layers(self, partials: Sequence[Partial]) -> Iterator[LayerResult]:
-        """Return the merged result of several partials, layer by layer."""
-        readers = [self._batches(partial.name) for partial in partials]
-        for batches in zip(*readers, strict=True):
-            yield reduce(LayerResult.merge, (LayerResult.from_columns(b) for b in batches))
+        """Return the merged result of several partials, layer by layer.
 
-    def layer(self, partials: Sequence[Partial], layer: int) -> LayerResult:
-        """Return the merged result of several partials in one layer."""
-        parts = [next(self._batches(partial.name, layer)) for partial in partials]
-        return reduce(LayerResult.merge, (LayerResult.from_columns(part) for part in parts))
+        Raise if a worker has replaced one of them since: its chunks may be in another one too.
+        """
+        readers = [self._unchanged_layers(partial) for partial in partials]
+        for layers in zip(*readers, strict=True):
+            yield reduce(LayerResult.merge, layers)
+
+    def _unchanged_layers(self, partial: Partial) -> Iterator[LayerResult]:
+        changed = StoreError(
+            f"{partial.name} in {self.storage.shown} changed while it was merged: a worker of this"
+            " run is still alive. Wait until it ends, then rerun the command."
+        )
+        try:
+            with self._open(partial.name) as reader:
+                if _read_partial(partial.name, reader) != partial:
+                    raise changed
+                for number in range(reader.num_record_batches):
+                    yield LayerResult.from_columns(_read_batch(reader, number))
+        except FileNotFoundError:
+            raise changed from None
+
+    def layer(
+        self, partials: Sequence[Partial], layer: int, empty: LayerResult
+    ) -> tuple[LayerResult, int]:
+        """Return what several partials hold now in one layer, and of how many prefixes.
+
+        Workers may have replaced them, so the number is read together with the result.
+        """
+        result, n_prefixes, covered = empty, 0, frozenset[int]()
+        for partial in partials:
+            with self._open(partial.name) as reader:
+                now = _read_partial(partial.name, reader)
+                if covered.isdisjoint(now.chunks):
+                    covered |= now.chunks
+                    n_prefixes += now.n_prefixes
+                    columns = _read_batch(reader, layer)
+                    result = result.merge(LayerResult.from_columns(columns))
+        return result, n_prefixes
 
     def sampled_chunks(self) -> list[int]:
         """Return the chunks that have a sample file."""
@@ -200,10 +231,7 @@ class Partials:
         """Return the columns of every layer, or of one; raise if their hash is wrong."""
         with self._open(name) as reader:
             for number in range(reader.num_record_batches) if layer is None else [layer]:
-                batch, custom = reader.get_batch_with_custom_metadata(number)
-                if custom is None or custom[b"sha256"].decode() != _digest(batch):
-                    raise pa.ArrowInvalid("its bytes do not match their hash")
-                yield {name: as_array(batch.column(name)) for name in batch.schema.names}
+                yield _read_batch(reader, number)
 
     @contextmanager
     def _open(self, name: str) -> Iterator[pa.RecordBatchFileReader]:
@@ -211,10 +239,10 @@ class Partials:
         try:
             with self.storage.reading(name) as file, pa.ipc.open_file(file) as reader:
                 run = _decode_metadata(reader).get("run")
-                if run != self.run:
+                if run != self.run_id:
                     raise StoreError(
                         f"{name} in {self.storage.shown} belongs to another run ({run}; this is"
-                        f" {self.run}). Delete that file and rerun the command."
+                        f" {self.run_id}). Delete that file and rerun the command."
                     )
                 yield reader
         except FileNotFoundError:
@@ -226,6 +254,26 @@ class Partials:
 def _decode_metadata(reader: pa.RecordBatchFileReader) -> dict[str, str]:
     raw = reader.schema.metadata or {}
     return {key.decode(): value.decode() for key, value in raw.items()}
+
+
+def _read_partial(name: str, reader: pa.RecordBatchFileReader) -> Partial:
+    """Return the metadata of a partial."""
+    metadata = _decode_metadata(reader)
+    skipped = json.loads(metadata["skipped"])
+    return Partial(
+        name,
+        frozenset(_parse_ranges(metadata["chunks"])),
+        int(metadata["n_prefixes"]),
+        {int(sentence): reason for sentence, reason in skipped.items()},
+    )
+
+
+def _read_batch(reader: pa.RecordBatchFileReader, layer: int) -> dict[str, ndarray]:
+    """Return the columns of a layer; raise if their hash is wrong."""
+    batch, custom = reader.get_batch_with_custom_metadata(layer)
+    if custom is None or custom[b"sha256"].decode() != _digest(batch):
+        raise pa.ArrowInvalid("its bytes do not match their hash")
+    return {column: as_array(batch.column(column)) for column in batch.schema.names}
 
 
 def _sample_name(chunk: int) -> str:

@@ -24,9 +24,10 @@ from ffmem.indexing.config import (
     COMPAT,
     FACTS_FILE,
     RUN_FILE,
+    BuildOptions,
     CorpusFacts,
     IndexConfig,
-    RunConfig,
+    IndexRunConfig,
     read_facts,
     read_run,
 )
@@ -49,13 +50,13 @@ VOCABULARY = "vocabulary.parquet"
 
 
 @dataclass(frozen=True)
-class Plan:
+class IndexPlan:
     """Everything that a run needs: configuration, corpus, chunks, sample, and where files go."""
 
     folder: Path
     storage: Storage
     """Where workers write: the index folder, or the run's folder under `--shared`."""
-    run: RunConfig
+    run_config: IndexRunConfig
     facts: CorpusFacts
     chunks: list[Chunk]
     sample: Sample
@@ -63,7 +64,7 @@ class Plan:
     @property
     def partials(self) -> Partials:
         """The run's partials."""
-        return Partials(self.storage, self.run.fingerprint)
+        return Partials(self.storage, self.run_config.fingerprint)
 
     @property
     def sampled_chunks(self) -> set[int]:
@@ -82,11 +83,12 @@ def prepare(
     corpus: Corpus,
     folder: Path,
     config: IndexConfig,
-    shared: str | None,
+    options: BuildOptions,
     progress: Progress,
-) -> Plan:
+) -> IndexPlan:
     """Return the plan of a new or resumed run, after the steps that are not done yet."""
-    run = _configure(memories, corpus, folder, config, progress)
+    run = _configure(memories, corpus, folder, config, options.threads, progress)
+    shared = _find_shared(folder, run.fingerprint, options.shared)
     storage = Storage(folder)
     if (facts := read_facts(storage)) is None:
         with use_threads(run.threads):
@@ -98,27 +100,33 @@ def prepare(
     if not storage.exists(CHUNKS_FILE):
         write_chunks(storage, cut_chunks(sentences.lengths(), run.index.chunk_tokens))
     if shared is not None:
-        storage = open_storage(shared, f"ffmem-{run.fingerprint}")
+        storage = shared
         write_text(folder / SHARED_FILE, storage.url)
         (folder / SHARED_FILE).chmod(0o600)  # a URL may hold a password
         for name in (SENTENCES, RUN_FILE, FACTS_FILE, CHUNKS_FILE):
             if not storage.exists(name):
                 storage.upload(folder / name, name)
     sample = draw_sample(facts.source.hash, sentences.lengths(), run.index.compat is not None)
-    return Plan(folder, storage, run, facts, read_chunks(storage), sample)
+    return IndexPlan(folder, storage, run, facts, read_chunks(storage), sample)
 
 
 def _configure(
-    memories: Memories, corpus: Corpus, folder: Path, config: IndexConfig, progress: Progress
-) -> RunConfig:
+    memories: Memories,
+    corpus: Corpus,
+    folder: Path,
+    config: IndexConfig,
+    default_threads: int | None,
+    progress: Progress,
+) -> IndexRunConfig:
     """Return the configuration of a new or resumed run; raise if the folder holds another one."""
-    run = RunConfig.create(memories, corpus, config)
     before = read_run(Storage(folder))
+    if config.threads is None:
+        # Threads decide the last bits of a sum: a resumed run keeps its number.
+        config = replace(config, threads=default_threads if before is None else before.threads)
+    run = IndexRunConfig.create(memories, corpus, config)
     if before is None:
         write_text(folder / RUN_FILE, run.to_json())
         return run
-    if config.threads is None:
-        run = replace(run, index=replace(run.index, threads=before.index.threads))
     if differences := run.differences(before):
         raise StoreError(
             f"{folder} holds an unfinished index with other settings: {'; '.join(differences)}."
@@ -128,8 +136,28 @@ def _configure(
     return before
 
 
+def _find_shared(folder: Path, run_id: str, shared: str | None) -> Storage | None:
+    """Return the storage that workers share, by default the one that a resumed run has used.
+
+    Raise if the run has results in another place: they would be lost.
+    """
+    recorded = folder / SHARED_FILE
+    before = open_storage(recorded.read_text("utf-8")) if recorded.exists() else None
+    if shared is None:
+        return before
+    requested = open_storage(shared, f"ffmem-{run_id}")
+    used = before or Storage(folder)
+    if requested.shown != used.shown and not Partials(used, run_id).is_empty():
+        how = "without --shared" if before is None else "without --shared, or with the same one"
+        raise StoreError(
+            f"The unfinished index in {folder} has its results in {used.shown}, not in"
+            f" {requested.shown}. Rerun the command {how}, or choose another folder."
+        )
+    return requested
+
+
 def _read_corpus(
-    memories: Memories, corpus: Corpus, folder: Path, run: RunConfig, progress: Progress
+    memories: Memories, corpus: Corpus, folder: Path, run: IndexRunConfig, progress: Progress
 ) -> CorpusFacts:
     """Write the corpus to the folder, and choose the start token on its first chunk."""
     config = run.index

@@ -29,20 +29,25 @@ REDUCED_POSITIONS = 1024
 
 
 class Scan:
-    """Each memory's triggers and statistics over the chunks read so far."""
+    """Each memory's triggers and statistics over the committed chunks.
+
+    A chunk that has been read joins the result with `commit`. The next `read` drops one that has
+    not been committed.
+    """
 
     def __init__(
-        self, memories: Memories, t: int, every_prefix: bool, positions: PrefixRange
+        self, memories: Memories, t: int, every_prefix: bool, prefix_range: PrefixRange
     ) -> None:
         self.memories = memories
         self.t = t
         self.every_prefix = every_prefix
-        self.positions = positions
+        self.prefix_range = prefix_range
         self.n_prefixes = 0
         signs = (1, -1) if memories.gated else (1,)
         widths = memories.layout.widths
         self.topks = [[TopK(width, t, sign) for sign in signs] for width in widths]
         self.stats = [LayerStats.empty(width) for width in widths]
+        self._pending: tuple[int, list[LayerStats]] | None = None
 
     def read(
         self,
@@ -50,31 +55,39 @@ class Scan:
         batches: Iterable[Batch],
         sampled: Int64[ndarray, " prefix"],
     ) -> list[Float32[ndarray, "_ prefix"]]:
-        """Read a chunk, and return every layer's coefficients on the sampled prefixes.
-
-        If the model cannot read the chunk, nothing changes.
-        """
+        """Read a chunk, and return every layer's coefficients on the sampled prefixes."""
+        self.rollback()
         reader = _ChunkReader(self, sampled)
-        try:
-            with self.memories.read_coefficients(reader.read), torch.inference_mode():
-                for batch in batches:
-                    reader.begin(batch)
-                    self.memories.forward(batch.tokens)
-            stats = reader.stats(chunk)
-        except BaseException:
-            for layer_topks in self.topks:
-                for topk in layer_topks:
-                    topk.rollback()
-            raise
-        self.n_prefixes += reader.n_prefixes
+        with self.memories.read_coefficients(reader.read), torch.inference_mode():
+            for batch in batches:
+                reader.begin(batch)
+                self.memories.forward(batch.tokens)
+        self._pending = reader.n_prefixes, reader.stats(chunk)
+        return reader.sample
+
+    def commit(self) -> None:
+        """Add the chunk that was read last to the result.
+
+        If this is interrupted, some layers have the chunk and others do not: drop the scan then.
+        """
+        assert self._pending is not None, "a chunk has been read"
+        n_prefixes, stats = self._pending
+        self._pending = None
+        self.n_prefixes += n_prefixes
         for layer, layer_topks in enumerate(self.topks):
             self.stats[layer] = self.stats[layer].merge(stats[layer])
             for topk in layer_topks:
                 topk.commit()
-        return reader.sample
+
+    def rollback(self) -> None:
+        """Drop what has been read since the last commit."""
+        self._pending = None
+        for layer_topks in self.topks:
+            for topk in layer_topks:
+                topk.rollback()
 
     def result(self, layer: int) -> LayerResult:
-        """Return the result of all chunks so far in a layer."""
+        """Return the result of all committed chunks in a layer."""
         lists = [topk.triggers(self.memories.gated) for topk in self.topks[layer]]
         return LayerResult(lists[0], lists[1] if len(lists) > 1 else None, self.stats[layer])
 
@@ -110,23 +123,22 @@ class _ChunkReader:
         gate: Float[Tensor, "batch position memory"] | None,
     ) -> None:
         """Receive the coefficients of one bank on the current batch."""
-        layer = bank.layer
-        highest, lowest = self._reduce(layer, coefficients, gate)
-        for topk, extreme in zip(self.scan.topks[layer], (highest, lowest), strict=False):
-            strength = extreme if topk.sign > 0 else extreme.neg()
-            threshold = self._threshold(topk, strength)
+        highest, lowest = self._reduce(bank, coefficients, gate)
+        for topk in self.scan.topks[bank.layer]:
+            strength = highest if topk.sign > 0 else lowest.neg()
+            threshold = self._threshold(topk, bank, strength)
             pairs = ((strength >= threshold) & (strength > 0)).nonzero()
             if len(pairs):
-                self._add(topk, pairs, threshold, coefficients, gate)
+                self._add(topk, bank, pairs, threshold, coefficients, gate)
         if len(self.sampled) and len(self._rows):
             rows = coefficients[self._rows, self._positions]
-            self.sample[layer][:, self._columns] = rows.float().cpu().numpy().T
+            self.sample[bank.layer][bank.memories, self._columns] = rows.float().cpu().numpy().T
 
     def _reduce(
-        self, layer: int, coefficients: Tensor, gate: Tensor | None
+        self, bank: Bank, coefficients: Tensor, gate: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return each sentence's maximum and minimum; add counts and sums to the statistics."""
-        first = self.scan.positions.first
+        first = self.scan.prefix_range.first
         shape = (len(self.batch.lengths), coefficients.shape[-1])
         highest, lowest = coefficients.new_empty(shape), coefficients.new_empty(shape)
         sums = torch.empty(shape, device=coefficients.device)
@@ -141,11 +153,13 @@ class _ChunkReader:
             is_active = torch.empty(view.shape, device=view.device)
             torch.gt(activity[begin:end, first : first + length], 0, out=is_active)
             torch.sum(is_active, 1, out=counts[begin:end])
-        self.active[layer] += counts.sum(0).to(torch.int64).cpu().numpy()
-        self.sums[layer] += sums.sum(0, dtype=torch.float64).cpu().numpy()
+        layer, memories = bank.layer, bank.memories
+        self.active[layer][memories] += counts.sum(0).to(torch.int64).cpu().numpy()
+        self.sums[layer][memories] += sums.sum(0, dtype=torch.float64).cpu().numpy()
         top, bottom = highest.amax(0).float().cpu().numpy(), lowest.amin(0).float().cpu().numpy()
-        np.maximum(self.maximum[layer], top, out=self.maximum[layer])
-        np.minimum(self.minimum[layer], bottom, out=self.minimum[layer])
+        maximum, minimum = self.maximum[layer][memories], self.minimum[layer][memories]
+        np.maximum(maximum, top, out=maximum)
+        np.minimum(minimum, bottom, out=minimum)
         return highest, lowest
 
     def _runs_of_equal_length(self, on_cpu: bool) -> Iterator[tuple[int, int, int]]:
@@ -162,10 +176,10 @@ class _ChunkReader:
             begin = end
 
     def _threshold(
-        self, topk: TopK, strength: Float[Tensor, "batch memory"]
+        self, topk: TopK, bank: Bank, strength: Float[Tensor, "batch memory"]
     ) -> Float32[Tensor, " memory"]:
         """Return the strength that a prefix needs to enter each memory's list."""
-        threshold = topk.threshold(strength.device)
+        threshold = topk.threshold(strength.device)[bank.memories]
         if len(strength) > self.scan.t and topk.is_filling():
             # At first anything would pass. But t prefixes of this batch are at least this strong.
             batch_weakest = strength.topk(self.scan.t, dim=0).values[-1].float()
@@ -175,6 +189,7 @@ class _ChunkReader:
     def _add(
         self,
         topk: TopK,
+        bank: Bank,
         pairs: Int64[Tensor, "pair 2"],
         threshold: Float32[Tensor, " memory"],
         coefficients: Tensor,
@@ -183,7 +198,7 @@ class _ChunkReader:
         """Add the prefixes of the surviving (sentence, memory) pairs that enter a list."""
         sentence, memory = pairs.unbind(1)
         lengths = self._lengths.to(pairs.device)[sentence]
-        first, shortest = self.scan.positions
+        first, shortest = self.scan.prefix_range
         columns = coefficients[:, first : first + self.batch.lengths[-1]][sentence, :, memory]
         columns = columns.float() * topk.sign
         step = torch.arange(columns.shape[1], device=pairs.device)
@@ -199,12 +214,12 @@ class _ChunkReader:
         is_open = torch.zeros_like(memory)
         if gate is not None:
             is_open = (gate[sentence, position + first, memory] > 0).long()
-        candidates = (memory, strength, prefixes, is_open)
+        candidates = (memory + bank.offset, strength, prefixes, is_open)
         topk.add(*(part.cpu().numpy() for part in candidates))
 
     def _find_sampled(self) -> tuple[Tensor, Tensor, ndarray]:
         """Return the rows, positions and columns of `sample` of the batch's sampled prefixes."""
-        first, shortest = self.scan.positions
+        first, shortest = self.scan.prefix_range
         offsets = np.asarray(self.batch.offsets)
         ordered = np.argsort(offsets)
         owner = ordered[np.searchsorted(offsets[ordered], self.sampled, side="right") - 1]

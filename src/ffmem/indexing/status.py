@@ -5,6 +5,7 @@ Both follow from the chunks that committed partials cover. Neither needs the mod
 
 import fcntl
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy import ndarray
 
 from ffmem.errors import StoreError
-from ffmem.indexing.config import CorpusFacts, RunConfig, make_manifest, read_facts, read_run
+from ffmem.indexing.config import CorpusFacts, IndexRunConfig, make_manifest, read_facts, read_run
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.partials import Partial, Partials
 from ffmem.indexing.results import LayerResult
@@ -54,7 +55,7 @@ class Status:
         if self.state == "finished":
             return f"Finished: {Index(self.folder)!r}"
         if self.state == "preparing":
-            return "Reading the corpus, or stopped while reading it; no chunk is done yet."
+            return "Preparing: the corpus has not been read yet."
         share = int(1000 * self.tokens_read / self.tokens) / 10
         lines = [
             f"{self.state.capitalize()}: {self.tokens_read:,} of"
@@ -76,21 +77,33 @@ class Status:
 
 def status(folder: Path) -> Status:
     """Return how far an index is."""
+    found = None
+    if not (folder / "manifest.json").exists():
+        with suppress(FileNotFoundError):  # the run deletes its files when it has finished
+            found = _status(folder)
     if (folder / "manifest.json").exists():
         return Status(str(folder), "finished")
+    if found is None and folder.exists():
+        raise StoreError(f"{folder} is not an indexing run. Start one with `ffmem index`.")
+    if found is None:
+        raise StoreError(f"There is no folder {folder}. Start an index with `ffmem index`.")
+    return found
+
+
+def _status(folder: Path) -> Status | None:
+    """Return how far the unfinished run in a folder is; None if there is none."""
     if not (folder / "partials").is_dir():
-        reason = "it is something else" if folder.exists() else "there is no such folder"
-        raise StoreError(
-            f"No index is being made at {folder} ({reason}). Start one with `ffmem index`."
-        )
+        return None
     storage, run, facts = _read_run(folder)
     if run is None or facts is None or not (folder / "partials/chunks.parquet").exists():
         return Status(str(folder), "preparing")
     partials = Partials(storage, run.fingerprint).disjoint()
     covered = [number for partial in partials for number in partial.chunks]
     tokens = pq.read_table(folder / "partials/chunks.parquet")["n_tokens"].to_pylist()
-    paths = [folder / partial.name for partial in partials if (folder / partial.name).exists()]
-    last = max((path.stat().st_mtime for path in paths), default=None)
+    last = None
+    for partial in partials:
+        with suppress(FileNotFoundError):  # in another storage, or deleted since it was listed
+            last = max(last or 0.0, (folder / partial.name).stat().st_mtime)
     return Status(
         folder=str(folder),
         state="running" if _is_locked(folder / "partials" / "lock") else "stopped",
@@ -106,7 +119,7 @@ def status(folder: Path) -> Status:
     )
 
 
-def _read_run(folder: Path) -> tuple[Storage, RunConfig | None, CorpusFacts | None]:
+def _read_run(folder: Path) -> tuple[Storage, IndexRunConfig | None, CorpusFacts | None]:
     """Return the storage, configuration and corpus facts of the unfinished run in a folder."""
     shared = folder / SHARED_FILE
     storage = open_storage(shared.read_text("utf-8")) if shared.exists() else Storage(folder)
@@ -142,23 +155,41 @@ class LiveRun:
         return f"{self.n_prefixes:,} of {pluralize(self.manifest.corpus.tokens, 'tokens')} so far"
 
     def group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
-        """Return the columns of one row group, as the finished table would have them."""
-        columns = self._columns(kind, layer)
+        """Return the columns of one row group, as the finished table would have them.
+
+        `n_prefixes` is added: how many prefixes were read when these columns were committed.
+        """
+        try:
+            if kind == "values":
+                return self._values(layer, group)
+            columns = self._sample(layer) if kind == "samples" else self._result(layer)
+        except FileNotFoundError:
+            raise StoreError(
+                f"The run in {self.partials.storage.shown} has changed since it was opened. It has"
+                " probably finished. Open it again."
+            ) from None
         rows = slice(group * GROUP, (group + 1) * GROUP)
         return {name: column[rows] for name, column in columns.items()}
 
+    def _values(self, layer: int, group: int) -> dict[str, ndarray]:
+        with self.partials.storage.reading(layer_file("values", layer)) as file:
+            table = pq.ParquetFile(file).read_row_group(group, use_threads=False)
+        return {name: as_array(table[name]) for name in table.column_names}
+
     @lru_cache(maxsize=8)  # noqa: B019 (a page shows one layer; the cache goes with the index)
-    def _columns(self, kind: str, layer: int) -> dict[str, ndarray]:
+    def _sample(self, layer: int) -> dict[str, ndarray]:
+        parts = next(self.partials.sample_layers(self.sampled_chunks, layer), [])
+        empty = np.zeros((self.manifest.model.layout.widths[layer], 0), np.float32)
+        return {"coefficient": np.concatenate([empty, *parts], axis=1)}
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def _result(self, layer: int) -> dict[str, ndarray]:
         model = self.manifest.model
-        if kind == "samples":
-            parts = next(self.partials.sample_layers(self.sampled_chunks, layer), [])
-            empty = np.zeros((model.layout.widths[layer], 0), np.float32)
-            return {"coefficient": np.concatenate([empty, *parts], axis=1)}
-        result = LayerResult.empty(model.layout.widths[layer], self.manifest.t, model.gated)
-        if self.committed:
-            result = self.partials.layer(self.committed, layer)
-        columns = result.columns(self.n_prefixes)
-        return {name: as_array(column) for name, column in columns.items()}
+        empty = LayerResult.empty(model.layout.widths[layer], self.manifest.t, model.gated)
+        result, n_prefixes = self.partials.layer(self.committed, layer, empty)
+        columns = result.columns(n_prefixes)
+        arrays = {name: as_array(column) for name, column in columns.items()}
+        return arrays | {"n_prefixes": np.full(len(arrays["memory"]), n_prefixes)}
 
 
 def open_live(folder: Path) -> LiveRun | None:
@@ -167,9 +198,8 @@ def open_live(folder: Path) -> LiveRun | None:
     if run is None or facts is None or not (folder / "vocabulary.parquet").exists():
         return None
     n_layers = run.model.layers if run.model.has_values else 0
-    n_missing = sum(
-        not (folder / layer_file("values", layer)).exists() for layer in range(n_layers)
-    )
+    present = set(storage.names("values"))
+    n_missing = sum(layer_file("values", layer) not in present for layer in range(n_layers))
     if n_missing:
         raise StoreError(
             f"The index in {folder} has just been started: {pluralize(n_missing, 'layers')} have"

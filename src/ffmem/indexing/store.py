@@ -4,6 +4,7 @@ index = ffmem.open("DIR");  index["L5N1234"].triggers[0].prefix
 """
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
+from ffmem.files import storage_errors, try_locked
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import (
     NO_VALUE,
@@ -42,6 +44,9 @@ KINDS = ("triggers", "stats", "samples", "values")
 
 SHARED_FILE = "partials/shared.txt"
 """Names the storage of an unfinished run, if that is not the index folder itself."""
+
+SWAP_SECONDS = 10.0
+"""How long to wait for another process that swaps folders."""
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.9, 0.99)
 
@@ -98,6 +103,8 @@ class Index:
             from ffmem.indexing.status import open_live
 
             self.live = open_live(self.folder)
+            if (self.folder / "manifest.json").exists():  # it has just been finished
+                self.live = None
         self.manifest = Manifest.read(self.folder) if self.live is None else self.live.manifest
         self.n_prefixes = self.manifest.corpus.prefixes
         """Prefixes that were read."""
@@ -166,7 +173,7 @@ class Index:
         )
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
-        if self.live is not None and kind != "values":
+        if self.live is not None:
             return self.live.group(kind, layer, group)
         return read_group(self.folder / layer_file(kind, layer), group)
 
@@ -248,7 +255,8 @@ class Index:
         quantiles: Any = np.interp(at, np.arange(len(sampled)), sampled)
         named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
         return MemoryStats(
-            active_share=int(row["active"]) / max(self.n_prefixes, 1),
+            # Workers go on: a live row brings the number that belongs to it.
+            active_share=int(row["active"]) / max(int(row.get("n_prefixes", self.n_prefixes)), 1),
             max=float(row["max"]),
             min=float(row["min"]),
             mean=float(row["mean"]),
@@ -267,17 +275,34 @@ def check_weights(index: Index, weights: str) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Restore a folder after an `extend` that was killed while it swapped folders."""
-    after, before = sibling(folder, "extended"), sibling(folder, "before")
-    if not folder.exists():
-        for complete in (after, before):
-            if (complete / "manifest.json").exists():
-                complete.rename(folder)
-                break
-    if (folder / "manifest.json").exists():
-        shutil.rmtree(before, ignore_errors=True)
-        # Left by a run that was killed after its last step, or still locked by another process.
-        shutil.rmtree(folder / "partials", ignore_errors=True)
+    """Restore a folder after an `extend` that was killed between its two renames.
+
+    A complete folder stays as it is: another process may be working on it. If an `extend` runs, its
+    second rename follows the first at once, so wait for it.
+    """
+    deadline = time.monotonic() + SWAP_SECONDS
+    while _find_complete(folder) is not None and time.monotonic() < deadline:
+        with storage_errors(folder), try_locked(sibling(folder, "extending") / "lock") as is_free:
+            if is_free:
+                finish_swap(folder)
+                return
+        time.sleep(0.01)
+
+
+def finish_swap(folder: Path) -> None:
+    """Do what a killed `extend` has left to do; call it with the lock of `extend`."""
+    if (complete := _find_complete(folder)) is not None:
+        complete.rename(folder)
+    if folder.exists():
+        shutil.rmtree(sibling(folder, "before"), ignore_errors=True)
+
+
+def _find_complete(folder: Path) -> Path | None:
+    """Return the complete index that belongs in a folder which does not exist, if there is one."""
+    if folder.exists():
+        return None
+    both = sibling(folder, "extended"), sibling(folder, "before")
+    return next((one for one in both if (one / "manifest.json").exists()), None)
 
 
 def sibling(folder: Path, name: str) -> Path:

@@ -83,10 +83,11 @@ def _log_total(
 ) -> Float[Tensor, "row 1"]:
     """Return log Σ exp(z) of each row; overwrites `scratch`.
 
-    One fused kernel: log Σ exp(z) = max z − max log softmax(z).
+    One fused kernel: log Σ exp(z) = z − log softmax(z) at any token; the largest of a few rounds
+    least.
     """
     torch.log_softmax(logits, 1, out=scratch)
-    return logits.amax(1, keepdim=True) - scratch.amax(1, keepdim=True)
+    return logits[:, :BLOCK].amax(1, keepdim=True) - scratch[:, :BLOCK].amax(1, keepdim=True)
 
 
 def _ends(
@@ -129,8 +130,9 @@ def _outermost(
     blocks = logits[:, :size].unflatten(1, (n_blocks, BLOCK))
     extremes = blocks.amax(2) if largest else blocks.amin(2)
     chosen = extremes.topk(k, dim=1, largest=largest, sorted=False).indices
-    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
-    candidates = torch.cat([inside, logits[:, size:]], 1)  # the rest is less than a block
+    candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
+    if size < logits.shape[1]:  # less than a block is left
+        candidates = torch.cat([candidates, logits[:, size:]], 1)
     found, place = candidates.topk(k, dim=1, largest=largest)
     block = chosen.gather(1, (place // BLOCK).clamp(max=k - 1))
     ids = torch.where(place < k * BLOCK, block * BLOCK + place % BLOCK, place - k * BLOCK + size)

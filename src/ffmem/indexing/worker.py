@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError
+from ffmem.errors import BadSentenceError, FfmemError, ForwardError, ModelError, WorkerError
 from ffmem.indexing.chunks import Batch, Chunk, batches, prefix_range, read_chunks
 from ffmem.indexing.config import require_run
 from ffmem.indexing.partials import Partials
@@ -63,42 +63,49 @@ class IndexWorker:
         self.sentences = sentences
         self.sample = sample
         self.skip_bad = skip_bad
-        self.run, self.start = run, facts.start.id
+        self.run_config, self.start_token = run, facts.start.id
         self.partials = Partials(storage, run.fingerprint)
         self.chunks = read_chunks(storage)
-        positions = prefix_range(self.start is not None, run.index.compat is not None)
-        self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", positions)
+        prefixes = prefix_range(self.start_token is not None, run.index.compat is not None)
+        self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", prefixes)
         self._covered_by_others = self.partials.covered_chunks()
         self.open_files: ExitStack | None = None
         self._covered: set[int] = set()
         self._skipped: dict[int, str] = {}
         self._is_committed = True
+        self._is_whole = True
         self._last_commit, self._commit_took = time.monotonic(), 0.0
 
     def project_values(self, layer: int) -> None:
         """Write the tokens that a layer's values promote and suppress."""
         with (
-            use_threads(self.run.threads),
+            use_threads(self.run_config.threads),
             self.storage.writing(layer_file("values", layer)) as path,
         ):
             write_values(path, self.memories, layer)
 
     def read_chunk(self, number: int) -> None:
         """Add a chunk to the cumulative result, unless it is covered; commit if it is time."""
+        self._require_whole()
         if number in self._covered or number in self._covered_by_others:
             return
         chunk = self.chunks[number]
         rows = list(self.sentences.rows(chunk.first_sentence, chunk.n_sentences))
-        with use_threads(self.run.threads):
+        bad: dict[int, str] = {}
+        with use_threads(self.run_config.threads):
             try:
                 self._scan_rows(chunk, rows)
             except ForwardError as error:
                 bad = self._find_bad_sentences(chunk, rows)
                 self._check_may_skip(chunk, bad, error)
                 self._scan_rows(chunk, [row for row in rows if row.sentence not in bad])
-                self._skipped |= bad
-        self._covered.add(number)
+        # If this is interrupted, the result holds parts of a chunk and must not be committed.
+        self._is_whole = False
         self._is_committed = False
+        self.scan.commit()
+        self._covered.add(number)
+        self._skipped |= bad
+        self._is_whole = True
         since = time.monotonic() - self._last_commit
         if since >= max(COMMIT_SECONDS, COMMIT_SHARE * self._commit_took):
             self.flush()
@@ -107,6 +114,7 @@ class IndexWorker:
         """Commit the cumulative result, if it has changed since the last commit."""
         if self._is_committed:
             return
+        self._require_whole()
         start = time.monotonic()
         layers = (self.scan.result(layer) for layer in range(self.memories.n_layers))
         self.partials.commit(self.name, self._covered, self.scan.n_prefixes, self._skipped, layers)
@@ -114,8 +122,19 @@ class IndexWorker:
         self._last_commit = time.monotonic()
         self._commit_took = self._last_commit - start
 
+    def _require_whole(self) -> None:
+        """Raise if the cumulative result holds only parts of a chunk."""
+        if not self._is_whole:
+            raise WorkerError(
+                "This worker was interrupted while it added a chunk to its result, which is not"
+                " committed. Rerun the command to resume."
+            )
+
     def _scan_rows(self, chunk: Chunk, rows: list[StoredSentence]) -> None:
-        """Scan some sentences of a chunk, and write their coefficients on sampled prefixes."""
+        """Read some sentences of a chunk, and write their coefficients on sampled prefixes.
+
+        The cumulative result is the same as before: a file that cannot be written changes nothing.
+        """
         past = chunk.first_prefix + chunk.n_tokens + chunk.n_sentences
         sample = self.sample.between(chunk.first_prefix, past)
         is_sampled = len(sample.prefixes) > 0
@@ -132,11 +151,11 @@ class IndexWorker:
 
     def _batches(self, rows: list[StoredSentence]) -> Iterator[Batch]:
         pairs = ((row.offset, row.ids) for row in rows)
-        return batches(pairs, self.start, self.run.index.batch_tokens)
+        return batches(pairs, self.start_token, self.run_config.index.batch_tokens)
 
     def _find_bad_sentences(self, chunk: Chunk, rows: list[StoredSentence]) -> dict[int, str]:
         """Return the sentences that fail on their own, and why, by halving the chunk."""
-        scan = Scan(self.memories, 1, False, self.scan.positions)
+        scan = Scan(self.memories, 1, False, self.scan.prefix_range)
         bad: dict[int, str] = {}
         waiting = [rows]
         while waiting and len(bad) <= MAX_BAD_SENTENCES:
@@ -156,7 +175,7 @@ class IndexWorker:
         """Raise unless the bad sentences of a chunk may be skipped."""
         if not bad:
             raise FfmemError(
-                f"The model can read each sentence of {chunk.name} alone, but not all: {error}"
+                f"Every sentence of {chunk.name} works on its own, but together they fail: {error}"
             )
         number, reason = next(iter(bad.items()))
         if len(bad) > MAX_BAD_SENTENCES:
@@ -193,8 +212,7 @@ def make_worker(
     storage: str,
     sentences: str | None,
     device: str,
-    prefixes: list[int],
-    hashes: list[int],
+    sample: Sample,
     skip_bad: bool,
 ) -> IndexWorker:
     """Load the model of the run in a storage, and return a worker for it.
@@ -210,7 +228,6 @@ def make_worker(
     open_files = ExitStack()  # stay open as long as the worker lives
     file = None if sentences else open_files.enter_context(opened.reading(SENTENCES))
     corpus = Sentences(Path(sentences or SENTENCES), file)
-    sample = Sample(np.array(hashes, np.uint64), np.array(prefixes, np.int64))
     worker = IndexWorker(memories, opened, corpus, sample, skip_bad)
     worker.open_files = open_files
     return worker

@@ -62,6 +62,11 @@ class Bank:
     offset: int = 0
     """Number of its first memory in the layer."""
 
+    @property
+    def memories(self) -> slice:
+        """The numbers of its memories in the layer."""
+        return slice(self.offset, self.offset + self.size)
+
 
 class Memories:
     """The memories of one model; `layout` has the number in each layer."""
@@ -237,8 +242,8 @@ class Memories:
 
     def key_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Kᵀ; zeros if there is none."""
-        bank = self.bank(layer)
-        return linear_bias(bank.keys)[: bank.size]
+        bank = self.banks[layer]
+        return self._zeros(0) if bank is None else linear_bias(bank.keys)[: bank.size]
 
     def up_keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return U of a layer, whose product with x multiplies the gate; gated models only."""
@@ -289,19 +294,21 @@ class Memories:
 
         The tensors are the model's own, not copies: do not change or keep them.
         """
-        shape = torch.Size()  # (batch, position) of the current pass
-        gates: dict[int, Tensor] = {}
+        # (batch, position) of the current pass. OPT's layers flatten both into one axis before
+        # their linear maps; the input of the first block has them in every family.
+        shape = torch.Size()
+        gates: dict[Bank, Tensor] = {}
 
         def save_shape(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal shape
             shape = first_tensor(args, kwargs).shape[:2]
 
         def save_gate(bank: Bank, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            gates[bank.layer] = output
+            gates[bank] = output
 
         def read_bank(bank: Bank, _: nn.Module, args: tuple[Any, ...]) -> None:
             coefficients: Tensor = args[0]
-            gate = gates.pop(bank.layer, None)
+            gate = gates.pop(bank, None)
             if gate is not None:
                 gate = gate[..., : bank.size].view(*shape, bank.size)
             read(bank, coefficients.view(*shape, bank.size), gate)
