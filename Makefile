@@ -16,7 +16,7 @@ demo: $(READY)
 test: $(READY) browser database
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@echo "mypy beside pytest -n 3" # it leaves a core idle for more than a minute
+	@echo "mypy beside pytest -n 3" # three on two cores: some tests wait for processes
 	@$(BIN)/mypy & types=$$!; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types && exit $$tests
