@@ -177,6 +177,14 @@ def test_show_and_search_load_no_heavy_library(tiny_index, arguments):
     assert done.stderr == "[]\n"
 
 
+def test_an_interrupt_is_code_1_without_a_word(tiny_index, monkeypatch):
+    def interrupt(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ffmem, "open", interrupt)
+    assert run("show", tiny_index.folder, "L0N0") == (1, "", "")
+
+
 def test_an_error_is_one_line_and_code_1(tiny_index):
     done = ffmem_process("show", tiny_index.folder, "L9N0")
     assert done.returncode == 1
@@ -222,7 +230,7 @@ def errors():
     yield ["index", "MODEL", "full.txt", "--out", "i", "--device", "abacus"], "abacus"
     yield ["index", "fairseq", "full.txt", "--out", "i"], "dict.txt"
     yield ["index", "MODEL", "full.txt", "--out", "INDEX"], "finished index with other settings"
-    yield ["index", "MODEL", "full.txt", "--out", "."], "is not empty and not an index"
+    yield ["index", "MODEL", "full.txt", "--out", "."], "contains other files, and no index"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [*errors()])

@@ -6,7 +6,7 @@ import pytest
 
 import ffmem
 from ffmem.errors import StoreError
-from ffmem.indexing import merge
+from ffmem.indexing import build, merge
 from tests.indexing.folders import content, indexed, memories, write_corpus
 
 
@@ -145,6 +145,22 @@ def test_what_an_interrupted_extension_has_read_is_not_taken_for_another_corpus(
     assert [source.source for source in extended.manifest.corpus.sources][1:] == [str(b)]
 
 
+def test_an_extension_that_was_interrupted_while_it_read_is_named(tmp_path, parts, monkeypatch):
+    model, (_, b) = parts
+    c = write_corpus(tmp_path / "c.txt", n=30, seed=9)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_read_chunks", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
+    with pytest.raises(StoreError, match=r"`ffmem extend .*a .*b\.txt` is unfinished\. Rerun it"):
+        ffmem.extend(tmp_path / "a", ffmem.Corpus(str(c), unit="line"), model=model)
+    ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
+
+
 def test_a_target_that_is_not_empty_is_refused(tmp_path, parts):
     with pytest.raises(StoreError, match="holds another index"):
         ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "b")
@@ -152,7 +168,7 @@ def test_a_target_that_is_not_empty_is_refused(tmp_path, parts):
         ffmem.merge([tmp_path / "a"], tmp_path / "merged")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(StoreError, match="not empty and not an index"):
+    with pytest.raises(StoreError, match="contains other files, and no index"):
         ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "photos")
 
 

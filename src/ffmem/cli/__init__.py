@@ -8,6 +8,7 @@ traceback.
 import errno
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -53,6 +54,13 @@ class LazyGroup(click.Group):
         module = import_module(f"ffmem.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an interrupt ends it without click's "Aborted!": work done is kept."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""

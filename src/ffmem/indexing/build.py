@@ -211,7 +211,9 @@ def lock_folder(folder: Path) -> Iterator[bool]:
         if (folder / "manifest.json").exists():
             yield True
             return
-        raise StoreError(f"{folder} is not empty and not an index. Choose a new or empty folder.")
+        raise StoreError(
+            f"{folder} contains other files, and no index. Choose a new or empty folder."
+        )
     busy = f"Another process is working on {folder}. Wait for it, or choose another folder."
     with locked(folder / "partials" / "lock", busy):
         if (folder / "manifest.json").exists():  # another process has just finished it

@@ -180,7 +180,8 @@ class Manifest(Record):
             raise StoreError(_why_missing(folder)) from None
         except (ValueError, OSError) as error:
             raise StoreError(
-                f"Cannot read the manifest {path} ({error}). Make the index again."
+                f"Cannot read the manifest {path} ({error}). Delete {folder}, and run `ffmem index`"
+                " again."
             ) from None
         format = content.get("format") if isinstance(content, dict) else None
         if format != FORMAT:
@@ -192,7 +193,8 @@ class Manifest(Record):
             return cls.of(content)
         except NotARecord as error:
             raise StoreError(
-                f"{path} is not a manifest of ffmem: {error}. Make the index again."
+                f"{path} is not a manifest of ffmem: {error}. Delete {folder}, and run"
+                " `ffmem index` again."
             ) from None
 
 
@@ -203,9 +205,13 @@ def _why_missing(folder: Path) -> str:
     if (folder / "partials").is_dir():
         return (
             f"The index at {folder} is not finished."
-            " Rerun the same `ffmem index` command to resume it."
+            " If it is running, wait (`ffmem status` shows progress); if not, rerun the same"
+            " `ffmem index` command to resume it."
         )
-    return f"{folder} is not an index: it has no manifest.json. Make one with `ffmem index`."
+    return (
+        f"{folder} is not an index: it has no manifest.json. Make an index with `ffmem index` in"
+        " an empty folder."
+    )
 
 
 def hash_files(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
 from ffmem.files import locked, storage_errors, sync, write_text
 from ffmem.indexing.build import build, lock_folder, remove_partials
-from ffmem.indexing.config import BuildOptions, IndexConfig
+from ffmem.indexing.config import BuildOptions, IndexConfig, read_run
 from ffmem.indexing.manifest import CorpusRecord, SourceRecord, hash_files
 from ffmem.indexing.results import (
     LayerResult,
@@ -32,6 +32,7 @@ from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
+from ffmem.storage import Storage
 
 _MUST_MATCH = ("tokenizer", "t", "prefixes", "compat", "coefficient", "projection", "dtype")
 
@@ -88,8 +89,9 @@ def _check_distinct(indexes: list[Index]) -> None:
         for source in index.manifest.corpus.sources:
             if source.hash in folders:
                 raise StoreError(
-                    f"{source.source} is in {folders[source.hash]} and in {index.folder}: it would"
-                    " be counted twice. Merge indexes of different texts."
+                    f"{source.source} in {index.folder} has the same text as a corpus of"
+                    f" {folders[source.hash]}: it would be counted twice. Merge indexes of"
+                    " different texts."
                 )
             folders[source.hash] = index.folder
 
@@ -154,6 +156,12 @@ def extend(
             progress.say(f"{corpus.source} is in {index.folder} already: nothing to do.")
             shutil.rmtree(work)
             return index
+        before = read_run(Storage(work / "index"))
+        if before is not None and before.corpus != corpus.describe():
+            raise StoreError(
+                f"An earlier `ffmem extend {index.folder} {before.corpus['source']}` is unfinished."
+                f" Rerun it first, or delete {work} to discard it."
+            )
         build(load_same, corpus, work / "index", _same_config(index), options, progress)
         added = Index(work / "index")
         (source,) = added.manifest.corpus.sources

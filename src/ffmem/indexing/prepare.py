@@ -130,7 +130,7 @@ def _configure(
     if differences := run.differences(before):
         raise StoreError(
             f"{folder} holds an unfinished index with other settings: {'; '.join(differences)}."
-            " Use the same settings to resume it, choose another folder, or delete it."
+            " Use the same settings to resume it, choose another folder, or delete this one."
         )
     progress.say(f"Resuming the unfinished index in {folder}.")
     return before

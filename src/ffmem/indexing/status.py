@@ -41,8 +41,6 @@ class Status:
     layers: int = 0
     values: int = 0
     """Layers whose values are projected."""
-    workers: int = 0
-    """Workers that have committed anything; a restarted worker counts again."""
     skipped: int = 0
     """Sentences that the model could not read."""
     seconds_since_commit: float | None = None
@@ -59,17 +57,14 @@ class Status:
         share = int(1000 * self.tokens_read / self.tokens) / 10
         lines = [
             f"{self.state.capitalize()}: {self.tokens_read:,} of"
-            f" {pluralize(self.tokens, 'tokens')} ({share} %), {self.chunks_read:,} of"
+            f" {pluralize(self.tokens, 'tokens')} ({share}%), {self.chunks_read:,} of"
             f" {pluralize(self.chunks, 'chunks')}; values of {self.values} of"
             f" {pluralize(self.layers, 'layers')}."
         ]
         if self.skipped:
             lines.append(f"Skipped {pluralize(self.skipped, 'sentences')}.")
         if self.seconds_since_commit is not None:
-            n = pluralize(self.workers, "workers")
-            lines.append(
-                f"{n} committed; the last commit was {self.seconds_since_commit:.0f} s ago."
-            )
+            lines.append(f"Last commit: {self.seconds_since_commit:.0f} s ago.")
         if self.state == "stopped":
             lines.append("Rerun the command to resume.")
         return "\n".join(lines)
@@ -82,7 +77,19 @@ def status(folder: Path) -> Status:
         with suppress(FileNotFoundError):  # the run deletes its files when it has finished
             found = _status(folder)
     if (folder / "manifest.json").exists():
-        return Status(str(folder), "finished")
+        manifest = Manifest.read(folder)
+        tokens, layers = manifest.corpus.tokens, manifest.model.layers
+        values = layers if manifest.model.has_values else 0
+        skipped = sum(len(source.skipped) for source in manifest.corpus.sources)
+        return Status(
+            folder=str(folder),
+            state="finished",
+            tokens=tokens,
+            tokens_read=tokens,
+            layers=layers,
+            values=values,
+            skipped=skipped,
+        )
     if found is None and folder.exists():
         raise StoreError(f"{folder} is not an indexing run. Start one with `ffmem index`.")
     if found is None:
@@ -113,7 +120,6 @@ def _status(folder: Path) -> Status | None:
         chunks_read=len(covered),
         layers=run.model.layers,
         values=len(storage.names("values")),
-        workers=len(partials),
         skipped=sum(len(partial.skipped) for partial in partials),
         seconds_since_commit=None if last is None else max(0.0, time.time() - last),
     )
