@@ -59,9 +59,9 @@ class Estimate:
             "values": f"about {_duration(self.values_seconds)}",
             "triggers": f"about {_duration(self.pass_seconds)}",
             "workers": f"{self.workers}",
-            "memory": f"about {_size(self.memory_bytes)} per worker",
+            "memory": f"about {_size(self.memory_bytes)} per worker, and 0.5 GB for PyTorch",
             "disk": f"about {_size(self.index_bytes)}, before compression",
-            "while running": f"and about {_size(self.partial_bytes)} per worker",
+            "scratch disk": f"about {_size(self.partial_bytes)} per worker, during the run",
         }
         return "\n".join(f"{name:14} {text}" for name, text in lines.items())
 
@@ -153,7 +153,7 @@ def _duration(seconds: float) -> str:
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return f"{seconds:.0f} s"
 
 
 def _size(n_bytes: int) -> str:
