@@ -16,9 +16,9 @@ demo: $(READY)
 test: $(READY) browser database
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@echo "mypy beside pytest -n 3" # three on two cores: some tests wait for processes
+	@echo "mypy beside pytest -n 2" # it leaves a core idle for more than a minute
 	@$(BIN)/mypy & types=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types && exit $$tests
 
 $(READY): pyproject.toml constraints.txt

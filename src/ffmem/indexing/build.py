@@ -60,12 +60,14 @@ def build(
                 )
             plan = prepare(memories, corpus, folder, config, options, progress)
         plan.partials.delete_damaged(plan.sampled_chunks, progress.say)
-        make = _make_worker(plan, options)
+        make: MakeWorker
         if options.is_serial:
             sentences, skip_bad = Sentences(folder / SENTENCES), options.bad_sentences == "skip"
             make = partial(IndexWorker, memories, plan.storage, sentences, plan.sample, skip_bad)
-        del memories
-        gc.collect()  # modules and hooks refer to each other
+        else:
+            make = _make_worker(plan, options)
+            del memories
+            gc.collect()  # modules and hooks refer to each other
         try:
             with executor(options, make, progress, plan.run_config.threads) as workers:
                 _project_values(workers, plan, progress)
