@@ -150,7 +150,7 @@ def try_locked(path: Path) -> Iterator[bool]:
     """Hold a lock file if it exists; yield False if another process holds it."""
     try:
         lock = path.open("r+")
-    except FileNotFoundError:  # nobody can hold it
+    except FileNotFoundError:  # no lock file, so no lock
         yield True
         return
     with lock:

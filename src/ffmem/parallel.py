@@ -348,7 +348,7 @@ class PoolExecutor(Executor):
     def _give_up(self, n: int) -> list[Task]:
         """Stop n workers that have not finished their task; return the tasks.
 
-        They need not be those that Ray waits for: what one leaves is room for another.
+        Any of them will do: stopping one makes room for another that Ray is waiting to place.
         """
         tasks = []
         for future, (slot, task) in list(self._running.items())[:n]:

@@ -128,7 +128,7 @@ class Upward:
         """Return what runs instead of a block below the lowest layer of interest."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            hidden = first_tensor(args, kwargs)  # below the highest of them, nobody looks at it
+            hidden = first_tensor(args, kwargs)  # only the highest stub replaces it
             if layer == lowest - 1:
                 # A copy, for Falcon changes what it is given.
                 hidden = self._inputs[lowest].repeat(n_rows, 1, 1)

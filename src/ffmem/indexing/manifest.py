@@ -153,7 +153,7 @@ class Manifest(Record):
     format: int
     model: ModelRecord
     tokenizer: str
-    """SHA-256 of everything that decides token ids."""
+    """SHA-256 of the vocabulary and all settings that affect token ids."""
     corpus: CorpusRecord
     t: int
     prefixes: str

@@ -37,6 +37,7 @@ class Status:
     tokens_read: int = 0
     """In committed partials; workers hold up to half a minute more."""
     chunks: int = 0
+    """Of an unfinished run; 0 once it is finished, as is `chunks_read`."""
     chunks_read: int = 0
     layers: int = 0
     values: int = 0

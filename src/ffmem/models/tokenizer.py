@@ -61,7 +61,7 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return the SHA-256 of everything that decides ids."""
+        """Return the SHA-256 of the vocabulary and all settings that affect ids."""
 
     @property
     @abstractmethod
@@ -208,7 +208,7 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the SHA-256 of everything that decides ids."""
+        """Return the SHA-256 of the vocabulary and all settings that affect ids."""
         special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()}
         if self.tokenizer.is_fast:
             rules = json.loads(self.tokenizer.backend_tokenizer.to_str())
