@@ -8,7 +8,17 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 
 ORDER = [
-    *("errors", "records", "cells", "text", "files", "progress", "cli_options", "registry"),
+    *(
+        "errors",
+        "records",
+        "cells",
+        "text",
+        "stats",
+        "files",
+        "progress",
+        "cli_options",
+        "registry",
+    ),
     *("storage", "ray_workers", "parallel"),
     *("mini_wiki", "networks", "models", "corpus", "indexing"),
     *("patterns", "annotation", "experiments", "reporting", "training", "mini_wiki.publish"),

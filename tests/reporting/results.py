@@ -4,7 +4,7 @@ import math
 import random
 
 from ffmem.experiments.result import Result
-from ffmem.experiments.spread import wilson
+from ffmem.stats import wilson
 
 PAPERS = {
     "patterns": "Fig. 2",

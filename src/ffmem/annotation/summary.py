@@ -12,7 +12,7 @@ from ffmem.annotation.coverage import Key, difference, judged_keys, shares, voic
 from ffmem.annotation.item import COMPOSITION, CONTROL, TRIGGERS, Judged
 from ffmem.annotation.questions import related_confusion
 from ffmem.experiments.quoted import QUOTED
-from ffmem.experiments.spread import wilson
+from ffmem.stats import wilson
 
 Row = dict[str, Any]
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Layout
-from ffmem.experiments.spread import share, spread
 from ffmem.files import write_text
 from ffmem.indexing.memory import NO_VALUES, visible_token
 from ffmem.indexing.tables import write_table
+from ffmem.stats import share, spread
 from ffmem.text import pluralize
 
 HALF = 0.5

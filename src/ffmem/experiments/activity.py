@@ -16,8 +16,8 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from ffmem.experiments.result import Row
-from ffmem.experiments.spread import spread
 from ffmem.models.memories import Memories
+from ffmem.stats import spread
 
 CARRIED = 0.9
 """The share of the layer's contributions that the `effect` set carries."""

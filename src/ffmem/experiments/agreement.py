@@ -14,10 +14,10 @@ from numpy import ndarray
 
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.result import Result, Row
-from ffmem.experiments.spread import share, spread, wilson
 from ffmem.experiments.top_triggers import TopTriggers
 from ffmem.experiments.value_readings import ValueReadings
 from ffmem.models.memories import Memories
+from ffmem.stats import share, spread, wilson
 
 UNIGRAM_OVER = "every token of the index's corpus"
 

@@ -20,9 +20,9 @@ from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.evaluation import places
 from ffmem.experiments.prompt_sample import Example, PromptSample
 from ffmem.experiments.result import Result, Row
-from ffmem.experiments.spread import share
 from ffmem.indexing.sentences import StoredSentence, split_text
 from ffmem.models.memories import Memories
+from ffmem.stats import share
 
 CASES = 100
 PAIRS = 10_000

@@ -17,9 +17,9 @@ from ffmem.experiments.agreement import agrees
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.depth import first_of
 from ffmem.experiments.result import Result, Row
-from ffmem.experiments.spread import share, wilson
 from ffmem.experiments.top_triggers import NONE, listed
 from ffmem.indexing.store import Index
+from ffmem.stats import share, wilson
 
 BINS = 8
 """Of equal width, over the range of the probabilities that were found."""

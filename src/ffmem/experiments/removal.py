@@ -21,10 +21,10 @@ from numpy import ndarray
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.sequences import Measured, Sequences, measure
-from ffmem.experiments.spread import spread
 from ffmem.experiments.top_triggers import NONE, CorpusTokens, corpus_tokens, listed
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
+from ffmem.stats import spread
 
 TOKENS, HOWS = ("first", "last", "random"), ("removed", "replaced")
 CHANGES = list(product(HOWS, TOKENS))

@@ -10,7 +10,7 @@ from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.evaluation import measured
 from ffmem.experiments.predictions import CASES
 from ffmem.experiments.result import Result, Row
-from ffmem.experiments.spread import share, spread, wilson
+from ffmem.stats import share, spread, wilson
 
 SHORT = 5
 """A prefix of fewer tokens is short (Section 5.1)."""

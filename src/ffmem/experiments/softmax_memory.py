@@ -19,9 +19,9 @@ from torch.nn import functional
 
 from ffmem.experiments.kinds import PERSISTENT
 from ffmem.experiments.result import Row
-from ffmem.experiments.spread import spread
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
+from ffmem.stats import spread
 
 NAMES = ("cosine", "entropy", "top1_mass", "distance", "effective")
 SLOT_MASS = "slot_mass"

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ffmem.experiments.kinds import LAMBDA, PERSISTENT, SOFTMAX
 from ffmem.experiments.result import Result
-from ffmem.experiments.spread import wilson
 from ffmem.reporting.numbers import (
     Row,
     deep,
@@ -27,6 +26,7 @@ from ffmem.reporting.numbers import (
     trend,
     widths_of,
 )
+from ffmem.stats import wilson
 
 
 class Judged(NamedTuple):

@@ -1,7 +1,6 @@
 """What a model shows in the experiments of Sections 3 and 4, in words, from the rows alone."""
 
 from ffmem.experiments.result import Result
-from ffmem.experiments.spread import wilson
 from ffmem.reporting.numbers import (
     Row,
     deep,
@@ -17,6 +16,7 @@ from ffmem.reporting.numbers import (
     trend,
     weighted,
 )
+from ffmem.stats import wilson
 
 NOTHING = "No layer gave a number: there was nothing to measure."
 ENOUGH = 30

@@ -6,7 +6,6 @@ import altair as alt
 
 from ffmem.experiments.kinds import PERSISTENT, SOFTMAX
 from ffmem.experiments.result import Result
-from ffmem.experiments.spread import wilson
 from ffmem.reporting.marks import (
     bars,
     boxes,
@@ -39,6 +38,7 @@ from ffmem.reporting.style import (
     coloured,
     layer_axis,
 )
+from ffmem.stats import wilson
 
 DEFINITIONS = {
     "positive": "m > 0",

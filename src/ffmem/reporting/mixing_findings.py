@@ -4,7 +4,6 @@ from itertools import pairwise
 
 from ffmem.experiments.kinds import LAMBDA, PERSISTENT
 from ffmem.experiments.result import Result
-from ffmem.experiments.spread import wilson
 from ffmem.reporting.key_findings import NOTHING
 from ffmem.reporting.numbers import (
     Row,
@@ -17,6 +16,7 @@ from ffmem.reporting.numbers import (
     number,
     percent,
 )
+from ffmem.stats import wilson
 
 ACTIVE = {
     "positive": "a positive coefficient",

@@ -10,8 +10,8 @@ from typing import Any
 
 from ffmem.experiments.depth import first_of
 from ffmem.experiments.result import Result
-from ffmem.experiments.spread import wilson
 from ffmem.patterns.kept import SOURCES
+from ffmem.stats import wilson
 
 Row = dict[str, Any]
 Number = float | int

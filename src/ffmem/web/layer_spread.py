@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypedDict
 
-from ffmem.experiments.spread import spread
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
+from ffmem.stats import spread
 
 
 class LayerSpread(TypedDict):

@@ -1,4 +1,4 @@
-"""How numbers of a sample are summed up: quartiles, and intervals of shares."""
+"""Summaries of samples: quartiles, and intervals of shares."""
 
 import math
 from typing import Any
