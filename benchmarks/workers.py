@@ -23,7 +23,7 @@ from ffmem.indexing.worker import IndexWorker
 from ffmem.parallel import ExecutionConfig, Executor, Task, executor
 from ffmem.progress import Progress
 
-CHUNK_TOKENS, N_CHUNKS = 1024, 4
+CHUNK_TOKENS, N_CHUNKS = 4096, 4
 QUIET = Progress(quiet=True)
 EXECUTIONS = {
     "plain": ExecutionConfig(),
@@ -34,7 +34,7 @@ EXECUTIONS = {
 }
 
 
-def workers(rounds: int = 3) -> dict[str, Any]:
+def workers(rounds: int = 2) -> dict[str, Any]:
     """Tokens per second of one worker here, one process, two, one Ray actor, two."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         memories = ffmem.load("smollm2-135m")

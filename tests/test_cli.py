@@ -211,7 +211,7 @@ def errors():
     yield ["show", "nowhere", "L0N0"], "no index at nowhere: no such folder"
     yield ["show", "INDEX", "river"], "'river' is not the name of a memory"
     yield ["show", "INDEX", "L0N24"], "no memory L0N24"
-    yield ["show", "INDEX", f"L{'9' * 5000}N1"], "is not the name of a memory"
+    yield ["show", "INDEX", f"L{'9' * 5000}N1"], "no model has that many"
     yield ["search", "INDEX", "a(?R)?b", "--regex"], "searches do not support"
     yield ["search", "INDEX", "(?:(?:a{1000}){1000}){4}", "--regex"], "is too large"
     yield ["search", "INDEX", " "], "The query is empty"
@@ -331,6 +331,12 @@ def test_a_dry_run_needs_no_folder_and_writes_none(tmp_path, model_folder, monke
     assert code == 0
     assert "2 sentences" in out
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
+    made = ["index", model_folder, "corpus.txt", "--unit", "line", "--out", "made"]
+    assert run(*made)[0] == 0
+    code, out, _ = run(*made, "--dry-run")
+    assert code == 0
+    assert "made: Finished: Index(" in out
+    assert "2 sentences" in out
     code, _, err = run("index", model_folder, "corpus.txt")
     assert code == 2
     assert "Missing option '--out'" in err

@@ -27,6 +27,7 @@ ORDER = [
 ]
 
 UPWARD = {
+    ("indexing", "patterns"),  # `index.table("patterns")`
     ("annotation", "experiments"),  # names of experiments, for the plan of a study
     ("annotation", "reporting"),  # the report of a study is drawn like the others
     ("models", "corpus"),

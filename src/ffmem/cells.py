@@ -45,6 +45,8 @@ class Cell(NamedTuple):
         match = _FORMS.fullmatch(text.strip())
         if match is None:
             given = text if len(text) <= 50 else f"{text[:50]}…"
+            if _FORMS.fullmatch(re.sub(r"\d+", "0", text.strip())):
+                raise UnknownCell(f"There is no memory {given}: no model has that many.")
             raise UnknownCell(
                 f"{given!r} is not the name of a memory."
                 " Write layer and memory, counted from 0, like L5N1234 or 5.1234."

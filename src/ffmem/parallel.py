@@ -57,7 +57,7 @@ class ExecutionConfig:
         None,
         metavar="local|auto|ADDRESS",
     )
-    gpus_per_worker: float = option("GPUs per worker, given by Ray.", 0.0, minimum=0)
+    gpus_per_worker: float = option("GPUs that Ray assigns to each worker.", 0.0, minimum=0)
 
     def __post_init__(self) -> None:
         check_options(self)

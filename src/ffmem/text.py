@@ -1,5 +1,9 @@
 """Numbers, shares and texts as people read them: the one place that formats them."""
 
+import html
+import re
+from collections.abc import Iterable, Sequence
+
 MISSING = "–"
 
 
@@ -41,12 +45,18 @@ def format_interval(low: int | float | None, high: int | float | None) -> str:
 
 def shorten_prefix(text: str, words: int = 10, characters: int = 120) -> str:
     """Return the end of a prefix: at most its last ten words, after an ellipsis if cut."""
-    starts = [
-        i for i, c in enumerate(text) if not c.isspace() and (i == 0 or text[i - 1].isspace())
-    ]
+    starts = [word.start() for word in re.finditer(r"\S+", text)]
     begin = starts[-words] if len(starts) > words else 0
     begin = max(begin, len(text) - characters)
     return f"…{text[begin:]}" if begin else text
+
+
+def html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
+    """Return rows as an HTML table for notebooks, with all text escaped and on the left."""
+    cell = "<{0} style='text-align:left'>{1}</{0}>".format
+    head = "".join(cell("th", html.escape(name)) for name in header)
+    body = ("".join(cell("td", html.escape(str(value))) for value in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in (head, *body) if row)}</table>"
 
 
 def _singular(plural: str) -> str:

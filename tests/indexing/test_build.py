@@ -205,6 +205,16 @@ def test_an_unfinished_index_with_other_settings_is_refused(tmp_path, monkeypatc
         indexed(tmp_path / "index", corpus, **change)
 
 
+def test_other_settings_are_refused_before_the_model_is_loaded(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    killed(monkeypatch, 1, tmp_path / "index", corpus)
+    config = IndexConfig(t=4, chunk_tokens=50, batch_tokens=40, start="bos")
+    source = ffmem.Corpus(str(corpus), unit="line")
+    options, quiet = BuildOptions(), Progress(quiet=True)
+    with pytest.raises(StoreError, match="with other settings: t: 3 → 4"):
+        build(lambda: pytest.fail("loaded"), source, tmp_path / "index", config, options, quiet)
+
+
 def test_another_model_or_a_changed_corpus_is_refused_with_both_hashes(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.txt")
     killed(monkeypatch, 1, tmp_path / "index", corpus)

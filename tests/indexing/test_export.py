@@ -6,13 +6,15 @@ import shutil
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ffmem
 from ffmem.errors import FfmemError, StoreError
-from ffmem.indexing.export import COLUMNS, export
+from ffmem.indexing.export import export
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
+from ffmem.indexing.tidy import SCHEMAS
 
 TRIGGERS = layer_file("triggers", 1)
 
@@ -54,7 +56,7 @@ def test_no_cell_of_a_csv_is_a_formula_and_numbers_are_numbers(index_of, tmp_pat
     ffmem.export(made, "csv", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    texts = ["cell", "list", "prefix", "last_token", "next_token", "value_top", "value_bottom"]
+    texts = ["cell", "prefix", "last_token", "next_token", "value_top", "value_bottom"]
     assert {as_it_was(row["prefix"])[:1] for row in rows} >= {"=", "+", "-", "@"}
     assert all(as_it_was(row[name]) is not None for row in rows for name in texts)
     assert any(row["coefficient"].startswith("-") for row in rows)
@@ -65,11 +67,11 @@ def test_csv_reads_back_one_row_per_trigger(any_index, tmp_path):
     ffmem.export(any_index.folder, "csv", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == COLUMNS
+    assert header == [*SCHEMAS["triggers"].names, "value_top", "value_bottom"]
     expected = []
     for cell in any_index:
         memory = any_index[cell]
-        lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))
+        lists = (("1", memory.triggers), ("-1", memory.negative_triggers))
         shown = [(name, trigger) for name, triggers in lists for trigger in triggers]
         first = memory.value.top[0].token
         expected += [(str(cell), name, trigger, first) for name, trigger in shown]
@@ -78,7 +80,7 @@ def test_csv_reads_back_one_row_per_trigger(any_index, tmp_path):
     assert len(rows) == len(expected)
     for row, (cell, name, trigger, first) in zip(rows, expected, strict=True):
         found = dict(zip(header, row, strict=True))
-        assert (found["cell"], found["list"]) == (cell, name)
+        assert (found["cell"], found["sign"]) == (cell, name)
         if trigger is not None:
             assert as_it_was(found["prefix"]) == trigger.prefix
             assert float(found["coefficient"]) == trigger.coefficient
@@ -98,7 +100,7 @@ def test_a_memory_without_triggers_has_a_row_of_its_own(tiny_index, tmp_path):
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["cell"] == "L1N3"]
     assert len(rows) == 1
-    assert (rows[0]["list"], rows[0]["prefix"], rows[0]["rank"]) == ("", "", "")
+    assert (rows[0]["sign"], rows[0]["prefix"], rows[0]["rank"]) == ("", "", "")
     assert rows[0]["value_top"]
 
 
@@ -109,13 +111,29 @@ def test_line_ends_and_quotes_are_within_these_texts(awkward):
 
 @pytest.mark.parametrize("to", ["xml", "", "JSONL"])
 def test_an_unknown_format_is_refused(tiny_index, tmp_path, to):
-    with pytest.raises(FfmemError, match=r"unknown format\. Give one of jsonl, csv"):
+    with pytest.raises(FfmemError, match=r"unknown format\. Give one of parquet, jsonl, csv"):
         ffmem.export(tiny_index.folder, to, tmp_path / "out")
 
 
 def test_a_folder_is_no_file_to_write_to(tiny_index, tmp_path):
     with pytest.raises(FfmemError, match="is a folder"):
         ffmem.export(tiny_index.folder, "csv", tmp_path)
+
+
+def test_parquet_holds_the_tables_of_the_index(any_index, tmp_path):
+    ffmem.export(any_index, "parquet", tmp_path / "out")
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == set(SCHEMAS)
+    for name in SCHEMAS:
+        written = pq.read_table(tmp_path / "out" / f"{name}.parquet")
+        assert written.equals(any_index.table(name).combine_chunks()), name
+
+
+def test_standard_output_is_no_file_to_write_to(tiny_index, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for to in ("parquet", "jsonl", "csv", "neuronpedia"):
+        with pytest.raises(FfmemError, match="cannot write to standard output"):
+            ffmem.export(tiny_index, to, "-")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tiny_index, tmp_path):
@@ -126,7 +144,7 @@ def test_an_export_that_fails_leaves_nothing_behind(tiny_index, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
-@pytest.mark.parametrize("to", ["jsonl", "csv", "neuronpedia"])
+@pytest.mark.parametrize("to", ["parquet", "jsonl", "csv", "neuronpedia"])
 @pytest.mark.parametrize("target", ["target", "folder", "nowhere"])
 def test_a_link_is_refused_and_what_it_points_to_stays_as_it_was(tiny_index, tmp_path, to, target):
     (tmp_path / "target").write_text("mine")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import NoStaticValues
-from ffmem.indexing.export import COLUMNS
 from ffmem.indexing.memory import NO_VALUE, NO_VALUES, Kind
 from ffmem.indexing.tables import layer_file, read_columns
+from ffmem.indexing.tidy import SCHEMAS
 from ffmem.networks.config import KINDS
 from tests.conftest import OURS, text_model
 from tests.indexing.folders import content, indexed, memories, write_corpus
@@ -167,7 +167,10 @@ def test_exports_hold_nothing_where_no_value_is_and_say_why(kind_index, tmp_path
     ffmem.export(index, "csv", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == [*COLUMNS, "place", "value_note"]
+    assert list(rows[0]) == [
+        *SCHEMAS["triggers"].names,
+        *("value_top", "value_bottom", "place", "value_note"),
+    ]
     for row in rows:
         assert (row["value_top"], row["value_bottom"], row["value_note"]) == ("", "", NO_VALUE)
         assert row["place"] == str(index[row["cell"]].head_slot)

@@ -52,7 +52,7 @@ def test_a_notebook_shows_hostile_text_as_text():
 def test_a_notebook_marks_the_last_token_of_each_trigger():
     shown = memory("the river")._repr_html_()
     assert "the <b>river</b><span" in shown
-    assert "<h4>L5N3</h4>" in shown
+    assert "<h4>L5N3   layer 5, memory 3</h4>" in shown
     assert "active on 25.0% of prefixes" in shown
 
 
@@ -78,7 +78,17 @@ def test_a_gated_memory_is_read_for_the_sign_of_its_coefficient():
     assert "gate open on 25.0% of prefixes" in shown
     assert "m > 0 promotes" in shown
     assert "suppresses" not in shown
-    assert "m &gt; 0 promotes" in memory(gate=1)._repr_html_()
+    page = memory(gate=1)._repr_html_()
+    assert page.count("<h5>m &gt; 0 promotes") == page.count("<h5>m &lt; 0 promotes") == 1
+
+
+def test_a_notebook_shows_where_it_shortens():
+    page = memory("a" * 300 + " end")._repr_html_()
+    assert "<td style='text-align:left'>…aaa" in page
+    assert "aaa…</span>" in page
+    assert "The first 10 of 12 triggers." in page
+    assert "The first" not in memory(n=10)._repr_html_()
+    assert "No prefix of the corpus triggers it." in memory(n=0)._repr_html_()
 
 
 def test_what_is_copied_from_the_screen_is_the_token_again():

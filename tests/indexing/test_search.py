@@ -524,3 +524,16 @@ def test_a_folder_that_may_not_be_written_to_is_told(folder, monkeypatch):
     monkeypatch.setattr(Path, "touch", refused)
     with pytest.raises(NotSearchable, match=r"no search file .* is not writable: Permission"):
         Search(ffmem.open(folder))
+
+
+@pytest.mark.parametrize("place", ["values", "triggers"])
+def test_hits_show_themselves_one_memory_per_line(tiny_index, place):
+    query = next(token for token in tiny_index.tokens if token.strip().isalpha()).strip()
+    hits = ffmem.search(tiny_index, query, place)
+    assert hits
+    lines, page = str(hits).splitlines(), hits._repr_html_()
+    assert [line.split()[0] for line in lines] == [hit.cell for hit in hits]
+    assert page.count("<tr>") == len(hits) + 1
+    none = ffmem.search(tiny_index, "<b>nothing</b>", place)
+    assert str(none) == f"No memory has '<b>nothing</b>' in its {place}."
+    assert "<b>" not in none._repr_html_()

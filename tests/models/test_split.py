@@ -121,8 +121,11 @@ def test_the_weights_of_a_split_model_cannot_be_rewritten():
 
 def test_describe_says_what_lies_where():
     whole = ffmem.load(tiny("llama"), tiny_tokenizer())
-    expected = "layers 0 to 1, model.embed_tokens, model.norm, lm_head"
-    assert describe(whole)["devices"] == {"cpu": expected}
+    assert describe(whole)["devices"] == {"cpu": "the whole model"}
+    model = tiny("llama")
+    model.lm_head.to("meta")
+    expected = "layers 0 to 1, model.embed_tokens, model.norm"
+    assert describe_devices(model, "model.layers") == {"cpu": expected, "meta": "lm_head"}
 
 
 @pytest.mark.parametrize(("name", "tied"), [("gpt2", True), ("gpt2 untied", False)])

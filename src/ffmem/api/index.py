@@ -16,9 +16,8 @@ from ffmem.progress import Progress
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.indexing.estimate import Estimate
-    from ffmem.indexing.search import Hit
+    from ffmem.indexing.search import Hits
     from ffmem.models.memories import Memories
-    from ffmem.patterns.searching import PatternHit
 
 
 def index(
@@ -52,7 +51,7 @@ def index(
         out: Folder of the index.
         t: Triggers to keep per memory and sign.
         prefixes: "best" keeps the best prefix of each sentence; "all" considers every prefix.
-        compat: "ff-layers" imitates the authors' code: prefixes of length 0 to n − 1.
+        compat: "ff-layers" matches the authors' code: prefixes of length 0 to n − 1.
         start: Start token of every sentence: "auto", "none", "bos", "eos", or a token.
         batch_tokens: Tokens per batch.
         chunk_tokens: Tokens per chunk, the unit of work.
@@ -61,7 +60,7 @@ def index(
         device: Where the model runs, if it is given by name.
         workers: Number of worker processes; with `ray`, of actors.
         ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
-        gpus_per_worker: GPUs that Ray gives each worker.
+        gpus_per_worker: GPUs that Ray assigns to each worker.
         shared: Shared folder or URL for results, if some workers cannot access `out`.
         bad_sentences: "stop" at sentences that the model cannot read, or "skip" them.
         progress: Progress reporter. Default: none.
@@ -220,7 +219,7 @@ def search(
     regex: bool = False,
     layer: int | None = None,
     limit: int = 20,
-) -> "list[Hit] | list[PatternHit]":
+) -> "Hits":
     """Return the memories that contain a text, best first.
 
     Args:
@@ -232,15 +231,16 @@ def search(
         limit: Return at most this many memories.
     """
     opened = as_index(folder)
+    from ffmem.indexing.search import Hits, Search
+
     if place == "patterns":
         from ffmem.patterns.searching import PatternSearch
 
         with closing(PatternSearch(opened)) as patterns:
-            return patterns.find(query, regex=regex, layer=layer, limit=limit)
-    from ffmem.indexing.search import Search
-
+            found = patterns.find(query, regex=regex, layer=layer, limit=limit)
+            return Hits(found, query, place)
     with closing(Search(opened)) as texts:
-        return texts.find(query, place, regex=regex, layer=layer, limit=limit)
+        return Hits(texts.find(query, place, regex=regex, layer=layer, limit=limit), query, place)
 
 
 def export(
@@ -248,7 +248,8 @@ def export(
 ) -> None:
     """Write every memory of an index to `out`.
 
-    `to` is "jsonl" or "csv" for one file, or "neuronpedia" for a new folder.
+    `to` is "jsonl" or "csv" for one file, or "parquet" (the tables of `Index.table`) or
+    "neuronpedia" for a new folder.
     """
     from ffmem.indexing.export import export as export_index
 
@@ -302,7 +303,7 @@ def serve(
         folders: The indexes.
         reports: Folders that `report` or `experiment` wrote; DIR-report is found without it.
         host: Address to listen on; any but the local one needs a token.
-        port: Port to listen on; 0 takes a free one.
+        port: Port to listen on; 0 picks a free port.
         token: Token that visitors need; "new" makes one.
         allowed: Other names of this machine that browsers may use.
         model: Where the model is now, if it has moved.

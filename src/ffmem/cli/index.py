@@ -90,6 +90,10 @@ def index(
     config = take_options(options, IndexConfig)
     execution = take_options(options, ExecutionConfig)
     if dry_run:
+        from ffmem.indexing.status import status as index_status
+
+        if out is not None and out.exists() and any(out.iterdir()):
+            click.echo(f"{out}: {index_status(out)}\nAll of it would take:")
         click.echo(ffmem.estimate(model, source, dtype=dtype, device=device, **config, **execution))
         return
     if out is None:

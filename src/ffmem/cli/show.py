@@ -67,22 +67,11 @@ def search(
     In values, QUERY is a token or the beginning of one; in triggers, a phrase; in patterns, words
     of a description.
     """
-    from ffmem.indexing.memory import visible, visible_token
-    from ffmem.patterns.searching import PatternHit
-
     hits = ffmem.search(folder, query, place, regex=regex, layer=layer, limit=limit)
     if as_json:
         print_json([hit._asdict() for hit in hits])
-        return
-    readable = visible_token if place == "values" else visible
-    for hit in hits:
-        best = f"{hit.side} {hit.rank}"
-        source = f"  ({hit.kind}, {hit.source})" if isinstance(hit, PatternHit) else ""
-        click.echo(
-            f"{hit.cell:12} {hit.matches:4d}×  best: {best:12} {readable(hit.snippet)}{source}"
-        )
-    if not hits:
-        click.echo(f"No memory has {query!r} in its {place}.")
+    else:
+        click.echo(hits)
 
 
 @click.command()
@@ -90,12 +79,16 @@ def search(
 @click.argument("out", type=PATH)
 @click.option(
     "--to",
-    type=click.Choice(["jsonl", "csv", "neuronpedia"]),
+    type=click.Choice(["parquet", "jsonl", "csv", "neuronpedia"]),
     required=True,
-    help="Format; neuronpedia makes OUT a new folder.",
+    help="Format; parquet and neuronpedia make a new folder.",
 )
 def export(folder: Path, out: Path, to: str) -> None:
     """Export every memory for other programs.
+
+    parquet: a folder of tidy tables (stats, values, triggers, samples, patterns), as Python's
+    index.table() returns them. jsonl: a line per memory, as show --json prints it. csv: a row per
+    trigger. neuronpedia: a folder in Neuronpedia's layout.
 
     In a CSV, text that a spreadsheet would take for a formula (it begins with = + - @, a tab or a
     carriage return) gets an apostrophe in front. OUT must not be a symbolic link.

@@ -23,7 +23,7 @@ class Corpus:
     source: str
     """CORPUS as you write it on the command line."""
     unit: str = option(
-        "What one sentence is: sentence, line, or window:N (tokens).", "sentence", metavar="UNIT"
+        "How to split the text: sentence, line, or window:N (tokens).", "sentence", metavar="UNIT"
     )
     column: str = option(
         "Field of the text in JSON Lines, Parquet and Hub data.", "text", metavar="NAME"

@@ -10,16 +10,23 @@ import gc
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError, WorkerError
 from ffmem.files import committing, locked, remove_temporaries, try_locked
-from ffmem.indexing.config import FACTS_FILE, RUN_FILE, BuildOptions, IndexConfig, make_manifest
+from ffmem.indexing.config import (
+    FACTS_FILE,
+    RUN_FILE,
+    BuildOptions,
+    IndexConfig,
+    make_manifest,
+    read_run,
+)
 from ffmem.indexing.manifest import hash_files
-from ffmem.indexing.prepare import SENTENCES, IndexPlan, prepare
+from ffmem.indexing.prepare import SENTENCES, IndexPlan, check_resumable, prepare
 from ffmem.indexing.results import merge_samples, write_layer, write_sample
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.store import SHARED_FILE, Index
@@ -52,6 +59,7 @@ def build(
         if is_finished:
             return False
         with _clean_up_on_error(folder, existed):
+            _check_same_settings(folder, corpus, config)
             memories = load()
             if not options.is_serial and memories.source == IN_MEMORY:
                 raise FfmemError(
@@ -77,6 +85,17 @@ def build(
             raise
         finish(plan)
     return True
+
+
+def _check_same_settings(folder: Path, corpus: Corpus, config: IndexConfig) -> None:
+    """Raise if the folder holds a run with other settings, before the model is loaded."""
+    if (before := read_run(Storage(folder))) is None:
+        return
+    if config.threads is None:
+        config = replace(config, threads=before.threads)
+    # Its path may differ if its files do not: `prepare` compares them.
+    options = corpus.describe() | {"source": before.corpus["source"]}
+    check_resumable(folder, replace(before, index=config, corpus=options), before)
 
 
 def _make_worker(plan: IndexPlan, options: BuildOptions) -> MakeWorker:

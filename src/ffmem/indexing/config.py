@@ -50,7 +50,7 @@ class IndexConfig(Record):
         "Keep the best prefix of each sentence, or all.", "best", choices=("best", "all")
     )
     compat: str | None = option(
-        "Imitate the authors' code: prefixes of length 0 to n-1.", None, choices=(COMPAT,)
+        "Match the authors' code: prefixes of length 0 to n-1.", None, choices=(COMPAT,)
     )
     start: str = option(
         "Start token of every sentence: auto, none, bos, eos, or a token.", "auto", metavar="TOKEN"

@@ -1,8 +1,9 @@
 """Exporting an index for other programs.
 
+parquet       a folder with the tidy tables of `index.table`: OUT/stats.parquet, …
 jsonl         one line per memory, as `ffmem show --json` prints it
-csv           one row per trigger, with the top tokens of the value; texts that a spreadsheet would
-              take for a formula get a leading apostrophe
+csv           the table of triggers, with the top tokens of the value; texts that a spreadsheet
+              would take for a formula get a leading apostrophe
 neuronpedia   a folder in the layout that Neuronpedia exports and imports, one source per layer:
 
     OUT/v1/MODEL/SOURCE/{model,release,sourceset,source}.jsonl
@@ -28,80 +29,101 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import pyarrow.parquet as pq
 from numpy import ndarray
 
 from ffmem.errors import FfmemError
 from ffmem.files import check_output_file, committing, csv_row, sha256, storage_errors, sync
-from ffmem.indexing.memory import Memory
+from ffmem.indexing.memory import NO_VALUE
 from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
+from ffmem.indexing.tidy import SCHEMAS, layer_tables
 from ffmem.progress import Step
 
-FORMATS = ("jsonl", "csv", "neuronpedia")
+FORMATS = ("parquet", "jsonl", "csv", "neuronpedia")
 
-COLUMNS = [
-    *("cell", "layer", "memory", "list", "rank", "coefficient", "gate", "sentence", "length"),
-    *("prefix", "last_token", "next_token", "value_top", "value_bottom"),
-]
+CSV_TOKENS = 10
+"""Tokens of each side of a value in a row of a CSV."""
 
 
 def export(index: Index, to: str, out: Path, step: Step) -> None:
-    """Write every memory of an index to a file, or to a folder in Neuronpedia's layout."""
+    """Write every memory of an index to a file, or to a new folder (parquet, neuronpedia)."""
     if to not in FORMATS:
         raise FfmemError(f"--to {to}: unknown format. Give one of {', '.join(FORMATS)}.")
+    if str(out) == "-":
+        raise FfmemError("Exports cannot write to standard output. Give a path instead of -.")
     if to == "neuronpedia":
         export_neuronpedia(index, out, step)
-        return
-    check_output_file(out)
-    # newline="": a CSV writes its own line ends, and those within a text must stay.
-    with committing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        if to == "jsonl":
-            for memory in _memories(index, step):
-                file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
-            return
-        kind = index.manifest.model.kind
-        columns = [*COLUMNS]
-        columns += [] if kind.head_slot(0) is None else ["place"]
-        columns += [] if kind.has_values else ["value_note"]
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        for memory in _memories(index, step):
-            writer.writerows(map(csv_row, _csv_rows(memory)))
+    elif to == "parquet":
+        export_parquet(index, out, step)
+    else:
+        check_output_file(out)
+        # newline="": a CSV writes its own line ends, and those within a text must stay.
+        with committing(out) as path, path.open("w", encoding="utf-8", newline="") as file:
+            _write_jsonl(index, file, step) if to == "jsonl" else _write_csv(index, file, step)
 
 
-def _memories(index: Index, step: Step) -> Iterator[Memory]:
+def export_parquet(index: Index, out: Path, step: Step) -> None:
+    """Write every table that the index has to a new folder, a row group per layer."""
+    has_values = index.manifest.model.has_values
+    names = [name for name in SCHEMAS if name != "values" or has_values]
+    with _committing_folder(out) as folder:
+        for name in names:
+            path = folder / f"{name}.parquet"
+            with pq.ParquetWriter(path, SCHEMAS[name], compression="zstd") as writer:
+                for layer, table in layer_tables(index, name):
+                    writer.write_table(table, row_group_size=max(len(table), 1))
+                    if name == "triggers":  # the slowest stands for all
+                        step(index.layout.widths[layer])
+
+
+def _write_jsonl(index: Index, file: IO[str], step: Step) -> None:
     for layer in range(index.n_layers):
         for memory in index.memories(layer):
-            yield memory
+            file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
             step(1)
 
 
-def _csv_rows(memory: Memory) -> Iterator[dict[str, object]]:
-    """Yield a row per trigger of a memory; one row without a trigger if it has none."""
-    top, bottom = (
-        " ".join(json.dumps(token.token, ensure_ascii=False) for token in tokens[:10])
-        for tokens in (memory.value.top, memory.value.bottom)
-    )
-    shared: dict[str, object] = {
-        "cell": str(memory.cell),
-        "layer": memory.cell.layer,
-        "memory": memory.cell.memory,
-        "value_top": top,
-        "value_bottom": bottom,
-    }
-    if memory.head_slot is not None:
-        shared["place"] = str(memory.head_slot)
-    if not memory.kind.has_values:
-        shared["value_note"] = memory.value.note
-    lists = (("positive", memory.triggers), ("negative", memory.negative_triggers))
-    if not any(triggers for _, triggers in lists):
-        yield shared
-    for name, triggers in lists:
-        for trigger in triggers:
-            fields = trigger._asdict()
-            del fields["rest"]
-            yield {**shared, "list": name, **fields}
+def _write_csv(index: Index, file: IO[str], step: Step) -> None:
+    """Write a row per trigger, and one without a trigger for a memory that has none."""
+    kind = index.manifest.model.kind
+    columns = [*SCHEMAS["triggers"].names, "value_top", "value_bottom"]
+    columns += [] if kind.head_slot(0) is None else ["place"]
+    columns += [] if kind.has_values else ["value_note"]
+    writer = csv.DictWriter(file, columns)
+    writer.writeheader()
+    for layer, table in layer_tables(index, "triggers"):
+        values = _value_texts(index, layer)
+        rows = table.to_pylist()
+        triggered = {row["memory"] for row in rows}
+        for memory in set(range(index.layout.widths[layer])) - triggered:
+            cell = str(index.layout.cell(layer, memory))
+            rows.append({"cell": cell, "layer": layer, "memory": memory})
+        rows.sort(key=lambda row: row["memory"])
+        for row in rows:
+            memory = row["memory"]
+            row |= values.get(memory, {})
+            if (slot := kind.head_slot(memory)) is not None:
+                row["place"] = str(slot)
+            if not kind.has_values:
+                row["value_note"] = NO_VALUE
+            writer.writerow(csv_row(row))
+        step(index.layout.widths[layer])
+
+
+def _value_texts(index: Index, layer: int) -> dict[int, dict[str, str]]:
+    """Return each memory's first tokens of both sides, as JSON strings with spaces between."""
+    if not index.manifest.model.has_values:
+        return {}
+    texts: dict[int, dict[str, str]] = {}
+    columns = ["memory", "side", "token"]
+    for row in index.table("values", layer=layer, top=CSV_TOKENS, columns=columns).to_pylist():
+        sides = texts.setdefault(row["memory"], {"value_top": "", "value_bottom": ""})
+        token = json.dumps(row["token"], ensure_ascii=False)
+        side = f"value_{row['side']}"
+        sides[side] = f"{sides[side]} {token}".lstrip()
+    return texts
 
 
 # Neuronpedia

@@ -250,25 +250,35 @@ class Memory:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows, with all text from model and corpus escaped."""
-        names = ("promotes", "suppresses", "active")
+        name, *about = _heading(self)
+        about += [self.value.note] if self.value.note is not None else []
+        parts = [f"<h4>{html.escape(name)}</h4>"]
+        parts += [f"<p>{'<br>'.join(map(html.escape, about))}</p>"]
+        has_value = self.value.note is None
         if self.gated:
-            names = ("m &gt; 0 promotes", "m &lt; 0 promotes", "gate open")
-        top, bottom = _tokens_html(self.value.top), _tokens_html(self.value.bottom)
-        value = f"{names[0]} {top}<br>{names[1]} {bottom}"
-        if self.value.note is not None:
-            value = html.escape(self.value.note)
-        notes = [str(self.head_slot)] if self.head_slot else []
-        notes += [html.escape(self.kind.note)] if self.kind.note else []
+            lists = [("m > 0", self.triggers, self.value.top)]
+            lists += [("m < 0", self.negative_triggers, self.value.bottom)]
+            for sign, triggers, tokens in lists:
+                promotes = f" promotes {_tokens_html(tokens)}" if has_value else ""
+                parts.append(f"<h5>{html.escape(sign)}{promotes}</h5>")
+                parts.append(self._triggers_html(triggers))
+        else:
+            if has_value:
+                top, bottom = _tokens_html(self.value.top), _tokens_html(self.value.bottom)
+                parts.append(f"<p>promotes {top}<br>suppresses {bottom}</p>")
+            parts.append(self._triggers_html(self.triggers))
+        return "".join(parts)
+
+    def _triggers_html(self, triggers: list[Trigger], n: int = 10) -> str:
+        if not triggers:
+            return "<p>No prefix of the corpus triggers it.</p>"
         rows = [
             f"<tr><td style='text-align:right'>{_format(self, trigger.coefficient)}</td>"
             f"<td style='text-align:left'>{_trigger_html(trigger)}</td></tr>"
-            for trigger in (*self.triggers[:10], *self.negative_triggers[:10])
+            for trigger in triggers[:n]
         ]
-        return (
-            f"<h4>{self.cell}</h4><p>{''.join(f'{line}<br>' for line in (*notes, value))}"
-            f"{names[2]} on {self.stats.active_share:.1%} of prefixes</p>"
-            f"<table>{''.join(rows)}</table>"
-        )
+        more = f"<p>The first {n} of {len(triggers)} triggers.</p>" if len(triggers) > n else ""
+        return f"<table>{''.join(rows)}</table>{more}"
 
 
 _SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥"}
@@ -367,11 +377,13 @@ def _tokens_html(tokens: list[ValueToken], n: int = 10) -> str:
 
 
 def _trigger_html(trigger: Trigger) -> str:
-    """Return a trigger's text with its last token in bold and its rest pale."""
+    """Return a trigger's text with its last token in bold and its rest pale, both shortened."""
     last = trigger.last_token or ""
     before = trigger.prefix.removesuffix(last) if last else trigger.prefix
     bold = trigger.prefix[len(before) :]
+    before = before if len(before) <= 200 else f"…{before[-200:]}"
+    rest = trigger.rest if len(trigger.rest) <= 60 else f"{trigger.rest[:60]}…"
     return (
-        f"{html.escape(visible(before[-200:]))}<b>{html.escape(visible(bold))}</b>"
-        f"<span style='opacity:.5'>{html.escape(visible(trigger.rest[:60]))}</span>"
+        f"{html.escape(visible(before))}<b>{html.escape(visible(bold))}</b>"
+        f"<span style='opacity:.5'>{html.escape(visible(rest))}</span>"
     )

@@ -127,13 +127,18 @@ def _configure(
     if before is None:
         write_text(folder / RUN_FILE, run.to_json())
         return run
+    check_resumable(folder, run, before)
+    progress.say(f"Resuming the unfinished index in {folder}.")
+    return before
+
+
+def check_resumable(folder: Path, run: IndexRunConfig, before: IndexRunConfig) -> None:
+    """Raise if a folder's unfinished run has other settings than the requested one."""
     if differences := run.differences(before):
         raise StoreError(
             f"{folder} holds an unfinished index with other settings: {'; '.join(differences)}."
             " Use the same settings to resume it, choose another folder, or delete this one."
         )
-    progress.say(f"Resuming the unfinished index in {folder}.")
-    return before
 
 
 def _find_shared(folder: Path, run_id: str, shared: str | None) -> Storage | None:

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float32, Float64, Int8, Int64, UInt64
 from numpy import ndarray
 
 from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
+from ffmem.indexing.tables import SAMPLED_PREFIXES, fixed, layer_file, read_columns, write_table
 
 UNIT = 2.0**-20
 """Sums are integer multiples of this."""
@@ -36,8 +36,6 @@ UNIT = 2.0**-20
 SAMPLE_SIZE = 512
 
 STATS = ("active", "sum", "mean", "max", "min")
-
-SAMPLED_PREFIXES = "samples/prefixes.parquet"
 
 
 class Triggers(NamedTuple):

@@ -6,16 +6,18 @@ trigger's prefix. With `Query.prefix`, the last word may be incomplete, and ever
 word finds what the whole word finds.
 """
 
+import html
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.indexing.memory import visible, visible_token
 from ffmem.indexing.query import (
     Expression,
     Query,
@@ -36,6 +38,7 @@ from ffmem.indexing.search_db import (
     make_search_db,
 )
 from ffmem.indexing.store import Index
+from ffmem.text import html_table
 
 EXCERPT_CHARACTERS = 40
 """Characters to show on each side of a match."""
@@ -53,6 +56,44 @@ class Hit(NamedTuple):
     side: str
     """`top` or `bottom` of a value; `positive` or `negative` triggers."""
     snippet: str
+
+
+class Hits(list[Any]):
+    """What a search found: a list of hits that shows itself as a table, one memory per line."""
+
+    def __init__(self, hits: Iterable[Any], query: str, place: str) -> None:
+        super().__init__(hits)
+        self.query = query
+        self.place = place
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        shown = visible_token if self.place == "values" else visible
+        return [
+            (
+                hit.cell,
+                f"{hit.matches}×",
+                f"{hit.side} {hit.rank}",
+                shown(hit.snippet),
+                *((f"{hit.kind}, {hit.source}",) if self.place == "patterns" else ()),
+            )
+            for hit in self
+        ]
+
+    def __str__(self) -> str:
+        if not self:
+            return f"No memory has {self.query!r} in its {self.place}."
+        return "\n".join(
+            f"{cell:12} {matches:>5}  best: {best:12} {'  '.join(rest)}"
+            for cell, matches, best, *rest in self._rows()
+        )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        if not self:
+            return f"<p>{html.escape(str(self))}</p>"
+        header = ["memory", "matches", "best", self.place.removesuffix("s")]
+        header += ["kind, source"] if self.place == "patterns" else []
+        return html_table(self._rows(), header)
 
 
 class Excerpt(NamedTuple):

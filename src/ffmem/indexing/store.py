@@ -29,9 +29,16 @@ from ffmem.indexing.memory import (
     is_flat,
 )
 from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, split_text
-from ffmem.indexing.tables import GROUP, layer_file, read_group, read_strings
+from ffmem.indexing.tables import (
+    GROUP,
+    SAMPLED_PREFIXES,
+    layer_file,
+    read_columns,
+    read_group,
+    read_strings,
+)
 from ffmem.models.arguments import IN_MEMORY
-from ffmem.text import pluralize
+from ffmem.text import html_table, pluralize
 
 if TYPE_CHECKING:
     from ffmem.indexing.status import LiveRun
@@ -136,6 +143,21 @@ class Index:
             f" {pluralize(corpus.tokens, 'tokens')}{so_far})"
         )
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        manifest = self.manifest
+        corpus = manifest.corpus
+        facts: list[tuple[str, object]] = [
+            ("folder", self.folder),
+            ("model", manifest.model.source),
+            ("memories", self.layout.shown),
+            ("corpus", ", ".join(source.source for source in corpus.sources)),
+            ("size", f"{corpus.sentences:,} sentences, {corpus.tokens:,} tokens"),
+            ("triggers", f"{manifest.t} per memory and sign, prefixes: {manifest.prefixes}"),
+        ]
+        facts += [] if self.live is None else [("unfinished", self.live.progress)]
+        return html_table(facts)
+
     @cached_property
     def sentences(self) -> Sentences:
         """The sentences of the corpus."""
@@ -171,6 +193,42 @@ class Index:
             for group in range(-(-width // GROUP))
             for memory in self._memories(layer, group, range(min(GROUP, width - group * GROUP)))
         )
+
+    def table(
+        self,
+        name: str,
+        *,
+        layer: int | None = None,
+        top: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pa.Table:
+        """Return a tidy table of all memories, or of one layer.
+
+        `name` is stats, values, triggers, samples or patterns. `top` limits the tokens of each side
+        of a value, or the triggers of each list. `columns` names the columns that you need; without
+        the text of the prefixes, triggers and samples take a fraction of the time.
+
+            index.table("values", top=10).to_pandas()
+        """
+        from ffmem.indexing.tidy import table
+
+        return table(self, name, layer=layer, top=top, columns=columns)
+
+    def columns(self, kind: str, layer: int) -> dict[str, ndarray]:
+        """Return all columns of a layer's file: triggers, stats, samples or values."""
+        self.layout.check_layer(layer)
+        if self.live is None:
+            return read_columns(self.folder / layer_file(kind, layer))
+        n_groups = max(-(-self.layout.widths[layer] // GROUP), 1)
+        groups = [self.live.group(kind, layer, group) for group in range(n_groups)]
+        return {name: np.concatenate([one[name] for one in groups]) for name in groups[0]}
+
+    @cached_property
+    def sampled_prefixes(self) -> ndarray:
+        """The prefixes whose coefficients `samples` holds, in order; of a finished index."""
+        if self.live is not None:
+            raise StoreError(f"{self.folder} is unfinished: its sample is not drawn yet.")
+        return read_columns(self.folder / SAMPLED_PREFIXES, ["prefix"])["prefix"]
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
         if self.live is not None:

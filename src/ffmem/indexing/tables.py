@@ -15,6 +15,8 @@ from ffmem.files import committing
 GROUP = 128
 """Memories in a row group, which is what a look-up of one memory reads."""
 
+SAMPLED_PREFIXES = "samples/prefixes.parquet"
+
 
 def fixed(rows: ndarray) -> pa.Array:
     """Return a matrix as a column of fixed-size lists."""

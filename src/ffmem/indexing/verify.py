@@ -10,10 +10,10 @@ from numpy import ndarray
 from ffmem.errors import StoreError
 from ffmem.files import sha256
 from ffmem.indexing.manifest import hash_files
-from ffmem.indexing.results import SAMPLED_PREFIXES, UNIT, draw_sample, merge_samples, read_sample
+from ffmem.indexing.results import UNIT, draw_sample, merge_samples, read_sample
 from ffmem.indexing.sentences import NO_PREFIX, hash_input
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, read_columns
+from ffmem.indexing.tables import SAMPLED_PREFIXES, layer_file, read_columns
 
 
 class _Sentences(NamedTuple):

@@ -42,6 +42,7 @@ from ffmem.models.structure import candidate_families, check_model
 from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, hook_layers
 from ffmem.networks.memories import LambdaLayer
+from ffmem.text import html_table
 
 ReadBank = Callable[["Bank", Tensor, Tensor | None], None]
 """Called with (bank, coefficients, gate); both tensors are "batch position memory"."""
@@ -91,6 +92,23 @@ class Memories:
             self._set_row(FAMILIES[self.family].for_config(self.config))
         else:
             self._find_row()
+
+    def __repr__(self) -> str:
+        return f"Memories({', '.join(f'{name}: {fact}' for name, fact in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return html_table(self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return [
+            ("model", self.source),
+            ("family", self.family),
+            ("memories", self.layout.shown),
+            ("activation", f"{self.activation}, gated" if self.gated else self.activation),
+            ("weights", f"{dtype} on {self.device}"),
+        ]
 
     def _set_row(self, row: Family) -> None:
         """Read the model as a row of the families table says; raise if that is wrong."""

@@ -193,6 +193,8 @@ def describe_devices(model: nn.Module, blocks: str) -> dict[str, str]:
         layer = path.removeprefix(f"{blocks}.").partition(".")[0]
         part = layer if path.startswith(f"{blocks}.") else path
         found.setdefault(str(weight.device), {})[part] = None
+    if len(found) == 1:
+        return dict.fromkeys(found, "the whole model")
     return {device: _format_parts(list(parts)) for device, parts in found.items()}
 
 

@@ -1,0 +1,287 @@
+"""Tidy tables of an index, for pandas, polars and DuckDB: `index.table("triggers", layer=8)`.
+
+    stats      one row per memory
+    values     one row per memory, side (top, bottom) and rank
+    triggers   one row per trigger
+    samples    one row per memory and sampled prefix
+    patterns   one row per pattern
+
+Each is an Arrow table, a chunk per layer. Only the columns that you ask for are computed: the text
+of the prefixes takes most of the time.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy import ndarray
+
+from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.indexing.memory import is_flat
+from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.indexing.store import Index
+
+_MEMORY = (("cell", pa.string()), ("layer", pa.int32()), ("memory", pa.int32()))
+_PLACE = (("sentence", pa.int64()), ("length", pa.int32()))
+_TEXT = (("last_token", pa.string()), ("next_token", pa.string()), ("prefix", pa.string()))
+
+SCHEMAS: Mapping[str, pa.Schema] = {
+    "stats": pa.schema(
+        [
+            *_MEMORY[:2],
+            ("bank", pa.string()),
+            _MEMORY[2],
+            ("active", pa.int64()),
+            *((name, pa.float64()) for name in ("active_share", "mean", "max", "min")),
+        ]
+    ),
+    "values": pa.schema(
+        [
+            *_MEMORY,
+            ("side", pa.string()),
+            ("rank", pa.int32()),
+            ("token", pa.string()),
+            ("id", pa.int32()),
+            ("logit", pa.float32()),
+            ("probability", pa.float32()),
+        ]
+    ),
+    "triggers": pa.schema(
+        [
+            *_MEMORY,
+            ("sign", pa.int8()),
+            ("rank", pa.int32()),
+            ("coefficient", pa.float32()),
+            ("gate", pa.int8()),
+            *_PLACE,
+            *_TEXT,
+        ]
+    ),
+    "samples": pa.schema([*_MEMORY, ("coefficient", pa.float32()), *_PLACE, *_TEXT]),
+    "patterns": pa.schema(
+        [
+            *_MEMORY,
+            ("sign", pa.int8()),
+            ("kind", pa.string()),
+            ("description", pa.string()),
+            ("source", pa.string()),
+            ("ranks", pa.list_(pa.int16())),
+            *(
+                (name, pa.float64())
+                for name in ("precision", "recall", "lift", "p_value", "q_value")
+            ),
+        ]
+    ),
+}
+"""The columns of every table."""
+
+
+def table(
+    index: Index,
+    name: str,
+    *,
+    layer: int | None = None,
+    top: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """Return one of the tables, of one layer or of all; see `Index.table`."""
+    schema = _schema(name, columns)
+    tables = [part for _, part in layer_tables(index, name, layer=layer, top=top, columns=columns)]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def layer_tables(
+    index: Index,
+    name: str,
+    *,
+    layer: int | None = None,
+    top: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield (layer, table), so that a large table need not be in memory at once."""
+    schema = _schema(name, columns)
+    if top is not None and (name not in ("values", "triggers") or top < 1):
+        raise FfmemError(
+            f"table({name!r}, top={top}): `top` is a number of tokens or triggers from 1 on, for"
+            " the tables values and triggers."
+        )
+    if layer is not None:
+        index.layout.check_layer(layer)
+    if name == "values" and not index.manifest.model.has_values:
+        raise NoStaticValues("This index has no table of values.")
+    for number in range(index.n_layers) if layer is None else [layer]:
+        found = _BUILDERS[name](index, number, top, schema.names)
+        yield number, pa.table([found[column] for column in schema.names], schema=schema)
+
+
+def _schema(name: str, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the schema of a table, or of some of its columns in the given order."""
+    if name not in SCHEMAS:
+        raise FfmemError(f"There is no table {name!r}. There are: {', '.join(SCHEMAS)}.")
+    schema = SCHEMAS[name]
+    if columns is None:
+        return schema
+    if isinstance(columns, str) or not columns:
+        raise FfmemError(f"columns={columns!r}: give a list of names, like ['cell', 'layer'].")
+    for column in columns:
+        if column not in schema.names:
+            raise FfmemError(
+                f"The table {name!r} has no column {column!r}. It has: {', '.join(schema.names)}."
+            )
+    return pa.schema([schema.field(column) for column in columns])
+
+
+def _stats(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
+    stats = index.columns("stats", layer)
+    width = index.layout.widths[layer]
+    found = _memory_columns(index, layer, np.arange(width), names)
+    if "bank" in names:
+        banks = [index.layout.cell(layer, memory).bank or "dense" for memory in range(width)]
+        found["bank"] = pa.array(banks, pa.string())
+    n_prefixes = np.maximum(stats.get("n_prefixes", index.n_prefixes), 1)
+    numbers = {name: stats[name].astype(np.float64) for name in ("mean", "max", "min")}
+    return (
+        found
+        | numbers
+        | {
+            "active": stats["active"],
+            "active_share": stats["active"] / n_prefixes,
+        }
+    )
+
+
+def _values(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
+    values = index.columns("values", layer)
+    shown = (~is_flat(values["top_logits"], values["bottom_logits"])).nonzero()[0]
+    n = min(top or values["top_ids"].shape[1], values["top_ids"].shape[1])
+
+    def both(name: str) -> ndarray:
+        """Return what both sides hold, by memory, side and rank."""
+        sides = [values[f"{side}_{name}"][shown, :n] for side in ("top", "bottom")]
+        return np.stack(sides, axis=1).reshape(-1)
+
+    found = _memory_columns(index, layer, np.repeat(shown, 2 * n), names)
+    ids = both("ids")
+    sides = np.tile(np.repeat(np.asarray([0, 1], np.int8), n), len(shown))
+    found |= {
+        "side": pa.array(["top", "bottom"]).take(pa.array(sides)),
+        "rank": np.tile(np.arange(1, n + 1, dtype=np.int32), 2 * len(shown)),
+        "id": ids,
+        "logit": both("logits"),
+        "probability": both("probabilities"),
+    }
+    if "token" in names:
+        found["token"] = _tokens(index, ids)
+    return found
+
+
+def _triggers(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
+    triggers = index.columns("triggers", layer)
+    gated = index.manifest.model.gated
+    signs = [(1, ""), (-1, "negative_")] if gated else [(1, "")]
+
+    def all_signs(name: str) -> ndarray:
+        """Return what all lists hold, by memory, sign and rank."""
+        lists = [triggers[f"{sign}{name}"][:, :top] for _, sign in signs]
+        return np.stack(lists, axis=1)
+
+    prefixes = all_signs("prefix")
+    memory, list_number, rank = (prefixes != NO_PREFIX).nonzero()
+    taken = (memory, list_number, rank)
+    found = _memory_columns(index, layer, memory, names)
+    found |= {
+        "sign": np.asarray([sign for sign, _ in signs], np.int8)[list_number],
+        "rank": (rank + 1).astype(np.int32),
+        "coefficient": all_signs("coefficient")[taken],
+        "gate": all_signs("gate")[taken] if gated else pa.nulls(len(memory), pa.int8()),
+    }
+    return found | _prefix_columns(index, prefixes[taken], names)
+
+
+def _samples(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
+    coefficients = index.columns("samples", layer)["coefficient"]
+    width, n = coefficients.shape
+    found = _memory_columns(index, layer, np.repeat(np.arange(width), n), names)
+    found["coefficient"] = coefficients.reshape(-1)
+    return found | _prefix_columns(index, np.tile(index.sampled_prefixes, width), names)
+
+
+def _patterns(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
+    from ffmem.patterns.kept import kept
+
+    patterns = [
+        (one, source.source)
+        for source in kept(index)
+        for of_memory in source.layer(layer).values()
+        for one in of_memory
+    ]
+    memories = np.asarray([one.cell.memory for one, _ in patterns], np.int64)
+    found = _memory_columns(index, layer, memories, names)
+    found["source"] = pa.array([source for _, source in patterns], pa.string())
+    for name in names:
+        if name not in found:
+            kind = SCHEMAS["patterns"].field(name).type
+            found[name] = pa.array([getattr(one, name) for one, _ in patterns], kind)
+    return found
+
+
+_BUILDERS = {
+    "stats": _stats,
+    "values": _values,
+    "triggers": _triggers,
+    "samples": _samples,
+    "patterns": _patterns,
+}
+
+
+def _memory_columns(
+    index: Index, layer: int, memories: ndarray, names: Iterable[str]
+) -> dict[str, Any]:
+    """Return the columns that say which memory each row is about."""
+    found: dict[str, Any] = {
+        "layer": np.full(len(memories), layer, np.int32),
+        "memory": memories.astype(np.int32),
+    }
+    if "cell" in names:
+        width = index.layout.widths[layer]
+        cells = pa.array([str(index.layout.cell(layer, m)) for m in range(width)], pa.string())
+        found["cell"] = cells.take(pa.array(memories))
+    return found
+
+
+def _prefix_columns(index: Index, prefixes: ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Return where each row's prefix is, and its text. Equal prefixes are decoded once."""
+    wanted = {"sentence", "length", "last_token", "next_token", "prefix"} & set(names)
+    if not wanted:
+        return {}
+    different, place = np.unique(prefixes, return_inverse=True)
+    offsets, ids = index.sentences.tokens()
+    sentence = np.searchsorted(offsets, different, side="right") - 1
+    length = different - offsets[sentence]
+    # Sentence s owns n + 1 integers for its n tokens, so its tokens begin at offset − s.
+    after = different - sentence
+    last = np.where(length > 0, ids[np.maximum(after - 1, 0)] if len(ids) else 0, -1)
+    ends = np.append(offsets[1:] - np.arange(1, len(offsets)), len(ids))
+    has_next = after < ends[sentence]
+    following = np.where(has_next, ids[np.minimum(after, len(ids) - 1)] if len(ids) else 0, -1)
+    found: dict[str, Any] = {"sentence": sentence, "length": length.astype(np.int32)}
+    if "last_token" in wanted:
+        found["last_token"] = _tokens(index, last)
+    if "next_token" in wanted:
+        found["next_token"] = _tokens(index, following)
+    if "prefix" in wanted:
+        owners = index.sentences.at(different.tolist())
+        texts = [
+            index.prefix_text(owners[prefix], n).prefix
+            for prefix, n in zip(different.tolist(), length.tolist(), strict=True)
+        ]
+        found["prefix"] = pa.array(texts, pa.string())
+    rows = pa.array(place.reshape(-1))
+    return {name: pa.array(found[name]).take(rows) for name in wanted}
+
+
+def _tokens(index: Index, ids: ndarray) -> pa.Array | pa.ChunkedArray:
+    """Return the displayed form of tokens; null for ids below 0."""
+    return index.tokens.column.take(pc.if_else(pa.array(ids >= 0), pa.array(ids), None))
