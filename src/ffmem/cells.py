@@ -45,7 +45,7 @@ class Cell(NamedTuple):
         match = _FORMS.fullmatch(text.strip())
         if match is None:
             given = text if len(text) <= 50 else f"{text[:50]}…"
-            if _FORMS.fullmatch(re.sub(r"\d+", "0", text.strip())):
+            if _FORMS.fullmatch(re.sub(r"[0-9]+", "0", text.strip())):
                 raise UnknownCell(f"There is no memory {given}: no model has that many.")
             raise UnknownCell(
                 f"{given!r} is not the name of a memory."
