@@ -190,7 +190,7 @@ def test_functions_that_need_a_finished_index_refuse_an_opened_one_that_is_not(s
     index = ffmem.open(stopped)
     with pytest.raises(StoreError, match="is not finished"):
         ffmem.search(index, "w3")
-    for to in ("jsonl", "neuronpedia"):
+    for to in ("parquet", "jsonl", "csv", "neuronpedia"):
         with pytest.raises(StoreError, match="is not finished"):
             ffmem.export(index, to, tmp_path / to)
         assert not (tmp_path / to).exists()

@@ -28,8 +28,8 @@ from ffmem.training.config import TrainConfig
 def train(corpus: str, out: Path, valid: str | None, as_json: bool, **options: Any) -> None:
     """Train a small model with one kind of memory.
 
-    Interrupted? Rerun the command to resume; the result is byte-identical. Keeps the weights of the
-    best evaluation, as a model that every command can load.
+    Saves the weights with the best validation loss, as a model that every command can load.
+    Interrupted? Rerun the command to resume; the result is byte-identical.
     """
     train_corpus = Corpus(corpus, **take_options(options, Corpus))
     valid_corpus = None if valid is None else replace(train_corpus, source=valid, limit=None)
