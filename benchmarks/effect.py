@@ -25,12 +25,10 @@ def effect_of_smollm2(
     whole passes, whose time is scaled up; the best round of each counts. Ours includes the clean
     pass that keeps the residual. How the estimates choose the memories is timed by itself.
     """
-    from ffmem.causal.ablation import ablation
-    from ffmem.causal.candidates import candidates
-    from ffmem.causal.editing import editing
-    from ffmem.causal.edits import Edits
-    from ffmem.causal.estimates import estimates
-    from ffmem.causal.upward import Upward
+    from ffmem.interventions.edits import Edits
+    from ffmem.interventions.effect import ablate
+    from ffmem.interventions.estimates import choose_candidates, estimate
+    from ffmem.interventions.forward import PartialForward, apply_edits
 
     memories = ffmem.load(MODEL)
     (encoding,) = memories.tokenizer.encode([TEXT])
@@ -40,18 +38,19 @@ def effect_of_smollm2(
     target = int(memories.logits(tokens)[0, -1].argmax())
 
     def choose() -> Any:
-        return candidates(estimates(Upward(memories, ids, TOKENS - 1), target), ablations)
+        estimates = estimate(PartialForward(memories, ids, TOKENS - 1), target)
+        return choose_candidates(memories.layout, estimates, ablations)
 
     cells = sorted(choose())
     some = cells[:: len(cells) // whole_passes][:whole_passes]
 
     def ours() -> Any:
-        return ablation(Upward(memories, ids, TOKENS - 1), target, cells)
+        return ablate(PartialForward(memories, ids, TOKENS - 1), target, cells)
 
     def whole() -> Any:
         found = []
         for cell in some:
-            with editing(memories, Edits.of(off=[cell])):
+            with apply_edits(memories, Edits.of(off=[cell])):
                 found.append(memories.logits(tokens)[0, -1].double().log_softmax(dim=0)[target])
         clean = memories.logits(tokens)[0, -1].double().log_softmax(dim=0)[target]
         return torch.stack(found) - clean

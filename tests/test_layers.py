@@ -22,7 +22,7 @@ ORDER = [
     *("storage", "ray_workers", "parallel"),
     *("mini_wiki", "networks", "models", "corpus", "indexing"),
     *("patterns", "annotation", "experiments", "reporting", "training", "mini_wiki.publish"),
-    *("causal", "comparing", "web"),
+    *("interventions", "web"),
     *("api", "demo", "cli", "__main__"),
 ]
 

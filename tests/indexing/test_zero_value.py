@@ -5,9 +5,9 @@ import csv
 import pytest
 
 import ffmem
-from ffmem.causal.edits import Edits
-from ffmem.causal.patch import edited
 from ffmem.indexing.memory import ZERO_VALUE
+from ffmem.interventions.checkpoint import edit_weights
+from ffmem.interventions.edits import Edits
 from tests.conftest import OURS, text_model
 from tests.texts import LINES
 
@@ -15,7 +15,7 @@ from tests.texts import LINES
 @pytest.fixture(params=["llama", "gpt2", *(OURS[kind] for kind in ("relu", "persistent"))])
 def index(request, tokenizer, tmp_path):
     before = ffmem.load(text_model(request.param), tokenizer)
-    model = edited(before, Edits.of(off=["L1N3"])).model
+    model = edit_weights(before, Edits.of(off=["L1N3"])).model
     (tmp_path / "corpus.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
     return ffmem.index(ffmem.load(model, tokenizer), tmp_path / "corpus.txt", tmp_path / "index")
 

@@ -12,13 +12,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import ffmem
-from ffmem.causal.edits import Edits
-from ffmem.causal.effect import effect
-from ffmem.causal.likelihood import log_probability
-from ffmem.causal.patch import edited
-from ffmem.causal.prompt import read_prompt
-from ffmem.causal.upward import Upward
 from ffmem.errors import ModelError
+from ffmem.interventions.checkpoint import edit_weights
+from ffmem.interventions.edits import Edits
+from ffmem.interventions.effect import effect
+from ffmem.interventions.forward import PartialForward, log_probability
+from ffmem.interventions.prompts import LoadedModel
 from ffmem.models.checkpoint import silence_transformers
 from ffmem.models.families import FAMILIES
 from ffmem.models.load import describe, empty_model, load
@@ -88,7 +87,9 @@ def test_every_pass_gives_the_same_numbers(pair):
 
 def test_effects_are_the_same(pair):
     found = [
-        effect(one, read_prompt(one, "w5 w9 w17 w30", 0), candidates=6, integrated=True, steps=2)
+        effect(
+            LoadedModel(one, None, "id:0"), "w5 w9 w17 w30", candidates=6, integrated=True, steps=2
+        )
         for one in pair
     ]
     assert found[1].to_dict() == found[0].to_dict()
@@ -116,7 +117,7 @@ def test_offloaded_weights_are_refused(tmp_path):
 def test_the_weights_of_a_split_model_cannot_be_rewritten():
     memories = ffmem.load(dispatched(tiny("llama")), tiny_tokenizer())
     with pytest.raises(ModelError, match=r"split over devices\. Load it on one device"):
-        edited(memories, Edits.of(off=["L1N3"]))
+        edit_weights(memories, Edits.of(off=["L1N3"]))
 
 
 def test_describe_says_what_lies_where():
@@ -254,19 +255,19 @@ def test_on_two_gpus_only_tensors_of_one_device_meet(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_on_two_gpus_a_prompt_runs_from_any_layer_upward(name):
+def test_on_two_gpus_a_prompt_runs_from_any_layer_up(name):
     memories = ffmem.load(tiny(name), tiny_tokenizer())
-    upward = Upward(memories, TOKENS[0].tolist(), 4)
+    forward = PartialForward(memories, TOKENS[0].tolist(), 4)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         on_two_gpus(memories.model, mode)
-        for kept in (upward.layers, upward._inputs, upward._forms):
+        for kept in (forward.layers, forward._inputs, forward._extras):
             kept.clear()
-        upward._run_clean()
-        assert [hidden.device for hidden in upward._inputs] == [
+        forward._run_clean()
+        assert [hidden.device for hidden in forward._inputs] == [
             FIRST,
             *[SECOND] * (memories.n_layers - 1),
         ]
         for lowest in range(memories.n_layers):
-            output = upward.outputs(lowest, 2, {lowest: lambda m: m * 0.5})
+            output = forward.run(lowest, 2, {lowest: lambda m: m * 0.5})
             assert (output.device, output.shape) == (SECOND, (2, memories.hidden))
             assert log_probability(memories.head, output, 3).device == FIRST

@@ -113,13 +113,13 @@ def test_a_person_finds_a_memory_traces_it_and_switches_it_off(visit, library, t
     page.get_by_role("button", name="Trace").click()
     expect(page.locator(".predictions")).to_be_visible()
     assert first_prediction(page) == visible_token(before.token)
-    # One click: off, from the memory's own page; the tray follows back to the trace.
+    # One click: off, from the memory's own page; the edits follow back to the trace.
     page.fill("#q", cell)
     page.locator("[role=option]").first.click()
     page.get_by_role("link", name="Switch off").click()
-    expect(page.locator(".tray")).to_contain_text(f"{cell} off")
-    page.locator(".tray").get_by_role("link", name="Trace").click()
-    result = page.locator(".tray .result b bdi")
+    expect(page.locator(".active-edits")).to_contain_text(f"{cell} off")
+    page.locator(".active-edits").get_by_role("link", name="Trace").click()
+    result = page.locator(".active-edits .result b bdi")
     expect(result).to_have_text(visible_token(after.token))
     assert parse_qs(urlsplit(page.url).query)["off"] == [cell]
     # The address is the state: reload, Back, Forward, and another browser show the same.
@@ -132,10 +132,10 @@ def test_a_person_finds_a_memory_traces_it_and_switches_it_off(visit, library, t
     expect(result).to_have_text(visible_token(after.token))
     friend = visit()
     friend.goto(edited)
-    expect(friend.locator(".tray .result b bdi")).to_have_text(visible_token(after.token))
+    expect(friend.locator(".active-edits .result b bdi")).to_have_text(visible_token(after.token))
     # And on again.
-    page.locator(".tray .undo").click()
-    expect(page.locator(".tray")).to_have_count(0)
+    page.locator(".active-edits .undo").click()
+    expect(page.locator(".active-edits")).to_have_count(0)
     assert first_prediction(page) == visible_token(before.token)
 
 
@@ -174,7 +174,7 @@ def test_enter_in_the_number_field_applies_the_number(visit):
     row.locator("details.change summary").click()
     row.get_by_placeholder("number").fill("7.25")
     row.get_by_placeholder("number").press("Enter")
-    expect(page.locator(".tray")).to_contain_text("× 7.25")
+    expect(page.locator(".active-edits")).to_contain_text("× 7.25")
 
 
 def test_a_target_that_is_no_token_leaves_the_trace(visit):
@@ -191,7 +191,7 @@ def test_switching_in_a_layer_opened_by_hand_stays_there(visit):
     other = "L0" if opened != "L0" else "L1"
     page.locator(f"#{other} > summary").click()
     page.locator(f"#{other} td.acts a").first.click()
-    expect(page.locator(".tray")).to_be_visible()
+    expect(page.locator(".active-edits")).to_be_visible()
     expect(page.locator(f"#{other}")).to_have_attribute("open", "")
 
 
@@ -327,8 +327,8 @@ def test_a_phone_is_enough(visit, telling):
     page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page.goto(f"/m/{cell}?text={TEXT}")
     page.get_by_role("link", name="Switch off").tap()
-    page.locator(".tray").get_by_role("link", name="Trace").tap()
-    expect(page.locator(".tray .result b bdi")).to_have_text(visible_token(after.token))
+    page.locator(".active-edits").get_by_role("link", name="Trace").tap()
+    expect(page.locator(".active-edits .result b bdi")).to_have_text(visible_token(after.token))
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -346,8 +346,8 @@ def test_everything_works_without_scripts(visit, telling):
     expect(page.locator(".predictions tbody tr").first).to_contain_text(visible_token(before.token))
     page.goto(f"/m/{cell}?text={TEXT}")
     page.get_by_role("link", name="Switch off").click()
-    page.locator(".tray").get_by_role("link", name="Trace").click()
-    expect(page.locator(".tray .result b bdi")).to_have_text(visible_token(after.token))
+    page.locator(".active-edits").get_by_role("link", name="Trace").click()
+    expect(page.locator(".active-edits .result b bdi")).to_have_text(visible_token(after.token))
     page.goto("/layer/0")
     page.locator("a[rel=next]").click()
     expect(page.locator("h1")).to_contain_text("L1")

@@ -186,8 +186,8 @@ def test_tokens_are_coloured_and_neighbours_found(visitor, shelves, kind):
 def test_the_code_to_copy_switches_the_memory_off(shelves, kind):
     import torch
 
-    from ffmem.causal.editing import editing
-    from ffmem.causal.edits import Edits
+    from ffmem.interventions.edits import Edits
+    from ffmem.interventions.forward import apply_edits
 
     model = shelves.shelf(kind).index.manifest.model
     found = {one.name: one.code for one in snippets("x", model, Cell(1, 3))}
@@ -200,7 +200,7 @@ def test_the_code_to_copy_switches_the_memory_off(shelves, kind):
         names["handle"].remove()
         plain = names["model"](ids).logits
     memories = ffmem.load(model.source, device="cpu")
-    with editing(memories, Edits.of(off=["L1N3"])):
+    with apply_edits(memories, Edits.of(off=["L1N3"])):
         edited = memories.logits(ids)
     assert torch.allclose(hooked, edited, atol=1e-4)
     assert not torch.allclose(hooked, plain, atol=1e-6)

@@ -84,7 +84,7 @@ def test_every_link_keeps_the_edits_and_the_prompt(client):
     page = client.get("/m/L1N3?off=L0N1&set=L0N2=2.5&text=a%26b").text
     for address in re.findall(r'href="(/(?:m|layer|trace|search|figures)[^"]*)"', page):
         if address in ("/m/L1N3?index=tiny", "/m/L1N3?text=a%26b"):
-            continue  # the permalink, and what clears the tray
+            continue  # the permalink, and what clears the edits
         address = unescape(address)
         if "/trace?" in address and "text=a%26b" not in address:
             assert "off=L0N1" in address  # a trigger's own text

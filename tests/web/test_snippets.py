@@ -30,15 +30,15 @@ def test_the_hook_of_hugging_face_switches_the_memory_off(shelf):
     names = {}
     exec(compile(code, "snippet", "exec"), names)
     memories = ffmem.load(shelf.index.manifest.model.source, device="cpu")
-    from ffmem.causal.editing import editing
-    from ffmem.causal.edits import Edits
+    from ffmem.interventions.edits import Edits
+    from ffmem.interventions.forward import apply_edits
 
     ids = torch.tensor([[3, 9, 20, 7]])
     with torch.no_grad():
         hooked = names["model"](ids).logits
         names["handle"].remove()
         plain = names["model"](ids).logits
-    with editing(memories, Edits.of(off=["L1N3"])):
+    with apply_edits(memories, Edits.of(off=["L1N3"])):
         edited = memories.logits(ids)
     assert torch.allclose(hooked, edited, atol=1e-4)
     assert not torch.allclose(hooked, plain, atol=1e-6)

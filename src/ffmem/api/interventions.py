@@ -11,20 +11,21 @@ from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
-    from ffmem.causal.affected import Effect
-    from ffmem.causal.kept import Kept
-    from ffmem.causal.known import Knowledge
-    from ffmem.causal.opened import Opened
-    from ffmem.causal.traced import Trace
-    from ffmem.comparing.comparison import Comparison
     from ffmem.corpus.corpus import Corpus
+    from ffmem.interventions.checkpoint import EditResult
+    from ffmem.interventions.comparison import Comparison
+    from ffmem.interventions.effect import EffectResult
+    from ffmem.interventions.facts import FactsResult
+    from ffmem.interventions.prompts import LoadedModel
+    from ffmem.interventions.trace import TraceResult
     from ffmem.models.memories import Memories, Neighbour
 
 
 def trace(
     place: "Memories | Index | str | Path",
-    prompt: str,
+    prompt: str | Sequence[str] | None = None,
     *,
+    prompts: str | Path | None = None,
     position: int = -1,
     top: int = 10,
     off: Sequence[object] = (),
@@ -41,14 +42,15 @@ def trace(
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> "Trace":
+) -> "TraceResult | list[TraceResult]":
     """Return what each layer predicts for a prompt, and which memories contribute.
 
-    With edits, the prompt runs a second time under them.
+    With edits, the prompt runs a second time under them. Several prompts give a list.
 
     Args:
         place: A model, or an index, which adds percentiles of coefficients.
-        prompt: The text.
+        prompt: The text, or a list of texts.
+        prompts: File of prompts (.jsonl, .tsv, .txt) instead.
         position: Position to read; the start token, if there is one, is position 0.
         top: Tokens and memories to return per layer.
         off: Memories to switch off.
@@ -66,28 +68,36 @@ def trace(
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
-    from ffmem.causal.edits import Edits
+    from ffmem.interventions.edits import Edits
 
-    edits = {"off": off, "set": set, "scale": scale, "mean": mean}
-    _check_edits(place, edits, positions)
-    opened = _open(place, start, model, dtype, device, progress)
-    from ffmem.causal.prompt import read_prompt
-    from ffmem.causal.trace import trace as trace_prompt
+    if (prompt is None) == (prompts is None):
+        raise FfmemError("Give either a prompt or a file of prompts.")
+    wanted = {"off": off, "set": set, "scale": scale, "mean": mean}
+    _check_edits(place, wanted, positions)
+    if prompts is not None:
+        from ffmem.interventions.facts import read_facts
 
-    found = trace_prompt(
-        opened.memories,
-        read_prompt(opened.memories, prompt, opened.start),
-        Edits.of(**edits, index=opened.index, positions=positions),
-        position=position,
-        top=top,
-        generate=generate,
-        temperature=temperature,
-        seed=seed,
-        index=opened.index,
-        grid=grid,
-    )
-    found.notes.extend(_differences_from_index(opened))
-    return found
+        prompt = [fact.prompt for fact in read_facts(prompts).facts]
+    loaded = _open(place, start, model, dtype, device, progress)
+    from ffmem.interventions.trace import trace as trace_prompt
+
+    edits = Edits.of(**wanted, index=loaded.index, positions=positions)
+    texts: Any = prompt if isinstance(prompt, list | tuple) else [prompt]
+    found = [
+        trace_prompt(
+            loaded,
+            text,
+            edits,
+            position=position,
+            top=top,
+            generate=generate,
+            temperature=temperature,
+            seed=seed,
+            grid=grid,
+        )
+        for text in texts
+    ]
+    return found if texts is prompt else found[0]
 
 
 def effect(
@@ -109,10 +119,10 @@ def effect(
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> "Effect | Knowledge":
+) -> "EffectResult | FactsResult":
     """Return the exact change of log p(next token) when memories are off, one at a time.
 
-    A prompt gives an `Effect`; a file of prompts gives a `Knowledge`, their average.
+    A prompt gives an `EffectResult`; a file of prompts gives a `FactsResult`, their average.
 
     Args:
         place: A model, or an index.
@@ -137,22 +147,15 @@ def effect(
         raise FfmemError("Give either one prompt or a file of prompts.")
     if prompt is not None and against is not None:
         raise FfmemError("Control prompts need a file of prompts to be compared with.")
-    of_prompt = {"target": target, "position": position, "positions": positions}
-    if prompt is None and any(value is not None for value in of_prompt.values()):
+    if prompt is None and not (target is None and position is None and positions is None):
         raise FfmemError("target, position and positions need one prompt, not a file of prompts.")
-    for path in (prompts, against):
-        if path is not None:
-            from ffmem.causal.facts import read_facts
-
-            read_facts(path)  # raises on a wrong file before a model is loaded
-    opened = _open(place, start, model, dtype, device, progress)
     if prompt is not None:
-        from ffmem.causal.effect import effect as effect_of_prompt
-        from ffmem.causal.prompt import read_prompt
+        loaded = _open(place, start, model, dtype, device, progress)
+        from ffmem.interventions.effect import effect as effect_of_prompt
 
         return effect_of_prompt(
-            opened.memories,
-            read_prompt(opened.memories, prompt, opened.start),
+            loaded,
+            prompt,
             target=target,
             position=-1 if position is None else position,
             positions=positions,
@@ -163,13 +166,15 @@ def effect(
             steps=steps,
             progress=progress,
         )
-    from ffmem.causal.knowledge import effect_of_facts
+    from ffmem.interventions.facts import effect_of_facts, read_facts
 
     assert prompts is not None, "checked above"
+    for path in (prompts, against):
+        if path is not None:
+            read_facts(path)  # raises on a wrong file before the model is loaded
     return effect_of_facts(
-        opened.memories,
+        _open(place, start, model, dtype, device, progress),
         prompts,
-        opened.start,
         against=against,
         top=top,
         candidates=candidates,
@@ -206,10 +211,10 @@ def neighbours(
     from ffmem.cells import Cell
 
     asked = Cell.of(cell)
-    opened = _open(place, None, model, dtype, device, progress)
+    loaded = _open(place, None, model, dtype, device, progress)
     from ffmem.models.memories import neighbours as find
 
-    return find(opened.memories, asked, by, n)
+    return find(loaded.memories, asked, by, n)
 
 
 def edit(
@@ -220,8 +225,7 @@ def edit(
     set: Mapping[str, float] | None = None,
     scale: Mapping[str, float] | None = None,
     mean: Sequence[object] = (),
-    patch: str | Path | None = None,
-    undo: str | Path | None = None,
+    edits: str | Path | None = None,
     corpus: "Corpus | str | Path | None" = "wikitext-2:valid",
     unit: str = "sentence",
     column: str = "text",
@@ -231,7 +235,7 @@ def edit(
     model: "Memories | str | Path | None" = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> "Kept":
+) -> "EditResult":
     """Write edits of memories into a model's weights; return what was written and measured.
 
     Args:
@@ -241,8 +245,7 @@ def edit(
         set: Coefficients to set, by memory.
         scale: Factors to multiply coefficients by, by memory.
         mean: Memories to set to their mean coefficient in the index.
-        patch: Apply this edit.safetensors instead of edits.
-        undo: Undo this edit.safetensors instead of edits.
+        edits: The edits.json of an edited model, to make the same edits again.
         corpus: Corpus to measure side effects on; None measures none.
         unit: What one sentence of a corpus given by name is: "sentence", "line" or "window:N".
         column: Field of its text.
@@ -253,23 +256,29 @@ def edit(
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
-    from ffmem.causal.kept import Request, keep
     from ffmem.corpus.corpus import Corpus
+    from ffmem.interventions.edits import Edits, EditsFile
 
     if isinstance(corpus, str | Path):
         corpus = Corpus(str(corpus), unit, column, detokenize, limit)
     elif corpus is not None and (unit, column, detokenize, limit) != (
-        "sentence",
-        "text",
-        None,
-        200,
+        *("sentence", "text", None, 200),
     ):
         raise CorpusError("Pass unit, column, detokenize and limit to Corpus(), not to edit().")
-    edits = {"off": off, "set": set, "scale": scale, "mean": mean}
-    _check_edits(place, edits, None)
-    request = Request.of(Path(out), edits, patch, undo, corpus)
-    opened = _open(place, start, model, "auto", device, progress)
-    return keep(opened, request, start, progress or Progress(quiet=True))
+    wanted = {"off": off, "set": set, "scale": scale, "mean": mean}
+    if any(wanted.values()) == (edits is not None):
+        raise FfmemError("Give either memories to edit (off, set, scale, mean) or an edits.json.")
+    # All that can be checked before the model is loaded.
+    _check_edits(place, wanted, None)
+    recorded = None if edits is None else EditsFile.read(Path(edits))
+    if corpus is not None:
+        corpus.check_exists()
+    from ffmem.interventions.checkpoint import check_free, edit_checkpoint
+
+    check_free(Path(out))
+    loaded = _open(place, start, model, "auto", device, progress)
+    to_write = recorded or Edits.of(**wanted, index=loaded.index)
+    return edit_checkpoint(loaded, Path(out), to_write, corpus, progress)
 
 
 def compare(
@@ -299,12 +308,9 @@ def compare(
         device: Where the models run.
         progress: Where progress is shown. Default: nowhere.
     """
-    from ffmem.comparing.matching import refuse_unlike
+    from ffmem.interventions.compare import compare as compare_indexes
 
     one, other = as_index(first), as_index(second)
-    refuse_unlike(one, other)  # before anything heavy is imported
-    from ffmem.comparing.compare import compare as compare_indexes
-
     with output_folder(Path(out)):
         return compare_indexes(
             one,
@@ -326,7 +332,7 @@ def _open(
     dtype: str | None,
     device: str,
     progress: Progress | None,
-) -> "Opened":
+) -> "LoadedModel":
     """Return the model of MODEL_OR_DIR; raise on a wrong path before anything heavy is imported."""
     if isinstance(place, str | Path):
         from ffmem.models.arguments import resolve_model
@@ -334,38 +340,22 @@ def _open(
         resolve_model(str(place))
     elif place is None or isinstance(place, int | float | bytes | list | tuple | dict):
         raise TypeError(f"Expected a model or an index, or the name of one; got {place!r}.")
-    from ffmem.causal.opened import opened
+    from ffmem.interventions.prompts import open_model
 
-    return opened(place, start=start, model=model, dtype=dtype, device=device, progress=progress)
+    return open_model(
+        place, start=start, model=model, dtype=dtype, device=device, progress=progress
+    )
 
 
 def _check_edits(place: object, edits: Mapping[str, Any], positions: Sequence[int] | None) -> None:
     """Raise if an edit is malformed or names a memory that an index lacks; loads no model."""
-    from ffmem.causal.edits import Edits, cells_of
+    from ffmem.interventions.edits import Edits, parse_cells
 
     without_means = {name: cells for name, cells in edits.items() if name != "mean"}
     known = Edits.of(**without_means, positions=positions)
-    cells = [edit.cell for edit in known] + cells_of("mean", edits["mean"])
+    cells = [edit.cell for edit in known] + parse_cells("mean", edits["mean"])
     if isinstance(place, str | Path) and (Path(place) / "manifest.json").is_file():
         place = Index(place)
     if isinstance(place, Index):
         for cell in cells:
             place.layout.resolve(cell)
-
-
-def _differences_from_index(opened: "Opened") -> list[str]:
-    """Return what makes a prompt's coefficients hard to compare with those of the index."""
-    if opened.index is None:
-        return []
-    manifest, notes = opened.index.manifest, []
-    dtype = str(opened.memories.dtype).removeprefix("torch.")
-    if opened.start != manifest.start.id:
-        token = (
-            f"start with {manifest.start.token}" if manifest.start.token else "have no start token"
-        )
-        notes.append(f"Percentiles come from an index whose sentences {token}.")
-    if dtype != manifest.dtype:
-        notes.append(
-            f"Percentiles come from an index in {manifest.dtype}; this trace is in {dtype}."
-        )
-    return notes

@@ -1,7 +1,6 @@
 """Commands that change a model's memories and compare the result: edit, compare."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,9 +14,9 @@ from ffmem.cli.options import (
     index_start_option,
     json_option,
     out_option,
+    parse_edits,
     place_argument,
     print_result,
-    take_edits,
 )
 from ffmem.cli_options import dataclass_options
 from ffmem.corpus.corpus import Corpus
@@ -27,8 +26,7 @@ from ffmem.progress import Progress
 @click.command()
 @place_argument
 @edit_options
-@click.option("--patch", type=PATH, metavar="FILE", help="Apply an edit.safetensors.")
-@click.option("--undo", type=PATH, metavar="FILE", help="Undo an edit.safetensors.")
+@click.option("--edits", type=PATH, metavar="FILE", help="Make the edits of an edits.json again.")
 @out_option
 @click.option(
     "--corpus",
@@ -45,34 +43,45 @@ from ffmem.progress import Progress
 @json_option
 def edit(
     place: str,
+    off: tuple[str, ...],
+    set: tuple[str, ...],
+    scale: tuple[str, ...],
+    mean: tuple[str, ...],
+    edits: Path | None,
     out: Path,
-    patch: Path | None,
-    undo: Path | None,
     corpus: str,
+    unit: str,
+    column: str,
+    detokenize: str | None,
+    limit: int | None,
     no_report: bool,
+    start: str | None,
+    model: str | None,
+    device: str,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Write edits of memories into a model's weights.
 
-    Writes a Hugging Face folder with a patch that can undo the edit (edit.safetensors), and
+    Writes a Hugging Face folder with edits.json, from which --edits makes the same edits again, and
     measures side effects (side-effects.md and .json). --mean needs an index instead of a model.
-    --patch and --undo take the patch of an earlier edit.
     """
-    edits = take_edits(options)
-    if sum((any(edits.values()), patch is not None, undo is not None)) != 1:
-        raise click.UsageError(
-            "Give exactly one of: edits (--off, --set, --scale, --mean), --patch, --undo."
-        )
+    named = parse_edits(off, set, scale, mean)
+    if any(named.values()) == (edits is not None):
+        raise click.UsageError("Give either edits (--off, --set, --scale, --mean) or --edits FILE.")
     written = ffmem.edit(
         place,
         out,
-        patch=patch,
-        undo=undo,
+        edits=edits,
         corpus=None if no_report else corpus,
+        unit=unit,
+        column=column,
+        detokenize=detokenize,
+        limit=limit,
+        start=start,
+        model=model,
+        device=device,
         progress=Progress(),
-        **edits,
-        **options,
+        **named,
     )
     print_result(written, as_json)
 

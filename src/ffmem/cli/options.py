@@ -94,13 +94,15 @@ edit_options = add_options(
 """Edits of memories; each may be given several times, or with several cells and commas."""
 
 
-def take_edits(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the edits from a command's values, and return them as `ffmem.trace` takes them."""
+def parse_edits(
+    off: tuple[str, ...], set: tuple[str, ...], scale: tuple[str, ...], mean: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the values of `edit_options` as `ffmem.trace` and `ffmem.edit` take them."""
     return {
-        "off": split_commas(options.pop("off")),
-        "set": _parse_numbers("set", options.pop("set")),
-        "scale": _parse_numbers("scale", options.pop("scale")),
-        "mean": split_commas(options.pop("mean")),
+        "off": split_commas(off),
+        "set": _parse_numbers("set", set),
+        "scale": _parse_numbers("scale", scale),
+        "mean": split_commas(mean),
     }
 
 

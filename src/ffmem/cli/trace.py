@@ -1,7 +1,7 @@
 """Commands that load a model: trace, effect, neighbours."""
 
+import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,19 +14,22 @@ from ffmem.cli.options import (
     edit_options,
     index_model_option,
     json_option,
+    parse_edits,
     place_argument,
     print_json,
     print_result,
     prompt_options,
     split_commas,
-    take_edits,
 )
 from ffmem.progress import Progress
 
 
 @click.command()
 @place_argument
-@click.argument("prompt")
+@click.argument("prompt", required=False)
+@click.option(
+    "--prompts", type=PATH, help="File of prompts (.jsonl, .tsv, .txt); prints JSON Lines."
+)
 @click.option(
     "--top",
     type=AT_LEAST_1,
@@ -53,12 +56,24 @@ from ffmem.progress import Progress
 @json_option
 def trace(
     place: str,
-    prompt: str,
+    prompt: str | None,
+    prompts: Path | None,
+    top: int,
+    position: int,
+    off: tuple[str, ...],
+    set: tuple[str, ...],
+    scale: tuple[str, ...],
+    mean: tuple[str, ...],
     positions: tuple[int, ...],
     generate: int | None,
+    temperature: float | None,
     seed: int | None,
+    grid: bool,
+    start: str | None,
+    model: str | None,
+    dtype: str | None,
+    device: str,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Trace a prompt through the layers of a model.
 
@@ -66,24 +81,38 @@ def trace(
     adds percentiles: how unusual each coefficient is. With edits, the prompt also runs
     edited, at every position or only at those of --at.
     """
-    edits = take_edits(options)
+    edits = parse_edits(off, set, scale, mean)
+    if (prompt is None) == (prompts is None):
+        raise click.UsageError("Give either PROMPT or --prompts.")
     if positions and not any(edits.values()):
         raise click.UsageError("--at needs an edit: --off, --set, --scale or --mean.")
-    if options["temperature"] is not None and generate is None:
+    if temperature is not None and generate is None:
         raise click.UsageError("--temperature needs --generate.")
-    if seed is not None and options["temperature"] is None:
+    if seed is not None and temperature is None:
         raise click.UsageError("--seed needs --temperature: greedy decoding is not random.")
     found = ffmem.trace(
         place,
         prompt,
+        prompts=prompts,
+        top=top,
+        position=position,
         positions=list(positions) or None,
         generate=generate or 0,
+        temperature=temperature,
         seed=seed or 0,
+        grid=grid,
+        start=start,
+        model=model,
+        dtype=dtype,
+        device=device,
         progress=Progress(),
         **edits,
-        **options,
     )
-    print_result(found, as_json)
+    if isinstance(found, list):
+        for one in found:
+            click.echo(json.dumps(one.to_dict(), ensure_ascii=False))
+    else:
+        print_result(found, as_json)
 
 
 @click.command()
@@ -113,13 +142,18 @@ def effect(
     target: str | None,
     position: int | None,
     positions: tuple[int, ...],
+    top: int,
+    candidates: int,
     cells: tuple[str, ...],
     integrated: bool,
     steps: int | None,
     prompts: Path | None,
     against: Path | None,
+    start: str | None,
+    model: str | None,
+    dtype: str | None,
+    device: str,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Measure how memories affect the next token.
 
@@ -143,11 +177,16 @@ def effect(
         positions=list(positions) or None,
         prompts=prompts,
         against=against,
+        top=top,
+        candidates=candidates,
         cells=split_commas(cells),
         integrated=integrated,
         steps=steps or 20,
+        start=start,
+        model=model,
+        dtype=dtype,
+        device=device,
         progress=Progress(),
-        **options,
     )
     print_result(found, as_json)
 

@@ -21,8 +21,6 @@ from ffmem.web import (
     layers,
     memory_page,
     searching,
-    tracing,
-    tray,
 )
 from ffmem.web.answers import REFUSALS, in_words, status_of
 from ffmem.web.guard import Guard
@@ -30,10 +28,11 @@ from ffmem.web.library import Library
 from ffmem.web.site import Site
 from ffmem.web.state import State
 from ffmem.web.studies import Studies
+from ffmem.web.views import edits, trace
 from ffmem.web.worker import Worker
 
 ROOMS = (
-    *(home, layers, memory_page, searching, tracing, tray, figures),
+    *(home, layers, memory_page, searching, trace, edits, figures),
     *(annotating, adjudicating, interface),
 )
 """Each has a page, or several, and their twins below /api."""

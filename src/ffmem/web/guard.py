@@ -17,6 +17,7 @@ from importlib.resources import files
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,6 +45,14 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+def is_cross_site(request: Request) -> bool:
+    """Return whether a page of another site led a browser here.
+
+    Such a visit must not start expensive work: show what was asked for, with a button that does.
+    """
+    return request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
 
 class Guard:

@@ -18,7 +18,7 @@ from ffmem.web.snippets import snippets
 from ffmem.web.state import Asked, State
 
 if TYPE_CHECKING:
-    from ffmem.causal.opened import Opened
+    from ffmem.interventions.prompts import LoadedModel
 
 SECONDS = 4.0
 """How long neighbours are looked for; which layers were reached by then is said."""
@@ -139,11 +139,11 @@ def _sides(context: dict[str, Any], colours: Colours) -> dict[str, Any]:
     return {"sides": [side(memory, sign, context["sample"], colours.get(sign)) for sign in signs]}
 
 
-def _colouring(memory: Memory) -> "Callable[[Opened], Colours]":
+def _colouring(memory: Memory) -> "Callable[[LoadedModel], Colours]":
     """Return a job that reads the first triggers of a memory token by token."""
 
-    def job(at: "Opened") -> Colours:
-        from ffmem.causal.along import along
+    def job(at: "LoadedModel") -> Colours:
+        from ffmem.interventions.prompts import coefficients_along
 
         assert at.index is not None, "a shelf has one"
         found: Colours = {}
@@ -154,7 +154,10 @@ def _colouring(memory: Memory) -> "Callable[[Opened], Colours]":
             found[sign] = {
                 trigger.rank: pieces_of(row, trigger.length, numbers, at.index.token)
                 for row, trigger, numbers in zip(
-                    rows, first, along(at.memories, memory.cell, texts, at.start), strict=True
+                    rows,
+                    first,
+                    coefficients_along(at.memories, memory.cell, texts, at.start),
+                    strict=True,
                 )
             }
         return found
@@ -171,7 +174,7 @@ def _promoted(shelf: Shelf, cell: Cell, cosine: float) -> list[str]:
 async def _similar(site: Site, shelf: Shelf, cell: Cell, by: By, n: int) -> Similar:
     """Return the neighbours of a memory, with the tokens that their values promote."""
 
-    def job(at: "Opened") -> Similar:
+    def job(at: "LoadedModel") -> Similar:
         from ffmem.models.memories import neighbourhood
 
         around = neighbourhood(at.memories, cell, by, n, SECONDS)

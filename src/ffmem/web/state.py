@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from fastapi import Depends, Query
 
-from ffmem.causal.edits import Edit, Edits
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
+from ffmem.interventions.edits import Edit, Edits
 from ffmem.web.limits import MOST_EDITS, TooMuch, refuse_long
 
 Numbered = tuple[tuple[Cell, float], ...]

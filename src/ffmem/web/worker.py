@@ -17,7 +17,9 @@ from ffmem.web.library import Shelf
 from ffmem.web.limits import MOST_WAITING, Busy
 
 if TYPE_CHECKING:
-    from ffmem.causal.opened import Opened
+    from starlette.requests import Request
+
+    from ffmem.interventions.prompts import LoadedModel
     from ffmem.models.memories import Memories
 
 T = TypeVar("T")
@@ -41,7 +43,9 @@ class Worker:
         self.waiting = 0
         """Requests in line, the one that runs included."""
 
-    async def run(self, shelf: Shelf, job: "Callable[[Opened], T]") -> T:
+    async def run(
+        self, shelf: Shelf, job: "Callable[[LoadedModel], T]", request: "Request | None" = None
+    ) -> T:
         """Return what a job gives on the model of an index, when its turn has come."""
         if self.waiting >= MOST_WAITING:
             raise Busy(
@@ -78,17 +82,17 @@ class Worker:
             Thread(target=_work, args=(self._line,), name="model", daemon=True).start()
         return self._line
 
-    def _opened(self, shelf: Shelf) -> "Opened":
-        from ffmem.causal.opened import Opened, opened
+    def _opened(self, shelf: Shelf) -> "LoadedModel":
+        from ffmem.interventions.prompts import LoadedModel, open_model
 
         key = _key(shelf)
         if key not in self._loaded:
             while len(self._loaded) >= MOST_MODELS:
                 self._loaded.popitem(last=False)
-            found = opened(shelf.index, model=self._model, device=self._device)
+            found = open_model(shelf.index, model=self._model, device=self._device)
             self._loaded[key] = found.memories
         self._loaded.move_to_end(key)
-        return Opened(self._loaded[key], shelf.index, None)
+        return LoadedModel(self._loaded[key], shelf.index, None)
 
 
 def _work(line: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:

@@ -1,1 +1,0 @@
-"""Two indexes of one architecture over one corpus, memory by memory."""

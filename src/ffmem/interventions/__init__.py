@@ -1,0 +1,1 @@
+"""Interventions on a model's memories: trace, ablate, edit, compare."""

@@ -1,0 +1,148 @@
+"""Passes with changed coefficients against whole passes, weights and tensors changed by hand."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import ffmem
+from ffmem.cells import Cell
+from ffmem.errors import ModelError, UnknownCell
+from ffmem.interventions.forward import PartialForward, log_probabilities, log_probability
+from ffmem.interventions.prompts import coefficients_along
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
+
+IDS = [0, 5, 9, 2, 17, 30, 8]
+AT = 5
+
+
+@pytest.fixture(scope="module", params=list(TINY))
+def memories(request):
+    return read(request.param)
+
+
+def traces_left(model):
+    """Every hook and every replaced forward that hangs on a model."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = sum(len(getattr(module, name)) for module in model.modules() for name in names)
+    return hooks, [name for name, module in model.named_modules() if "forward" in vars(module)]
+
+
+def whole(memories, layer, change):
+    """The last layer's output at the position, of a whole pass with one layer changed."""
+    shape = (1, len(IDS), memories.layout.widths[0])
+
+    def hook(_, args):
+        return (change(args[0].clone().reshape(shape)).reshape(args[0].shape), *args[1:])
+
+    handle = memories.bank(layer).values.register_forward_pre_hook(hook)
+    try:
+        return memories.trace(torch.tensor([IDS]))[-1].layer_output[0, AT]
+    finally:
+        handle.remove()
+
+
+def halved(m):
+    return m * torch.linspace(-1, 1, m.shape[-1])
+
+
+def test_from_any_layer_up_is_a_whole_pass(memories):
+    forward = PartialForward(memories, IDS, AT)
+    for changed in memories.layout.memory_layers:
+        expected = whole(memories, changed, halved)
+        assert not torch.allclose(expected, forward.output[0], atol=1e-3)
+        for lowest in {0, changed}:
+            with torch.no_grad():
+                found = forward.run(lowest, 3, {changed: halved})
+            size = float(expected.abs().max())
+            assert_close(found, expected.expand(3, -1), rtol=0, atol=1e-5 * max(size, 1))
+
+
+def test_rows_are_changed_apart(memories):
+    last = memories.n_layers - 1
+
+    def second_only(m):
+        return torch.stack([m[0], halved(m[1]), m[2]])
+
+    forward = PartialForward(memories, IDS, AT)
+    with torch.no_grad():
+        found = forward.run(0, 3, {last: second_only})
+    size = max(1, float(found.abs().max()))
+    assert_close(found[[0, 2]], forward.output.expand(2, -1), rtol=0, atol=1e-5 * size)
+    assert_close(found[1], whole(memories, last, halved), rtol=0, atol=1e-5 * size)
+
+
+def test_nothing_is_left_behind_even_after_an_exception(memories):
+    tokens = torch.tensor([IDS])
+    before, hanging = memories.logits(tokens), traces_left(memories.model)
+    forward = PartialForward(memories, IDS, AT)
+
+    def broken(_):
+        assert traces_left(memories.model) != hanging
+        raise RuntimeError("on purpose")
+
+    last = memories.n_layers - 1
+    with pytest.raises(RuntimeError, match="on purpose"):
+        forward.run(last, 2, {last: broken})
+    with torch.no_grad():
+        forward.run(last, 2, {last: halved})
+    assert traces_left(memories.model) == hanging
+    assert torch.equal(memories.logits(tokens), before)
+
+
+def test_a_forward_that_others_put_there_is_put_back():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    block = memories.blocks[0]
+    theirs = block.forward
+    block.forward = theirs
+    PartialForward(memories, IDS, AT)
+    assert vars(block)["forward"] is theirs
+
+
+def test_log_p_is_the_models_own(memories):
+    forward = PartialForward(memories, IDS, AT)
+    expected = memories.logits(torch.tensor([IDS]))[0, AT].double().log_softmax(dim=0)
+    found = log_probabilities(memories.head, forward.output)[0]
+    assert_close(found, expected, rtol=0, atol=1e-4)
+    many = log_probability(memories.head, forward.output.repeat(130, 1), 7)
+    assert_close(many, expected[7].expand(130), rtol=0, atol=1e-4)
+
+
+def test_a_model_whose_layers_pass_on_more_than_their_output_is_refused():
+    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    first, last = memories.blocks[0], memories.blocks[-1]
+    seen = []
+    handles = [
+        first.register_forward_pre_hook(lambda _, args: seen.clear()),
+        first.self_attn.register_forward_hook(lambda _, args, output: seen.append(output[0])),
+        last.mlp.register_forward_hook(lambda _, args, output: output + sum(seen)),
+    ]
+    try:
+        with pytest.raises(ModelError, match="pass on more than their output"):
+            PartialForward(memories, IDS, AT)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# Coefficients along a text
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_token_has_the_coefficient_of_the_prefix_that_ends_there(name):
+    memories = read(name)
+    texts = [[5, 9, 2, 30, 7], [11], [4, 4, 8]]
+    cell = Cell(memories.n_layers - 1, 3)
+    for start in (None, 0):
+        found = coefficients_along(memories, cell, texts, start)
+        assert [len(numbers) for numbers in found] == [5, 1, 3]
+        for ids, numbers in zip(texts, found, strict=True):
+            for length, number in enumerate(numbers, start=1):
+                prefix = [*([] if start is None else [start]), *ids[:length]]
+                last = memories.trace(torch.tensor([prefix]))[cell.layer].coefficients
+                expected = last.reshape(-1, memories.layout.widths[0])[-1, 3]
+                assert number == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
+
+
+def test_an_unknown_memory_is_refused():
+    with pytest.raises(UnknownCell):
+        coefficients_along(read("llama"), Cell(99, 0), [[1]], None)
