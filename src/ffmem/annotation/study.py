@@ -15,13 +15,14 @@ memory it is. The truth is in `judgments`, for when the study is over.
 
 import hmac
 import json
+import re
 import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,15 +60,17 @@ CREATE TABLE assignment (key TEXT NOT NULL REFERENCES item, owner TEXT NOT NULL,
                          place INTEGER NOT NULL, PRIMARY KEY (key, owner));
 CREATE TABLE revision (key TEXT NOT NULL, owner TEXT NOT NULL, version INTEGER NOT NULL,
                        saved_by TEXT NOT NULL, saved_at TEXT NOT NULL, sheet TEXT NOT NULL,
-                       PRIMARY KEY (key, owner, version),
+                       done INTEGER NOT NULL, PRIMARY KEY (key, owner, version),
                        FOREIGN KEY (key, owner) REFERENCES assignment);
 """
 
-NEWEST = """
-SELECT a.key, a.owner, a.place, coalesce(r.version, 0), r.saved_at, r.sheet
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # half of a surrogate pair is not UTF-8
+
+WITH_NEWEST = """
 FROM assignment a LEFT JOIN revision r ON r.key = a.key AND r.owner = a.owner AND r.version =
     (SELECT max(version) FROM revision WHERE key = a.key AND owner = a.owner)
 """
+NEWEST = f"SELECT a.key, a.owner, a.place, r.version, r.saved_at, r.sheet {WITH_NEWEST}"
 
 
 class StudyExists(StoreError):
@@ -162,13 +165,13 @@ class Sheet:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sheet as JSON."""
-        patterns = [{**asdict(one), "marks": sorted(one.marks)} for one in self.patterns]
-        return {**asdict(self), "patterns": patterns}
+        patterns = [{**vars(one), "marks": sorted(one.marks)} for one in self.patterns]
+        return {**vars(self), "patterns": patterns}
 
     @classmethod
     def parse(cls, content: Any, item: Item) -> "Sheet":
         """Return the sheet with this JSON; raise unless it can be about the item."""
-        if not isinstance(content, dict) or content.keys() - cls().to_dict().keys():
+        if not isinstance(content, dict) or content.keys() - SHEET_FIELDS:
             raise FfmemError("A sheet has the fields patterns, no_pattern, related, note, done.")
         listed = content.get("patterns", [])
         if not isinstance(listed, list) or len(listed) > MAX_PATTERNS:
@@ -213,6 +216,10 @@ class Sheet:
             if words and earlier != number:
                 found.append(f"Patterns {earlier} and {number} are the same. Keep one of them.")
         return found
+
+
+SHEET_FIELDS = {field.name for field in fields(Sheet)}
+PATTERN_FIELDS = {field.name for field in fields(SheetPattern)}
 
 
 class Judgment(NamedTuple):
@@ -329,11 +336,7 @@ class AnnotationStudy:
         with self._transaction() as db:
             rows = db.execute("SELECT key, kind, cell, sign, texts, words FROM item").fetchall()
         return {
-            key: Item(
-                *(key, kind, cell, sign),
-                tuple(Text(*text) for text in json.loads(texts)),
-                tuple(json.loads(words)),
-            )
+            key: Item(key, kind, cell, sign, _parse_texts(texts), tuple(json.loads(words)))
             for key, kind, cell, sign, texts, words in rows
         }
 
@@ -356,11 +359,13 @@ class AnnotationStudy:
             )
         return found
 
-    def judgments(self, owner: str | None = None) -> list[Judgment]:
-        """Return every sheet, or every sheet of one owner, with the truth. Not for annotators."""
-        whose = "" if owner is None else "WHERE a.owner = :owner"
+    def judgments(self, owner: str | None = None, key: str | None = None) -> list[Judgment]:
+        """Return every sheet, or those of an owner or item, with the truth. Not for annotators."""
+        wanted = "WHERE a.owner = coalesce(:owner, a.owner) AND a.key = coalesce(:key, a.key)"
         with self._transaction() as db:
-            rows = db.execute(f"{NEWEST} {whose} ORDER BY a.rowid", {"owner": owner}).fetchall()
+            rows = db.execute(
+                f"{NEWEST} {wanted} ORDER BY a.rowid", {"owner": owner, "key": key}
+            ).fetchall()
         return [self._judgment(*row) for row in rows]
 
     def handed_in(self) -> list[Judgment]:
@@ -374,11 +379,7 @@ class AnnotationStudy:
         """
         own = self.judgments(person.owner)
         if person.role == ADJUDICATOR:
-            done: dict[str, list[bool]] = {}
-            for one in self.judgments():
-                if one.role == ANNOTATOR:
-                    done.setdefault(one.item.key, []).append(one.sheet.done)
-            ready = {key for key, all_ in done.items() if sum(all_) >= min(READY, len(all_))}
+            ready = self._ready()
             own = [one for one in own if one.item.key in ready or one.version]
         own.sort(key=lambda one: one.place)
         return [
@@ -386,24 +387,25 @@ class AnnotationStudy:
         ]
 
     def open_item(self, person: Person, key: str) -> Judgment:
-        """Return an item of a person's queue."""
-        for one in self.queue(person):
-            if one.item.key == key:
-                return one
-        if key in self.items and person.role == ADJUDICATOR:
+        """Return an item that a person judges, blind."""
+        found = self.judgments(person.owner, key) if key in self.items else []
+        if not found:
+            raise NotAssigned(
+                f"There is no item {key[:40]!r} for {person.name} to judge. Choose one from your"
+                " list."
+            )
+        if person.role == ADJUDICATOR and not found[0].version and key not in self._ready():
             raise NotAssigned(
                 f"Item {key} is not ready: fewer than {READY} annotators have handed it in."
             )
-        raise NotAssigned(
-            f"There is no item {key[:40]!r} for {person.name} to judge. Choose one from your list."
-        )
+        return found[0]._replace(item=found[0].item.blind())
 
     def sheets(self, key: str) -> dict[str, Sheet]:
         """Return what annotators handed in about an item, by name."""
         return {
             one.annotator: one.sheet
-            for one in self.handed_in()
-            if one.item.key == key and one.role == ANNOTATOR
+            for one in self.judgments(key=key)
+            if one.sheet.done and one.role == ANNOTATOR
         }
 
     def save(self, person: Person, key: str, base: int, sheet: Sheet) -> Judgment:
@@ -416,7 +418,7 @@ class AnnotationStudy:
                 if base != now.version:
                     raise SaveConflict(now._replace(item=opened.item))
                 now = self._insert(db, now, sheet, person.name)
-        return now._replace(item=opened.item, place=opened.place)
+        return now._replace(item=opened.item)
 
     def import_sheet(self, owner: str, key: str, sheet: Sheet) -> bool:
         """Save a sheet from elsewhere if nothing was saved here yet; return whether it was saved.
@@ -458,14 +460,24 @@ class AnnotationStudy:
         key: str,
         owner: str,
         place: int,
-        version: int,
+        version: int | None,
         saved_at: str | None,
         sheet: str | None,
     ) -> Judgment:
         item = self.items[key]
         role = ADJUDICATOR if owner == ADJUDICATORS else ANNOTATOR
         filled = Sheet() if sheet is None else Sheet.parse(json.loads(sheet), item)
-        return Judgment(item, owner, filled, role, version, saved_at, place)
+        return Judgment(item, owner, filled, role, version or 0, saved_at, place)
+
+    def _ready(self) -> set[str]:
+        """Return the items that enough annotators have handed in."""
+        with self._transaction() as db:
+            rows = db.execute(
+                f"SELECT a.key {WITH_NEWEST} WHERE a.owner != ? GROUP BY a.key"
+                " HAVING coalesce(sum(r.done), 0) >= min(?, count(*))",
+                (ADJUDICATORS, READY),
+            ).fetchall()
+        return {key for (key,) in rows}
 
     def _newest(self, db: sqlite3.Connection, key: str, owner: str) -> Judgment:
         row = db.execute(f"{NEWEST} WHERE a.key = ? AND a.owner = ?", (key, owner)).fetchone()
@@ -490,8 +502,8 @@ class AnnotationStudy:
         now = before._replace(sheet=sheet, version=before.version + 1, saved_at=saved_at)
         content = json.dumps(sheet.to_dict())
         db.execute(
-            "INSERT INTO revision VALUES (?, ?, ?, ?, ?, ?)",
-            (now.item.key, now.annotator, now.version, saved_by, saved_at, content),
+            "INSERT INTO revision VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (now.item.key, now.annotator, now.version, saved_by, saved_at, content, sheet.done),
         )
         return now
 
@@ -598,8 +610,14 @@ def _insert_plan(db: sqlite3.Connection, plan: Plan) -> None:
     )
 
 
+@lru_cache(2048)
+def _parse_texts(content: str) -> tuple[Text, ...]:
+    """Return the texts of an item. A page of the explorer reads all items for each request."""
+    return tuple(Text(*text) for text in json.loads(content))
+
+
 def _parse_pattern(content: Any, n: int) -> SheetPattern:
-    if not isinstance(content, dict) or content.keys() - asdict(SheetPattern("")).keys():
+    if not isinstance(content, dict) or content.keys() - PATTERN_FIELDS:
         raise FfmemError("A pattern has the fields id, description, kind and marks.")
     id, kind, marks = content.get("id"), content.get("kind"), content.get("marks", [])
     if not isinstance(id, str) or not 0 < len(id) <= 64 or not id.isprintable():
@@ -614,9 +632,8 @@ def _parse_pattern(content: Any, n: int) -> SheetPattern:
 
 
 def _check_text(text: Any) -> str:
-    # Half of a surrogate pair cannot be written as UTF-8.
     if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
         raise FfmemError(f"A description or note is a text of at most {MAX_CHARACTERS} characters.")
-    if any(character == "\x00" or "\ud800" <= character <= "\udfff" for character in text):
+    if _UNSTORABLE.search(text):
         raise FfmemError("A description or note holds characters that cannot be stored.")
     return text

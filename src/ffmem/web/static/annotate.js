@@ -126,8 +126,10 @@ async function save() {
     render();
     return save();
   }
-  if (status === 409) newer = content;
-  else {
+  if (status === 409) {
+    newer = content;
+    setTimeout(() => by("conflict").scrollIntoView({ block: "nearest" }));
+  } else {
     refused = true;
     sheet.done = saved.done;
     showState("refused", `Not saved: ${content.error}`);

@@ -277,6 +277,7 @@ def _add_pages(routes: APIRouter, site: Site) -> None:
             "item",
             visit=visit,
             opened=opened,
+            place=here + 1,
             of=len(tasks),
             done=sum(one.sheet.done for one in tasks),
             previous=keys[here - 1] if here else None,
@@ -310,6 +311,7 @@ def _add_api(routes: APIRouter, site: Site) -> None:
     def item(request: Request, key: str, state: Asked) -> Response:
         visit = _visit(site, request, state)
         opened = visit.open(key)
+        keys = [one.item.key for one in visit.study.queue(visit.person)]
         is_adjudicator = visit.person.role == ADJUDICATOR
         sheets = visit.study.sheets(key) if is_adjudicator else {}
         # Field by field, so that neither memory nor kind can slip out.
@@ -319,8 +321,8 @@ def _add_api(routes: APIRouter, site: Site) -> None:
             "form": "composition" if opened.item.is_composition else "patterns",
             "texts": [text._asdict() for text in opened.item.texts],
             "words": list(opened.item.words),
-            "place": opened.place,
-            "of": len(visit.study.queue(visit.person)),
+            "place": keys.index(key) + 1,
+            "of": len(keys),
             "sheets": {name: sheet.to_dict() for name, sheet in sheets.items()}
             if is_adjudicator
             else None,
@@ -338,12 +340,13 @@ def _add_api(routes: APIRouter, site: Site) -> None:
         if HEADER not in request.headers:
             raise HTTPException(403, f"Requests that write must have the header {HEADER}")
         visit = _visit(site, request, state)
-        opened = visit.open(key)
         try:
             saved = visit.study.save(visit.person, key, change.base, change.sheet)
+        except NotAssigned as error:
+            raise NotHere(str(error)) from None
         except SaveConflict as conflict:
-            newest = conflict.newest._replace(item=opened.item)
-            return JSONResponse({"error": str(conflict), **visit.sheet_state(newest)}, 409)
+            state_now = visit.sheet_state(conflict.newest)
+            return JSONResponse({"error": str(conflict), **state_now}, 409)
         return JSONResponse(visit.sheet_state(saved))
 
 
