@@ -8,12 +8,12 @@ READY := .venv/ready
 # every process compiles torch and transformers again (10 s instead of 4).
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test bench browser database pictures clean
+.PHONY: demo test bench browser pictures clean
 
 demo: $(READY)
 	$(BIN)/ffmem demo
 
-test: $(READY) browser database
+test: $(READY) browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@echo "mypy beside pytest -n 2" # it leaves a core idle for more than a minute
@@ -33,13 +33,6 @@ browser:
 	(SUDO=$$(test "$$(id -u)" = 0 || echo "sudo -n"); command -v apt-get && \
 	$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends chromium) || \
 	echo "No browser was found or installed: the tests that need one will say that they were skipped."
-
-# Studies are tested on a real PostgreSQL server too, which the tests start and stop themselves.
-database:
-	@command -v initdb || ls -d /usr/lib/postgresql/*/bin/initdb 2>/dev/null || \
-	(SUDO=$$(test "$$(id -u)" = 0 || echo "sudo -n"); command -v apt-get && \
-	$$SUDO apt-get update -qq && $$SUDO apt-get install -y -qq --no-install-recommends postgresql) || \
-	echo "No PostgreSQL was found or installed: the tests that need it will say that they were skipped."
 
 pictures: $(READY) browser
 	PYTHONPATH=. $(BIN)/python docs/pictures.py demo

@@ -12,9 +12,8 @@ from fastapi import FastAPI
 from playwright.sync_api import Page, sync_playwright
 
 import ffmem
-from ffmem.annotation.plan import draw
-from ffmem.annotation.sheet import Sheet, SheetPattern
-from ffmem.annotation.study import AnnotationStudy
+from ffmem.annotation.sampling import draw_plan
+from ffmem.annotation.study import AnnotationStudy, Sheet, SheetPattern
 from ffmem.web.app import make_app
 from ffmem.web.library import Library
 from ffmem.web.studies import Studies
@@ -37,7 +36,7 @@ SHOTS = {
 def study_of(folder: Path, scratch: Path) -> tuple[Path, str]:
     """Return a study in which the list with most patterns is begun, and the link to it."""
     index, patterns = ffmem.open(folder), ffmem.patterns_of(folder)
-    plan = draw(index, per_layer=2, annotators=["ana", "ben"], seed=0)
+    plan = draw_plan(index, per_layer=2, annotators=["ana", "ben"], seed=0)
 
     def seen(cell: str | None, sign: int) -> list[SheetPattern]:
         found = [one for one in patterns.of(cell) if one.sign == sign] if cell else []
@@ -49,10 +48,10 @@ def study_of(folder: Path, scratch: Path) -> tuple[Path, str]:
     lists = [item for item in plan.items if item.kind == "triggers"]
     chosen = max(lists, key=lambda item: len(seen(item.cell, item.sign)))
     path = scratch / "study.sqlite"
-    with AnnotationStudy.create(path, plan) as study:
-        ana = study.people()[0]
-        study.save(ana, chosen.key, 0, Sheet(tuple(seen(chosen.cell, chosen.sign))), "picture")
-        return path, f"/annotate?code={ana.code} /annotate/{chosen.key}"
+    study = AnnotationStudy.create(path, plan)
+    ana = study.people()[0]
+    study.save(ana, chosen.key, 0, Sheet(tuple(seen(chosen.cell, chosen.sign))))
+    return path, f"/annotate?code={ana.code} /annotate/{chosen.key}"
 
 
 def photograph(page: Page, address: str, paths: str, name: str) -> None:

@@ -72,7 +72,7 @@ def test_every_dependency_is_pinned():
         for line in (ROOT / "constraints.txt").read_text().split()
     }
     wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    for extra in ("postgres", "explain", "llama"):  # which dev takes in
+    for extra in ("explain", "llama"):  # which dev takes in
         wanted += project["optional-dependencies"][extra]
     for dependency in wanted:
         name = re.split(r"[<>=!~ \[]", dependency)[0]

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from torch.nn.functional import cosine_similarity
 
 import ffmem
-from ffmem.annotation.plan import draw
+from ffmem.annotation.sampling import draw_plan
 from ffmem.cli import cli
 from ffmem.errors import FfmemError, UnknownCell
 from ffmem.experiments.names import NAMES
@@ -317,7 +317,7 @@ def test_patterns_are_kept_layer_by_layer(with_patterns):
 
 
 def test_a_study_draws_from_layers_that_have_memories(index):
-    plan = draw(index, per_layer=8, controls=0)
+    plan = draw_plan(index, per_layer=8, controls=0)
     drawn = [ffmem.Cell.parse(item.cell).layer for item in plan.items]
     assert {layer: drawn.count(layer) for layer in THERE} == {1: 8, 2: 8, 4: 7}
     assert plan.settings["drawn"]["layers_with_fewer"] == {"4": 7}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from ffmem.stats import share, spread, wilson
+from ffmem.stats import Z95, share, spread, wilson
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -16,6 +16,23 @@ def test_wilsons_interval_is_scipys(counts):
     expected = binomtest(part, n).proportion_ci(0.95, "wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= low <= share(part, n) <= high <= 1
+
+
+@given(
+    st.integers(1, 500).flatmap(
+        lambda n: st.tuples(st.floats(0, n, allow_subnormal=False), st.just(n))
+    )
+)
+def test_wilsons_interval_of_a_fraction_solves_its_equation_and_grows_with_it(counts):
+    part, n = counts
+    low, high = wilson(part, n)
+    assert 0 <= low <= part / n <= high <= 1
+    for end in (low, high):
+        # The ends are where the share is z standard errors away.
+        assert (part / n - end) ** 2 == pytest.approx(Z95**2 * end * (1 - end) / n, abs=1e-12)
+    below, above = wilson(int(part), n), wilson(min(int(part) + 1, n), n)
+    assert below[0] - 1e-12 <= low <= above[0] + 1e-12
+    assert below[1] - 1e-12 <= high <= above[1] + 1e-12
 
 
 def test_nothing_has_neither_share_nor_interval_nor_spread():

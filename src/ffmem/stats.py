@@ -25,8 +25,10 @@ def share(part: int, n: int) -> float | None:
     return part / n if n else None
 
 
-def wilson(part: int, n: int) -> tuple[float | None, float | None]:
+def wilson(part: int | float, n: int) -> tuple[float | None, float | None]:
     """Return Wilson's 95 % interval of a share; None of nothing.
+
+    `part` need not be whole: 24.5 of 30 where two people differ about one.
 
     centre ± half, with centre = (p + z²/2n) / (1 + z²/n),
     half = z · √(p(1 − p)/n + z²/4n²) / (1 + z²/n)
@@ -36,5 +38,5 @@ def wilson(part: int, n: int) -> tuple[float | None, float | None]:
     p, zz = part / n, Z95 * Z95
     centre = (p + zz / (2 * n)) / (1 + zz / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + zz / (4 * n * n)) / (1 + zz / n)
-    # The bounds at the ends are exact; arithmetic would leave 1e-17 there.
-    return (0.0 if part == 0 else centre - half), (1.0 if part == n else centre + half)
+    # At the ends one bound is the share itself; arithmetic would leave 1e-17 there.
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))

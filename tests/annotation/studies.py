@@ -2,13 +2,21 @@
 
 import random
 
-from ffmem.annotation.item import COMPOSITION, CONTROL, TRIGGERS, Item, Judged, Shown
-from ffmem.annotation.sheet import Sheet, SheetPattern
+from ffmem.annotation.study import (
+    COMPOSITION,
+    CONTROL,
+    TRIGGERS,
+    Item,
+    Judgment,
+    Sheet,
+    SheetPattern,
+    Text,
+)
 
 
 def item(key, layer=0, kind=TRIGGERS, n=25, memory=0, sign=1):
     """Return an item of n texts."""
-    texts = tuple(Shown(f"text {i} of {key}", f" {key}", " next", "") for i in range(1, n + 1))
+    texts = tuple(Text(f"text {i} of {key}", f" {key}", " next", "") for i in range(1, n + 1))
     cell = None if kind == COMPOSITION else f"L{layer}N{memory}"
     return Item(key, kind, cell, sign, texts)
 
@@ -23,12 +31,12 @@ def sheet(*patterns):
 
 
 def judged(key, name, *patterns, role="annotator", **about):
-    return Judged(item(key, **about), name, sheet(*patterns), role)
+    return Judgment(item(key, **about), name, sheet(*patterns), role)
 
 
 def composed(key, name, related, role="annotator"):
     sheet = Sheet(related=related, done=True)
-    return Judged(item(key, kind=COMPOSITION, n=1), name, sheet, role)
+    return Judgment(item(key, kind=COMPOSITION, n=1), name, sheet, role)
 
 
 def simulated(error, people=3, keys=60, controls=20, seed=0, n=25):

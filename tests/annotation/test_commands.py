@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import ffmem
-from ffmem.annotation.sheet import Sheet, SheetPattern
-from ffmem.annotation.study import AnnotationStudy, beside
+from ffmem.annotation.study import AnnotationStudy, Sheet, SheetPattern, study_path
 from ffmem.cli import cli
 from ffmem.cli.annotate import annotate
 from ffmem.experiments.result import Result
@@ -38,6 +37,13 @@ def folder(tiny_index, tmp_path):
     return link
 
 
+def test_a_file_nested_too_deeply_is_one_line_of_error(folder, tmp_path):
+    run("init", folder, *SMALL)
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ffmem.FfmemError, match="nested too deeply"):
+        run("import", folder, tmp_path / "deep.jsonl")
+
+
 def test_every_command_and_option_has_help():
     for name, command in annotate.commands.items():
         assert command.help, name
@@ -52,11 +58,11 @@ def test_every_command_and_option_has_help():
 def test_a_study_is_made_beside_the_index_and_its_links_printed(folder):
     out = run("init", folder, *SMALL, "--names", "ana,ben")
     assert "Drew 4 memories, 4 controls and 0 cases of composition" in out
-    with AnnotationStudy.open(beside(folder)) as study:
-        people = study.people()
-        assert [person.name for person in people] == ["ana", "ben", "adjudicator"]
-        assert all(f"/annotate?code={person.code}\n" in out for person in people)
-        assert study.settings["asked"]["per_layer"] == 2
+    study = AnnotationStudy.open(study_path(folder))
+    people = study.people()
+    assert [person.name for person in people] == ["ana", "ben", "adjudicator"]
+    assert all(f"/annotate?code={person.code}\n" in out for person in people)
+    assert study.settings["asked"]["per_layer"] == 2
     assert run("people", folder) == "".join(
         line + "\n" for line in out.splitlines() if "/annotate?code=" in line
     )
@@ -74,11 +80,10 @@ def test_everything_is_also_json(folder, tmp_path):
     made = run("init", folder, *SMALL, "--json")
     assert made["settings"]["drawn"]["controls"] == 4
     assert made["people"] == run("people", folder, "--json")["people"]
-    assert made["database"] == str(beside(folder))
-    with AnnotationStudy.open(beside(folder)) as study:
-        person = study.people()[0]
-        key = study.queue(person)[0].key
-        study.save(person, key, 0, Sheet(no_pattern=True, done=True), "r")
+    assert made["database"] == str(study_path(folder))
+    study = AnnotationStudy.open(study_path(folder))
+    person = study.people()[0]
+    study.save(person, study.queue(person)[0].item.key, 0, Sheet(no_pattern=True, done=True))
     first, *others = run("status", folder, "--json")["people"]
     assert (first["done"], first["of"], first["last_saved"][-6:]) == (1, 8, "+00:00")
     assert {other["last_saved"] for other in others} == {None}
@@ -86,7 +91,7 @@ def test_everything_is_also_json(folder, tmp_path):
     assert run("export", folder, out, "--json")["sheets"] == 24
     assert run("export", folder, out, "--history", "--json")["sheets"] == 1
     assert run("import", folder, out, "--json") == {
-        **{"saved": 0, "merged": 0, "there": 1, "conflicts": []}
+        **{"imported": 0, "unchanged": 1, "conflicts": []}
     }
 
 
@@ -100,28 +105,28 @@ def test_and_words_for_people(folder, tmp_path):
 
 def test_the_database_is_where_the_option_or_the_environment_says(folder, tmp_path):
     file, other = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
-    run("init", folder, *SMALL, "--db", f"sqlite:///{file}")
+    run("init", folder, *SMALL, "--db", file)
     run("init", folder, *SMALL, env={"FFMEM_ANNOTATIONS": str(other)})
     assert file.exists()
     assert other.exists()
-    assert not beside(folder).exists()
+    assert not study_path(folder).exists()
     with pytest.raises(ffmem.FfmemError, match=r"no study .*annotations\.sqlite"):
         run("status", folder)
 
 
-def test_sheets_that_contradict_are_listed_and_the_command_fails(folder, tmp_path):
+def test_sheets_that_differ_are_listed_and_the_command_fails(folder, tmp_path):
     run("init", folder, *SMALL)
     run("init", folder, *SMALL, "--db", tmp_path / "other.sqlite")
-    for place, note in ((beside(folder), "here"), (tmp_path / "other.sqlite", "there")):
-        with AnnotationStudy.open(place) as study:
-            person = study.people()[0]
-            study.save(person, study.queue(person)[0].key, 0, Sheet(note=note), "r")
+    for place, note in ((study_path(folder), "here"), (tmp_path / "other.sqlite", "there")):
+        study = AnnotationStudy.open(place)
+        person = study.people()[0]
+        study.save(person, study.queue(person)[0].item.key, 0, Sheet(note=note))
     out = tmp_path / "sheets.jsonl"
     run("export", folder, out, "--db", tmp_path / "other.sqlite")
     done = CliRunner().invoke(annotate, ["import", str(folder), str(out)])
     assert isinstance(done.exception, ffmem.FfmemError)
     assert "1 sheet of" in str(done.exception)
-    assert "was not taken in: Somebody else changed the note" in done.stderr
+    assert "was not imported: the study has another sheet" in done.stderr
 
 
 def test_cases_of_composition_are_judged_too(folder, tiny_index, tmp_path):
@@ -137,10 +142,10 @@ def test_what_was_handed_in_is_reported_and_published(folder, tmp_path):
     pattern = SheetPattern("a", "ends alike", "shallow", frozenset({1, 2, 3}))
     with pytest.raises(ffmem.FfmemError, match="Nobody has handed in"):
         run("report", folder, "--out", tmp_path / "report")
-    with AnnotationStudy.open(beside(folder)) as study:
-        for person in study.people()[:2]:
-            for task in study.queue(person):
-                study.save(person, task.key, 0, Sheet((pattern,), done=True), "r")
+    study = AnnotationStudy.open(study_path(folder))
+    for person in study.people()[:2]:
+        for task in study.queue(person):
+            study.save(person, task.item.key, 0, Sheet((pattern,), done=True))
     page = Path(run("report", folder, "--out", tmp_path / "report", "--json")["file"])
     assert page.parent == tmp_path / "report"
     assert page.is_file()
@@ -155,16 +160,15 @@ def test_wrong_usage_is_exit_code_2(folder, option):
     assert CliRunner().invoke(annotate, arguments).exit_code == 2
 
 
-def test_no_command_loads_torch_and_their_module_loads_no_database(folder):
+def test_status_loads_neither_torch_nor_what_draws_figures(folder):
     run("init", folder, *SMALL)
     code = (
         "import sys; from ffmem.cli.annotate import annotate;"
-        "heavy = {'sqlalchemy', 'alembic', 'torch', 'altair'} & set(sys.modules);"
         f"annotate(['status', {str(folder)!r}], standalone_mode=False);"
-        "print(heavy, {'torch', 'transformers', 'alembic'} & set(sys.modules))"
+        "print({'torch', 'transformers', 'altair', 'sklearn'} & set(sys.modules))"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(ffmem.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
     )
-    assert done.stdout.splitlines()[-1] == "set() set()"
+    assert done.stdout.splitlines()[-1] == "set()"

@@ -1,15 +1,20 @@
-"""What tests of the annotators' rooms share: small studies, and those who take part."""
+"""What tests of a study's pages share: small studies, and the people who take part."""
 
+import json
 import re
 from html import unescape
-from html.parser import HTMLParser
-from urllib.parse import urlencode
 
 from starlette.testclient import TestClient
 
-from ffmem.annotation.item import COMPOSITION, CONTROL, TRIGGERS, Item, Shown
-from ffmem.annotation.plan import Plan
-from ffmem.annotation.study import AnnotationStudy
+from ffmem.annotation.study import (
+    COMPOSITION,
+    CONTROL,
+    TRIGGERS,
+    AnnotationStudy,
+    Item,
+    Plan,
+    Text,
+)
 from ffmem.web.app import make_app
 from ffmem.web.studies import Studies
 from tests.web.conftest import HOSTILE
@@ -22,7 +27,7 @@ WORDS = (" later", " bit", " earlier")
 
 def shown(text, rest=" and on"):
     words = text.rsplit(" ", 1)
-    return Shown(text, f" {words[-1]}" if len(words) > 1 else text, rest[:4], rest)
+    return Text(text, f" {words[-1]}" if len(words) > 1 else text, rest[:4], rest)
 
 
 def texts(n=6):
@@ -35,7 +40,7 @@ ITEMS = (
     Item("aaaa000001", TRIGGERS, "L1N17", 1, texts()),
     Item("bbbb000002", CONTROL, "L0N23", 1, texts()),
     Item("cccc000003", TRIGGERS, "L0N5", -1, texts()),
-    Item("dddd000004", COMPOSITION, None, 0, (Shown("She came a little", None, None, ""),), WORDS),
+    Item("dddd000004", COMPOSITION, None, 0, (Text("She came a little", None, None, ""),), WORDS),
 )
 """A memory, a control and a memory with the very same texts, and a case of composition."""
 
@@ -63,7 +68,7 @@ def empty_site(library):
 def showing(whole, place):
     """Return an application that shows another study now."""
     app, studies = whole
-    studies.url = f"sqlite:///{place}"
+    studies.db = str(place)
     return app
 
 
@@ -92,58 +97,10 @@ def sheet(*patterns, **more):
     return {**plain, "done": False, **more}
 
 
-def save(client, key, content, base=0, request="request-0001", **options):
-    body = {"base": base, "request": request, "sheet": content}
-    return client.post(f"/api/annotate/{key}", json=body, headers=JSON, **options)
-
-
-class Form(HTMLParser):
-    """The form of an item as a browser without scripts would send it."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.fields, self._area, self._inside = [], None, False
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        if tag == "form":
-            self._inside = given.get("id") == "sheet"
-        if not self._inside or "disabled" in given:
-            return
-        if tag == "input" and given.get("name"):
-            ticked = given.get("type") not in ("checkbox", "radio") or "checked" in given
-            if ticked:
-                self.fields.append([given["name"], given.get("value", "")])
-        if tag == "textarea":
-            self._area = [given["name"], ""]
-            self.fields.append(self._area)
-
-    def handle_endtag(self, tag):
-        if tag == "textarea":
-            self._area = None
-        if tag == "form":
-            self._inside = False
-
-    def handle_data(self, data):
-        if self._area is not None:
-            self._area[1] += data
-
-    @property
-    def blank(self):
-        """The id of the pattern that is not there yet."""
-        return [value for name, value in self.fields if name == "pattern"][-1]
-
-    def set(self, name, *values):
-        """Let a field have these values, and no others."""
-        self.fields = [field for field in self.fields if field[0] != name]
-        self.fields += [[name, str(value)] for value in values]
-        return self
-
-    def send(self, client, path, what="save", headers=None):
-        body = urlencode([*map(tuple, self.fields), ("what", what)])
-        headers = {"content-type": "application/x-www-form-urlencoded", **(headers or {})}
-        return client.post(path, content=body, headers=headers)
+def save(client, key, content, base=0):
+    body = json.dumps({"base": base, "sheet": content})  # ASCII, whatever the characters
+    headers = {**JSON, "content-type": "application/json"}
+    return client.post(f"/api/annotate/{key}", content=body, headers=headers)
 
 
 def visible_text(page):

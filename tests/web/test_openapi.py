@@ -39,8 +39,6 @@ ANNOTATED = [
     ("GET", "/api/annotate"),
     ("GET", "/api/annotate/{key}"),
     ("POST", "/api/annotate/{key}"),
-    ("POST", "/api/annotate/{key}/{what}"),
-    ("GET", "/api/adjudicate/{key}"),
 ]
 """What annotators' pages ask and send."""
 

@@ -1,59 +1,326 @@
-"""How far people agree: Cohen's κ over couples, Krippendorff's α over all, with intervals.
+"""How far people agree, and what share of triggers they label: κ, α, coverage, intervals.
 
-κ is the mean over the couples of people for whom it is defined; α takes everybody at once. Both are
-functions of counts that add up over items, so intervals come from drawing items anew.
+Cohen's κ of two people, from how often one said c and the other k:
+
+    κ = (p − e) / (1 − e),    p = share of equal answers,    e = Σ_c p₁(c)·p₂(c)
+
+Krippendorff's α (nominal) of everybody at once, from coincidences o: every ordered pair of answers
+to one unit, weighted by 1 / (answers to that unit − 1):
+
+    α = 1 − (n − 1)·Σ_{c≠k} o(c, k) / Σ_{c≠k} n(c)·n(k)
+
+Both are undefined where only one answer was ever given. Everything here is a function of sums over
+items, so intervals come from drawing items with replacement (triggers of one memory are not
+independent draws):
+
+    s(Σᵢ wᵢ·xᵢ),    w ~ Multinomial(n; 1/n, …, 1/n)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from numpy import ndarray
 
-from ffmem.annotation.alpha import alpha
-from ffmem.annotation.bootstrap import as_number, interval, ratio, weights
-from ffmem.annotation.couple import Couple, crossed
-from ffmem.annotation.kappa import kappa
-from ffmem.annotation.matching import Score, jaccard, jaccard_of_kind, marks_confusion, match
-from ffmem.annotation.questions import Confusion, coverage_confusion, type_confusion
+from ffmem.annotation.study import (
+    ADJUDICATOR,
+    MACHINE,
+    TRIGGERS,
+    Item,
+    Judgment,
+    Sheet,
+    SheetPattern,
+    Text,
+)
+from ffmem.cells import Cell
+from ffmem.indexing.store import Index
+from ffmem.patterns.kept import Patterns, kept
+from ffmem.patterns.pattern import LABELS, LEAST, labels
+from ffmem.stats import wilson
 
 Row = dict[str, Any]
+Numbers = Shaped[ndarray, "*draw"] | np.number[Any] | float | int
 
-NOTHING = "Nothing was judged by two."
+DRAWS = 1000
+NOTHING = "No item was judged by two."
 ALIKE = "Only one answer was ever given: chance explains all of it."
 
 
-def agreement(items: Sequence[Sequence[Couple]], confusion: Confusion, seed: int = 0) -> Row:
-    """Return κ and α with their intervals; None where undefined, with the reason."""
-    counted = [[(c, confusion(c.left.sheet, c.right.sheet, c.n)) for c in item] for item in items]
+# Measures
+
+
+def kappa(confusion: Shaped[ndarray, "*draw label label"]) -> Shaped[ndarray, "*draw"]:
+    """Return Cohen's κ of a table of counts; NaN where undefined."""
+    counts = np.asarray(confusion, np.float64)
+    n = counts.sum((-2, -1))
+    equal = ratio(np.trace(counts, axis1=-2, axis2=-1), n)
+    chance = ratio((counts.sum(-1) * counts.sum(-2)).sum(-1), n * n)
+    # Weighted counts leave 1e-17 where 1 − e should be 0.
+    return ratio(equal - chance, np.where(1 - chance < 1e-12, 0.0, 1 - chance))
+
+
+def alpha(coincidences: Shaped[ndarray, "*draw label label"]) -> Shaped[ndarray, "*draw"]:
+    """Return Krippendorff's α of coincidences; NaN where undefined."""
+    found = np.asarray(coincidences, np.float64)
+    each = found.sum(-1)
+    n = each.sum(-1)
+    apart = n - np.trace(found, axis1=-2, axis2=-1)
+    expected = n * n - (each * each).sum(-1)
+    expected = np.where(expected < 1e-9 * n * n, 0.0, expected)
+    return np.asarray(1 - ratio((n - 1) * apart, expected))
+
+
+def bootstrap_weights(n: int, seed: int) -> Float[ndarray, "draw item"]:
+    """Return how often each of n items is drawn; no draws if there are fewer than two items."""
+    if n < 2:
+        return np.zeros((0, n))
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS)
+    return drawn.astype(np.float64)
+
+
+def interval(numbers: Shaped[ndarray, " draw"]) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of draws; None where fewer than half of them have a number."""
+    known = numbers[np.isfinite(numbers)]
+    if not len(known) or 2 * len(known) < len(numbers):
+        return None, None
+    low, high = np.quantile(known, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def ratio(above: Numbers, below: Numbers) -> Float[ndarray, "*draw"]:
+    """Return quotients; NaN where there is nothing to divide by."""
+    over, under = np.asarray(above, np.float64), np.asarray(below, np.float64)
+    result = np.full(under.shape, np.nan)
+    np.divide(over, under, out=result, where=under != 0)
+    return result
+
+
+def as_number(value: Numbers) -> float | None:
+    """Return a number for JSON; None for NaN."""
+    return float(value) if np.isfinite(value) else None
+
+
+# Pairs of sheets
+
+
+class Pair(NamedTuple):
+    """Two sheets of one item."""
+
+    left: Judgment
+    right: Judgment
+    weight: float
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Whose sheets they are."""
+        return self.left.annotator, self.right.annotator
+
+    @property
+    def n(self) -> int:
+        """How many texts were judged."""
+        return max(len(self.left.item.texts), len(self.right.item.texts))
+
+
+def by_item(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
+    """Return the sheets of each item, ordered by key and name."""
+    found: dict[str, list[Judgment]] = {}
+    for one in sorted(judgments, key=lambda one: (one.item.key, one.role, one.annotator)):
+        found.setdefault(one.item.key, []).append(one)
+    return found
+
+
+def pairs(people: Iterable[Judgment]) -> list[list[Pair]]:
+    """Return the pairs of sheets of each item that two or more people judged.
+
+    Each of m sheets is in m − 1 pairs, so a pair weighs 1 / (m − 1): α counts every answer once.
+    """
+    return [
+        [Pair(one, other, 1 / (len(sheets) - 1)) for one, other in combinations(sheets, 2)]
+        for sheets in by_item(people).values()
+        if len(sheets) > 1
+    ]
+
+
+def pairs_between(machine: Iterable[Judgment], people: Iterable[Judgment]) -> list[list[Pair]]:
+    """Return the pairs of a program's sheets with people's, by item."""
+    own, others = by_item(machine), by_item(people)
+    return [
+        [Pair(one, other, 1 / len(others[key])) for one in sheets for other in others[key]]
+        for key, sheets in own.items()
+        if key in others
+    ]
+
+
+def chance_pairs(items: Sequence[Sequence[Pair]]) -> list[list[Pair]]:
+    """Return the same people's sheets of different items, paired: what chance would give."""
+    by_names: dict[tuple[str, str], list[Pair]] = {}
+    for pair in (pair for item in items for pair in item):
+        by_names.setdefault(pair.names, []).append(pair)
+    return [
+        [one._replace(right=following.right)]
+        for own in by_names.values()
+        if len(own) > 1
+        for one, following in zip(own, [*own[1:], own[0]], strict=True)
+    ]
+
+
+# Questions: what two sheets of an item say, as a table of counts
+
+
+Confusion = Callable[[Sheet, Sheet, int], Int[ndarray, "label label"]]
+"""The counts of two sheets about n texts: one said the row, the other the column."""
+
+
+def coverage_confusion(one: Sheet, other: Sheet, n: int) -> Int[ndarray, "label label"]:
+    """Return whether each trigger shows any pattern: no, yes."""
+    mine, theirs = (
+        [name != "uncovered" for name in sheet_labels(sheet, n)] for sheet in (one, other)
+    )
+    return count_answers(mine, theirs, 2)
+
+
+def type_confusion(one: Sheet, other: Sheet, n: int) -> Int[ndarray, "label label"]:
+    """Return which of the four labels each trigger has."""
+    mine, theirs = (
+        [LABELS.index(name) for name in sheet_labels(sheet, n)] for sheet in (one, other)
+    )
+    return count_answers(mine, theirs, len(LABELS))
+
+
+def related_confusion(one: Sheet, other: Sheet, n: int) -> Int[ndarray, "label label"]:
+    """Return whether a case of composition goes to a related word: no, yes."""
+    return count_answers([bool(one.related)], [bool(other.related)], 2)
+
+
+def sheet_labels(sheet: Sheet, n: int) -> list[str]:
+    """Return the label of each of n triggers by a sheet that was handed in."""
+    return labels(n, [(str(pattern.kind), pattern.marks) for pattern in sheet.patterns])
+
+
+def count_answers(
+    one: Sequence[int], other: Sequence[int], size: int
+) -> Int[ndarray, "label label"]:
+    """Return how often two people gave each pair of answers to the same units."""
+    counts = np.zeros((size, size), np.int64)
+    np.add.at(counts, (np.array(one, np.int64), np.array(other, np.int64)), 1)
+    return counts
+
+
+# Matching of patterns
+
+
+Score = Callable[[SheetPattern, SheetPattern], float]
+
+
+class Match(NamedTuple):
+    """A pattern of each side, by place, and how alike their marks are."""
+
+    left: int
+    right: int
+    jaccard: float
+
+
+def jaccard(one: SheetPattern, other: SheetPattern) -> float:
+    """Return |marks of both| / |marks of either|."""
+    union = one.marks | other.marks
+    return len(one.marks & other.marks) / len(union) if union else 0.0
+
+
+def jaccard_of_kind(one: SheetPattern, other: SheetPattern) -> float:
+    """Return the same; 0 if one is called shallow and the other semantic."""
+    return jaccard(one, other) if one.kind == other.kind else 0.0
+
+
+def match(
+    left: Sequence[SheetPattern], right: Sequence[SheetPattern], score: Score = jaccard
+) -> list[Match]:
+    """Return the one-to-one matching of largest sum; patterns that share no mark stay alone."""
+    if not left or not right:
+        return []
+    from scipy.optimize import linear_sum_assignment
+
+    scores = np.array([[score(one, other) for other in right] for one in left])
+    rows, columns = linear_sum_assignment(scores, maximize=True)
+    return [
+        Match(i, j, float(scores[i, j]))
+        for i, j in zip(rows.tolist(), columns.tolist(), strict=True)
+        if scores[i, j] > 0
+    ]
+
+
+def likeness(one: Sheet, other: Sheet) -> float:
+    """Return how alike two sheets are: 2·Σ J / (patterns of both); 1 if both have none."""
+    n = len(one.patterns) + len(other.patterns)
+    found = match(one.patterns, other.patterns)
+    return 2 * sum(matched.jaccard for matched in found) / n if n else 1.0
+
+
+def marks_confusion(
+    one: Sheet, other: Sheet, n: int, score: Score = jaccard
+) -> Int[ndarray, "label label"]:
+    """Return in how many cells (text × pattern) one and the other marked: no, yes.
+
+    A matched pair of patterns is one column. A pattern without a match is a column against nothing,
+    so it counts against agreement.
+    """
+    found = match(one.patterns, other.patterns, score)
+    nothing = frozenset[int]()
+    columns = [(one.patterns[m.left].marks, other.patterns[m.right].marks) for m in found]
+    left, right = {m.left for m in found}, {m.right for m in found}
+    columns += [(p.marks, nothing) for i, p in enumerate(one.patterns) if i not in left]
+    columns += [(nothing, p.marks) for i, p in enumerate(other.patterns) if i not in right]
+    counts = np.zeros((2, 2), np.int64)
+    for mine, theirs in columns:
+        both, either = len(mine & theirs), len(mine | theirs)
+        counts += np.array([[n - either, len(theirs) - both], [len(mine) - both, both]])
+    return counts
+
+
+# Agreement
+
+
+def agreement(items: Sequence[Sequence[Pair]], confusion: Confusion, seed: int = 0) -> Row:
+    """Return κ and α on one question, with intervals; None where undefined, with the reason.
+
+    κ is the mean over the pairs of people for whom it is defined; α takes everybody at once.
+    """
+    counted = [[(p, confusion(p.left.sheet, p.right.sheet, p.n)) for p in item] for item in items]
     counted = [item for item in counted if any(counts.any() for _, counts in item)]
-    names = sorted({couple.names for item in counted for couple, _ in item})
+    names = sorted({pair.names for item in counted for pair, _ in item})
     size = len(counted[0][0][1]) if counted else 2
-    each = np.zeros((len(names), len(counted), size, size))
-    whole = np.zeros((len(counted), size, size))
+    by_names = np.zeros((len(names), len(counted), size, size))
+    coincidences = np.zeros((len(counted), size, size))
     for place, item in enumerate(counted):
-        for couple, counts in item:
-            each[names.index(couple.names), place] += counts
-            whole[place] += couple.weight * (counts + counts.T)
-    drawn = weights(len(counted), seed)
-    total = each.sum((0, 1))
-    kappas = _mean_kappa(np.einsum("di,pilk->pdlk", drawn, each))
-    alphas = alpha(np.tensordot(drawn, whole, 1))
-    why = ALIKE if counted else NOTHING
-    return {
-        "agreeing": as_number(ratio(np.trace(total), total.sum())),
-        **_stated("kappa", _mean_kappa(each.sum(1)), kappas, why),
-        **_stated("alpha", alpha(whole.sum(0)), alphas, why),
-        "couples": len(names),
+        for pair, counts in item:
+            by_names[names.index(pair.names), place] += counts
+            coincidences[place] += pair.weight * (counts + counts.T)
+    drawn = bootstrap_weights(len(counted), seed)
+    measured = {
+        "kappa": (
+            _mean_kappa(by_names.sum(1)),
+            _mean_kappa(np.einsum("di,pilk->pdlk", drawn, by_names)),
+        ),
+        "alpha": (alpha(coincidences.sum(0)), alpha(np.tensordot(drawn, coincidences, 1))),
+    }
+    total = by_names.sum((0, 1))
+    row: Row = {"agreeing": as_number(ratio(np.trace(total), total.sum()))}
+    for name, (value, draws) in measured.items():
+        known = as_number(value)
+        low, high = (None, None) if known is None else interval(draws)
+        why = (ALIKE if counted else NOTHING) if known is None else None
+        row |= {name: known, f"{name}_low": low, f"{name}_high": high, f"{name}_why": why}
+    return row | {
+        "pairs": len(names),
         "items": len(counted),
         "comparisons": int(total.sum()),
     }
 
 
-def agreements(items: Sequence[Sequence[Couple]], seed: int = 0) -> Row:
-    """Return the agreement on the triggers of keys, question by question."""
+def agreements(items: Sequence[Sequence[Pair]], seed: int = 0) -> Row:
+    """Return the agreement on lists of triggers, question by question."""
     return {
         "coverage": agreement(items, coverage_confusion, seed),
         "type": agreement(items, type_confusion, seed),
@@ -62,54 +329,197 @@ def agreements(items: Sequence[Sequence[Couple]], seed: int = 0) -> Row:
     }
 
 
-def marks_agreement(
-    items: Sequence[Sequence[Couple]], score: Score = jaccard, seed: int = 0
-) -> Row:
-    """Return how far patterns and their marks agree, beside the same over different items.
+def marks_agreement(items: Sequence[Sequence[Pair]], score: Score = jaccard, seed: int = 0) -> Row:
+    """Return how far patterns and their marks agree, and the same over different items.
 
-    The best matching finds likeness in anything: `chance` says how much.
+    The best matching finds likeness in anything; `chance` says how much.
     """
     confusion = partial(marks_confusion, score=score)
-    across = crossed([list(item) for item in items])
+    across = chance_pairs(items)
     chance = _matched(across, score, seed) | agreement(across, confusion, seed)
-    compared = ("matched_share", "mean_jaccard", "kappa", "alpha")
     return {
         **_matched(items, score, seed),
         **agreement(items, confusion, seed),
-        "chance": {name: chance[name] for name in compared},
+        "chance": {
+            name: chance[name] for name in ("matched_share", "mean_jaccard", "kappa", "alpha")
+        },
     }
 
 
-def _matched(items: Sequence[Sequence[Couple]], score: Score, seed: int) -> Row:
+def _matched(items: Sequence[Sequence[Pair]], score: Score, seed: int) -> Row:
     """Return which share of patterns has a match, and how alike the matched ones are."""
     sums = np.zeros((len(items), 3))  # patterns, matched patterns, sum of their likeness
-    matches = 0
     for place, item in enumerate(items):
-        for couple in item:
-            left, right = couple.left.sheet.patterns, couple.right.sheet.patterns
+        for pair in item:
+            left, right = pair.left.sheet.patterns, pair.right.sheet.patterns
             found = match(left, right, score)
-            matches += len(found)
             alike = 2 * sum(one.jaccard for one in found)
             sums[place] += (len(left) + len(right), 2 * len(found), alike)
-    all_, drawn = sums.sum(0), weights(len(items), seed) @ sums
-    result: Row = {}
+    total, drawn = sums.sum(0), bootstrap_weights(len(items), seed) @ sums
+    row: Row = {}
     for name, above, below in (("matched_share", 1, 0), ("mean_jaccard", 2, 1)):
         low, high = interval(ratio(drawn[:, above], drawn[:, below]))
-        known = as_number(ratio(all_[above], all_[below]))
-        result |= {name: known, f"{name}_low": low, f"{name}_high": high}
-    return result | {"matches": matches}
+        known = as_number(ratio(total[above], total[below]))
+        row |= {name: known, f"{name}_low": low, f"{name}_high": high}
+    return row | {"matches": int(total[1]) // 2}
 
 
-def _mean_kappa(confusions: Float[ndarray, "couple *draw label label"]) -> Float[ndarray, "*draw"]:
-    """Return the mean over couples of people, those aside for whom κ is not defined."""
+def _mean_kappa(confusions: Float[ndarray, "pair *draw label label"]) -> Float[ndarray, "*draw"]:
     found = kappa(confusions)
-    there = np.isfinite(found)
-    return ratio(np.where(there, found, 0.0).sum(0), there.sum(0))
+    known = np.isfinite(found)
+    return ratio(np.where(known, found, 0.0).sum(0), known.sum(0))
 
 
-def _stated(name: str, value: Float[ndarray, ""], draws: Float[ndarray, " draw"], why: str) -> Row:
-    """Return a measure of agreement with its interval, or with the reason why there is none."""
-    known = as_number(value)
-    low, high = interval(draws) if known is not None else (None, None)
-    reason = why if known is None else None
-    return {name: known, f"{name}_low": low, f"{name}_high": high, f"{name}_why": reason}
+# Coverage: Figure 2 in numbers (§3.2)
+
+
+class Key(NamedTuple):
+    """What was seen in one list of triggers."""
+
+    layer: int
+    n: int
+    """Triggers."""
+    labels: tuple[float, ...]
+    """How many of them have each label; means where several people count."""
+    patterns: float
+    found: float
+    """1 if there is a pattern, 0 if not, between where people differ."""
+
+
+def key_of(layer: int, seen: Sequence[tuple[Sequence[str], int]]) -> Key:
+    """Return a key from the labels of its triggers and the number of patterns, by each person."""
+    counts = [[list(names).count(label) for label in LABELS] for names, _ in seen]
+    return Key(
+        layer,
+        len(seen[0][0]),
+        tuple(np.mean(counts, 0).tolist()),
+        sum(patterns for _, patterns in seen) / len(seen),
+        sum(patterns > 0 for _, patterns in seen) / len(seen),
+    )
+
+
+def counting_sheets(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
+    """Return the sheets that count for each item: the adjudicated one, or all annotators'."""
+    return {
+        key: [one for one in sheets if one.role == ADJUDICATOR] or sheets
+        for key, sheets in by_item(judgments).items()
+    }
+
+
+def keys_of(judgments: Iterable[Judgment]) -> list[Key]:
+    """Return the keys that were judged; a control counts for the layer whose place it takes."""
+    return [
+        key_of(
+            Cell.parse(str(sheets[0].item.cell)).layer,
+            [
+                (sheet_labels(one.sheet, len(one.item.texts)), len(one.sheet.patterns))
+                for one in sheets
+            ],
+        )
+        for sheets in counting_sheets(judgments).values()
+    ]
+
+
+def shares(keys: Sequence[Key], seed: int = 0) -> Row:
+    """Return the share of triggers with each label, pooled over keys as in the paper."""
+    table = _sums(keys)
+    drawn = _numbers(bootstrap_weights(len(keys), seed) @ table)
+    row: Row = {}
+    for name, number in _numbers(table.sum(0)).items():
+        low, high = interval(drawn[name])
+        if name == "with_pattern":  # nearly always 1: bootstrap draws would be too sure of it
+            low, high = wilson(sum(key.found for key in keys), len(keys))
+        row |= {name: as_number(number), f"{name}_low": low, f"{name}_high": high}
+    counts = [key.patterns for key in keys]
+    row |= {"patterns_min": min(counts, default=None), "patterns_max": max(counts, default=None)}
+    return row | {"keys": len(keys), "n": sum(key.n for key in keys)}
+
+
+def difference(keys: Sequence[Key], others: Sequence[Key], seed: int = 0) -> Row:
+    """Return how much more some keys have than others, with the interval of the difference."""
+    tables = _sums(keys), _sums(others)
+    one, two = (_numbers(table.sum(0)) for table in tables)
+    # Drawn from two seeds: from one, both sides would be drawn alike.
+    drawn = [_numbers(bootstrap_weights(len(t), seed + i) @ t) for i, t in enumerate(tables)]
+    row: Row = {}
+    for name in ("covered", "patterns_per_key", "with_pattern"):
+        draws = [numbers[name] for numbers in drawn]
+        low, high = interval(draws[0] - draws[1]) if all(map(len, draws)) else (None, None)
+        row |= {name: as_number(one[name] - two[name]), f"{name}_low": low, f"{name}_high": high}
+    return row
+
+
+def _sums(keys: Sequence[Key]) -> Float[ndarray, "key sum"]:
+    """Return what adds up over keys: four labels, patterns, found, triggers, keys."""
+    rows = [[*key.labels, key.patterns, key.found, key.n, 1.0] for key in keys]
+    return np.array(rows, np.float64).reshape(len(keys), len(LABELS) + 4)
+
+
+def _numbers(sums: Float[ndarray, "*draw sum"]) -> dict[str, Float[ndarray, "*draw"]]:
+    *by_label, patterns, found, n, keys = np.moveaxis(sums, -1, 0)
+    return {name: ratio(by_label[place], n) for place, name in enumerate(LABELS)} | {
+        "covered": ratio(n - by_label[LABELS.index("uncovered")], n),
+        "patterns_per_key": ratio(patterns, keys),
+        "with_pattern": ratio(found, keys),
+    }
+
+
+# Programs beside people
+
+
+def machine_judgments(index: Index, items: Iterable[Item]) -> list[Judgment]:
+    """Return what the index's programs say about the lists that people judged, as sheets."""
+    asked = [item for item in items if item.kind == TRIGGERS]
+    return [
+        Judgment(item, patterns.source, _machine_sheet(patterns, item), MACHINE)
+        for patterns in kept(index)
+        if patterns.source != "human"
+        for item in _examined(patterns, asked)
+    ]
+
+
+def kept_agreements(index: Index, seed: int = 0) -> dict[str, Row]:
+    """Return how far each program's patterns agree with people's, where an index has both."""
+    sources = {found.source: found for found in kept(index)}
+    people = sources.get("human")
+    if people is None:
+        return {}
+    no_text = Text("", None, None, "")
+    items = [
+        Item(f"{one.cell} {one.sign}", TRIGGERS, str(one.cell), one.sign, (no_text,) * one.n)
+        for layer in range(index.n_layers)
+        for one in people.lists(layer)
+    ]
+    human = [Judgment(item, "human", _machine_sheet(people, item), ADJUDICATOR) for item in items]
+    machine = machine_judgments(index, items)
+    found = {}
+    for source in sources:
+        own = [one for one in machine if one.annotator == source]
+        if own:
+            found[f"{source}_human"] = agreements(pairs_between(own, human), seed)
+    return found
+
+
+def _examined(patterns: Patterns, items: list[Item]) -> list[Item]:
+    """Return the items whose list of triggers a source examined."""
+    layers = {Cell.parse(str(item.cell)).layer for item in items}
+    lists = {
+        (str(one.cell), one.sign)
+        for layer in layers
+        if layer < patterns.layout.n_layers
+        for one in patterns.lists(layer)
+    }
+    return [item for item in items if (str(Cell.parse(str(item.cell))), item.sign) in lists]
+
+
+def _machine_sheet(patterns: Patterns, item: Item) -> Sheet:
+    """Return a source's patterns of an item, in the triggers that people saw.
+
+    What fewer than three of those show is no pattern by the rule that people follow.
+    """
+    found = []
+    for one in patterns.of(str(item.cell)):
+        marks = frozenset(rank for rank in one.ranks if rank <= len(item.texts))
+        if one.sign == item.sign and len(marks) >= LEAST:
+            found.append(SheetPattern(f"{one.number}", one.description, one.kind, marks))
+    return Sheet(tuple(found), no_pattern=not found, done=True)

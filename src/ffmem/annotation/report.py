@@ -1,38 +1,70 @@
-"""The report of a study: annotation.json, annotation.md, and Figure 2 as SVG and PDF.
+"""What a study found: its numbers, its report, and its patterns published into the index.
 
-    write_report(study, index, OUT) → OUT/annotation.md
+    summarize(judgments)            → JSON: Figure 2 of people, controls, agreement, composition
+    write_report(study, index, OUT) → OUT/annotation.json, annotation.md, Figure 2 as SVG and PDF
+    publish(study, index)           → DIR/patterns/human, which pages, search and Figure 2 show
 
-Markdown is the page: a study is read beside its data, in a repository. The same sheets give the
-same bytes.
+In numbers an item counts by its adjudicated sheet, or else by the mean of its annotators. Published
+is one sheet per memory: the adjudicated one, or else that of the annotator who agrees best with the
+others. So a person wrote every published pattern; no program combines them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
 from markupsafe import Markup
 
-from ffmem.annotation.item import Judged
-from ffmem.annotation.machine import machine_judged
-from ffmem.annotation.publish import patterns_of, published, refuse_other_index
-from ffmem.annotation.study import AnnotationStudy
-from ffmem.annotation.summary import summarise
+from ffmem.annotation.agreement import (
+    Row,
+    agreement,
+    agreements,
+    counting_sheets,
+    difference,
+    keys_of,
+    likeness,
+    machine_judgments,
+    pairs,
+    pairs_between,
+    related_confusion,
+    shares,
+)
+from ffmem.annotation.study import (
+    ADJUDICATOR,
+    ANNOTATOR,
+    COMPOSITION,
+    CONTROL,
+    TRIGGERS,
+    AnnotationStudy,
+    Judgment,
+)
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
+from ffmem.experiments.quoted import QUOTED
 from ffmem.experiments.result import Result
 from ffmem.experiments.settings import settings
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
+from ffmem.patterns.kept import Patterns, Writing, fingerprint
+from ffmem.patterns.pattern import Examined, Pattern
 from ffmem.reporting.drawing import figure, write_figure
 from ffmem.reporting.examples import Excerpt, ending
-from ffmem.reporting.key_findings import patterns as shows
-from ffmem.reporting.numbers import number, percent
+from ffmem.reporting.key_findings import patterns as pattern_findings
 from ffmem.reporting.pattern_examples import KeyExample, KeyTable, Seen, SeenKey, examples
 from ffmem.reporting.report import environment
+from ffmem.stats import wilson
+from ffmem.text import format_number, format_share
 
-Row = dict[str, Any]
+PROTOCOL = (
+    "The paper's protocol asks people. Labels of programs (automatic, explained) are not that"
+    " protocol; they are shown for comparison."
+)
+
+RULE = (
+    "Of each memory the adjudicated sheet; where there is none, that of the annotator who agrees"
+    " best with the others."
+)
 
 QUESTIONS = {
     "coverage": "does a trigger show a pattern?",
@@ -42,37 +74,152 @@ QUESTIONS = {
 }
 
 
+def summarize(
+    judgments: Sequence[Judgment], machine: Sequence[Judgment] = (), seed: int = 0
+) -> Row:
+    """Return all numbers of a study: layers from 0, shares 0–1, None where there is no number."""
+    people = [one for one in judgments if one.role == ANNOTATOR]
+    adjudicated = [one for one in judgments if one.role == ADJUDICATOR]
+    memories, controls = _of_kind(judgments, TRIGGERS), _of_kind(judgments, CONTROL)
+    by_source = {
+        source: [one for one in machine if one.annotator == source]
+        for source in dict.fromkeys(one.annotator for one in machine)
+    }
+    found = {"people": agreements(pairs(_of_kind(people, TRIGGERS)), seed)}
+    for whom, theirs in (("people", people), ("adjudicated", adjudicated)):
+        real = _of_kind(theirs, TRIGGERS)
+        for source, own in by_source.items() if real else ():
+            found[f"{source}_{whom}"] = agreements(pairs_between(own, real), seed)
+    false_patterns = shares(keys_of(controls), seed)
+    return {
+        "counts": {
+            "annotators": len({one.annotator for one in people}),
+            "adjudicators": len({one.annotator for one in adjudicated}),
+            "sheets": len(judgments),
+            "adjudicated": len({one.item.key for one in adjudicated}),
+            "keys": len({one.item.key for one in memories}),
+            "controls": len({one.item.key for one in controls}),
+            "compositions": len({one.item.key for one in _of_kind(judgments, COMPOSITION)}),
+        },
+        "voices": _whose_sheets(memories),
+        "figure2": [
+            row
+            for source, own in {"human": memories, **by_source}.items()
+            for row in _figure_2(own, source, seed)
+        ],
+        "control": {
+            "real": shares(keys_of(memories), seed),
+            "control": false_patterns,
+            "difference": difference(keys_of(memories), keys_of(controls), seed),
+            "false_pattern_rate": false_patterns["with_pattern"],
+        },
+        "annotators": [
+            _annotator(people, name) for name in sorted({one.annotator for one in people})
+        ],
+        "agreement": found,
+        "composition": _composition(_of_kind(judgments, COMPOSITION), seed),
+        "protocol": PROTOCOL,
+        "seed": seed,
+    }
+
+
 def write_report(study: AnnotationStudy, index: Index, out: Path, seed: int = 0) -> Path:
-    """Write the report of what was handed in so far, and return the page's path."""
-    refuse_other_index(study, index)
-    judged = study.judged()
-    if not judged:
-        raise StoreError(
-            f"Nobody has handed in anything of the study {study.name} yet: there is nothing to"
-            " report. `ffmem annotate status` tells how far everybody is."
-        )
-    items = {one.item.key: one.item for one in judged}
-    summary = summarise(judged, machine_judged(index, items.values()), seed)
-    made = settings(index, index.manifest.dtype, seed)
-    study_settings = {name: study.settings[name] for name in ("asked", "drawn", "plan")}
-    content = {"settings": made | {"study": study_settings}, **summary}
-    table, one_key = tables(judged)
-    return _written(content, table, one_key, out)
+    """Write the report of what was handed in so far and return its path."""
+    judgments = _handed_in(study, index, "report")
+    items = {one.item.key: one.item for one in judgments}
+    machine = machine_judgments(index, items.values())
+    asked = {name: study.settings[name] for name in ("asked", "drawn", "plan")}
+    made = settings(index, index.manifest.dtype, seed) | {"study": asked}
+    content = {"settings": made, **summarize(judgments, machine, seed)}
+    rows = [row for row in content["figure2"] if row["layer"] is not None]
+    figure_2 = Result("patterns", "Fig. 2", made, rows)
+    table, one_key = tables(judgments)
+
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False)
+    write_text(out / "annotation.json", text + "\n")
+    if rows:
+        write_figure("annotation", figure(figure_2), out)
+    filled = environment("ffmem.annotation", autoescape=False)
+    filled.filters |= {
+        "number": format_number,
+        "percent": format_share,
+        "share": _with_interval,
+        "measure": lambda row, name: _with_interval(row, name, format_number),
+    }
+    page = filled.get_template("annotation.md").render(
+        found=content,
+        table=table,
+        one_key=one_key,
+        shows=pattern_findings(figure_2),
+        questions=QUESTIONS,
+        line_break=Markup("<br>"),
+    )
+    write_text(out / "annotation.md", page.rstrip() + "\n")
+    return out / "annotation.md"
 
 
-def tables(judged: Sequence[Judged]) -> tuple[list[KeyExample], KeyTable | None]:
-    """Return Table 1 and Table 3 of what people saw, in all layers of the study."""
-    sheets = {(Cell.parse(str(one.item.cell)), one.item.sign): one for one in published(judged)}
-    keys = [
-        SeenKey(
-            cell,
-            sign,
-            "human",
-            len(one.item.texts),
-            tuple(Seen(p.number, p.kind, p.description, p.ranks) for p in patterns_of(one)),
-        )
-        for (cell, sign), one in sheets.items()
+def publish(study: AnnotationStudy, index: Index) -> Patterns:
+    """Write people's patterns into the index, with their controls and agreement."""
+    judgments = _handed_in(study, index, "publish")
+    sheets = published_sheets(judgments)
+    if not sheets:
+        raise _nothing(study, "publish")
+    writing = Writing(index, "human")
+    for layer in range(index.n_layers):
+        own = [one for one in sheets if _cell(one).layer == layer]
+        examined = [Examined(_cell(one), one.item.sign, len(one.item.texts)) for one in own]
+        writing.layer(layer, examined, [pattern for one in own for pattern in patterns_of(one)])
+    summary, asked = summarize(judgments), study.settings["asked"]
+    names = ("per_layer", "top", "controls", "overlap", "seed")  # not people's names
+    writing.commit(
+        {
+            "protocol": "people",
+            "rule": RULE,
+            "study": {name: asked.get(name) for name in names},
+            "counts": summary["counts"],
+            "adjudicated": sum(one.role == ADJUDICATOR for one in sheets),
+            "control": summary["control"],
+            "agreement": summary["agreement"]["people"],
+        }
+    )
+    return Patterns(index, "human")
+
+
+def published_sheets(judgments: Iterable[Judgment]) -> list[Judgment]:
+    """Return the one sheet of each memory that is published."""
+    found = counting_sheets(one for one in judgments if one.item.kind == TRIGGERS)
+    return [
+        max(sheets, key=lambda one: sum(likeness(one.sheet, other.sheet) for other in sheets))
+        for sheets in found.values()
     ]
+
+
+def patterns_of(judgment: Judgment) -> list[Pattern]:
+    """Return a sheet's patterns as an index keeps them, the most marked first."""
+    ordered = sorted(judgment.sheet.patterns, key=lambda one: -len(one.marks))
+    return [
+        Pattern(
+            cell=_cell(judgment),
+            sign=judgment.item.sign,
+            number=number,
+            kind=str(one.kind),
+            description=one.description.strip(),
+            rule="person",
+            what="",
+            ranks=tuple(sorted(one.marks)),
+        )
+        for number, one in enumerate(ordered, start=1)
+    ]
+
+
+def tables(judgments: Iterable[Judgment]) -> tuple[list[KeyExample], KeyTable | None]:
+    """Return Table 1 and Table 3 of what people saw, over all layers of the study."""
+    sheets = {(_cell(one), one.item.sign): one for one in published_sheets(judgments)}
+    keys = []
+    for (cell, sign), one in sheets.items():
+        seen = tuple(Seen(p.number, p.kind, p.description, p.ranks) for p in patterns_of(one))
+        keys.append(SeenKey(cell, sign, "human", len(one.item.texts), seen))
 
     def texts(key: SeenKey) -> list[Excerpt]:
         shown = sheets[key.cell, key.sign].item.texts
@@ -81,49 +228,96 @@ def tables(judged: Sequence[Judged]) -> tuple[list[KeyExample], KeyTable | None]
     return examples(keys, texts)
 
 
-def figure_2(content: Row) -> Result:
-    """Return the rows of Figure 2, people's and machines', as a result that can be drawn."""
-    rows = [row for row in content["figure2"] if row["layer"] is not None]
-    return Result("patterns", "Fig. 2", content["settings"], rows)
-
-
-def _written(content: Row, table: list[KeyExample], one_key: KeyTable | None, out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False)
-    write_text(out / "annotation.json", text + "\n")
-    drawn = figure_2(content)
-    if drawn.rows:
-        write_figure("annotation", figure(drawn), out)
-    path = out / "annotation.md"
-    rendered = (
-        _filled()
-        .get_template("annotation.md")
-        .render(
-            found=content,
-            table=table,
-            one_key=one_key,
-            shows=shows(drawn),
-            questions=QUESTIONS,
-            line_break=Markup("<br>"),
+def _handed_in(study: AnnotationStudy, index: Index, what: str) -> list[Judgment]:
+    """Return what was handed in; raise if it is nothing, or of triggers of another index."""
+    theirs, ours = study.settings["index"]["fingerprint"], fingerprint(index)
+    if theirs != ours:
+        raise StoreError(
+            f"The study {study.path} was drawn from another state of the index ({theirs[:12]}) than"
+            f" {index.folder} ({ours[:12]}), so its ranks would name other triggers. Use the index"
+            " that it was drawn from."
         )
+    judgments = study.handed_in()
+    if not judgments:
+        raise _nothing(study, what)
+    return judgments
+
+
+def _nothing(study: AnnotationStudy, what: str) -> StoreError:
+    return StoreError(
+        f"Nobody has handed in a sheet of the study {study.path} yet: there is nothing to {what}."
+        " `ffmem annotate status` shows everyone's progress."
     )
-    write_text(path, rendered.rstrip() + "\n")
-    return path
 
 
-def _with_interval(row: Row, name: str, shown: Any = percent) -> str:
-    """Return a number with its interval in brackets, if it has one."""
-    told = str(shown(row[name]))
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    return told if low is None or high is None else f"{told} ({shown(low)} to {shown(high)})"
+def _figure_2(judgments: Sequence[Judgment], source: str, seed: int) -> list[Row]:
+    """Return a row per layer, and one of all layers (layer None)."""
+    keys = keys_of(judgments)
+    rows = [
+        {"layer": layer, "source": source, **shares([k for k in keys if k.layer == layer], seed)}
+        for layer in sorted({key.layer for key in keys})
+    ]
+    return [*rows, {"layer": None, "source": source, **shares(keys, seed)}]
 
 
-def _filled() -> Environment:
-    """Return what fills the report's template."""
-    made = environment("ffmem.annotation", autoescape=False)
-    made.filters |= {
-        "number": number,
-        "share": _with_interval,
-        "measure": lambda row, name: _with_interval(row, name, number),
+def _composition(judgments: Sequence[Judgment], seed: int) -> Row:
+    """Return how many compositions go to a related word, with the paper's numbers."""
+    cases = [
+        sum(bool(one.sheet.related) for one in sheets) / len(sheets)
+        for sheets in counting_sheets(judgments).values()
+    ]
+    related, n = sum(cases), len(cases)
+    low, high = wilson(related, n)
+    people = [one for one in judgments if one.role == ANNOTATOR]
+    return {
+        "related": related / n if n else None,
+        "related_low": low,
+        "related_high": high,
+        "distant": 1 - related / n if n else None,
+        "n": n,
+        "voices": _whose_sheets(judgments),
+        "agreement": agreement(pairs(people), related_confusion, seed),
+        "quoted": QUOTED["last-layer-composition"],
     }
-    return made
+
+
+def _annotator(people: Sequence[Judgment], name: str) -> Row:
+    """Return what one person handed in, and how often that person saw a pattern in a control."""
+    own = [one for one in people if one.annotator == name]
+    real = shares(keys_of(_of_kind(own, TRIGGERS)))
+    control = shares(keys_of(_of_kind(own, CONTROL)))
+    return {
+        "name": name,
+        "keys": real["keys"],
+        "covered": real["covered"],
+        "patterns_per_key": real["patterns_per_key"],
+        "controls": control["keys"],
+        "false_pattern_rate": control["with_pattern"],
+        "compositions": len(_of_kind(own, COMPOSITION)),
+    }
+
+
+def _whose_sheets(judgments: Sequence[Judgment]) -> str:
+    """Return in words whose sheets the numbers are from."""
+    found = counting_sheets(judgments).values()
+    if not found:
+        return "Nothing was handed in."
+    adjudicated = sum(sheets[0].role == ADJUDICATOR for sheets in found)
+    return (
+        f"{adjudicated} of {len(found)} items count by their adjudicated sheet,"
+        f" {len(found) - adjudicated} by the mean of their annotators."
+    )
+
+
+def _with_interval(row: Row, name: str, shown: Any = format_share) -> str:
+    """Return a number with its interval in brackets, if it has one."""
+    text, low, high = shown(row[name]), row.get(f"{name}_low"), row.get(f"{name}_high")
+    return str(text) if low is None or high is None else f"{text} ({shown(low)} to {shown(high)})"
+
+
+def _of_kind(judgments: Sequence[Judgment], kind: str) -> list[Judgment]:
+    return [one for one in judgments if one.item.kind == kind]
+
+
+def _cell(judgment: Judgment) -> Cell:
+    return Cell.parse(str(judgment.item.cell))

@@ -1,52 +1,84 @@
-"""A study of patterns: who judges which items, and everything they said, in a database.
+"""A study: the items that people judge and every revision of their sheets, in one SQLite file.
 
-Annotators are blind: what `queue` and `open_item` give tells neither a memory from a control, nor
-which memory it is. Adjudicators, who share one sheet per item, are as blind. The truth is in
-`judged`, which is for the end of the study.
+    item      a list of texts, or a case of composition
+    sheet     what one person says about one item; adjudicators share one sheet per item
+    revision  a sheet as it was saved; rows are added, never changed or deleted
+
+    version 0 is the empty sheet;  a save from the newest version v makes v + 1
+    a save from any other version is a conflict, unless it says what the newest version says
+
+So nobody overwrites what they have not seen, and a save that is sent twice counts once.
+
+People who judge are blind: `queue` and `open_item` tell neither a memory from a control nor which
+memory it is. The truth is in `judgments`, for when the study is over.
 """
 
 import hmac
 import json
-import random
-import time
-from collections.abc import Callable
-from datetime import datetime
-from functools import cached_property
+import re
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from ffmem.errors import FfmemError, StorageFull, StoreError
+from ffmem.patterns.pattern import KINDS, LEAST
 
-from ffmem.annotation import schema
-from ffmem.annotation.database import Beaten, Database, closed_on_error
-from ffmem.annotation.database import beside as beside
-from ffmem.annotation.founding import found_study
-from ffmem.annotation.item import Item, Judged
-from ffmem.annotation.plan import Plan
-from ffmem.annotation.revisions import IMPORT, REDO, SAVE, UNDO, Revision, Revisions, Saved
-from ffmem.annotation.rows import (
-    ADJUDICATOR,
-    ANNOTATOR,
-    Standing,
-    all_sheets,
-    belongs_to,
-    blind,
-    item_of,
-    shown_kind,
-    standing,
-    with_newest,
-)
-from ffmem.annotation.sheet import Sheet
-from ffmem.annotation.tables import AssignmentRow, ItemRow, PersonRow, RevisionRow, StudyRow
-from ffmem.errors import FfmemError
+TRIGGERS, CONTROL, COMPOSITION = "triggers", "control", "composition"
+"""Kinds of items: a memory's triggers, random prefixes, two words of a composition."""
 
-ENOUGH = 2
-"""People who must have handed in an item before it is adjudicated, where so many judge it."""
+ANNOTATOR, ADJUDICATOR, MACHINE = "annotator", "adjudicator", "machine"
+"""Roles."""
 
-ATTEMPTS = 100
-"""How often a save that others come before is tried again."""
+ADJUDICATORS = "adjudicators"
+"""The owner of the sheets that all adjudicators share."""
+
+READY = 2
+"""Annotators who must have handed in an item before it is adjudicated, if it has that many."""
+
+MAX_PATTERNS = 30
+MAX_CHARACTERS = 500
+"""Of a description or a note."""
+
+BUSY_SECONDS = 30
+"""How long a transaction waits for others."""
+
+APPLICATION_ID = 0x66666D61  # "ffma"
+FORMAT = 1
+
+SCHEMA = """
+CREATE TABLE study (settings TEXT NOT NULL, created_at TEXT NOT NULL);
+CREATE TABLE person (name TEXT PRIMARY KEY, code TEXT NOT NULL UNIQUE, role TEXT NOT NULL);
+CREATE TABLE item (key TEXT PRIMARY KEY, kind TEXT NOT NULL, cell TEXT, sign INTEGER NOT NULL,
+                   texts TEXT NOT NULL, words TEXT NOT NULL);
+CREATE TABLE assignment (key TEXT NOT NULL REFERENCES item, owner TEXT NOT NULL,
+                         place INTEGER NOT NULL, PRIMARY KEY (key, owner));
+CREATE TABLE revision (key TEXT NOT NULL, owner TEXT NOT NULL, version INTEGER NOT NULL,
+                       saved_by TEXT NOT NULL, saved_at TEXT NOT NULL, sheet TEXT NOT NULL,
+                       done INTEGER NOT NULL, PRIMARY KEY (key, owner, version),
+                       FOREIGN KEY (key, owner) REFERENCES assignment);
+"""
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # half of a surrogate pair is not UTF-8
+
+WITH_NEWEST = """
+FROM assignment a LEFT JOIN revision r ON r.key = a.key AND r.owner = a.owner AND r.version =
+    (SELECT max(version) FROM revision WHERE key = a.key AND owner = a.owner)
+"""
+NEWEST = f"SELECT a.key, a.owner, a.place, r.version, r.saved_at, r.sheet {WITH_NEWEST}"
+
+
+class StudyExists(StoreError):
+    """The file holds a study already."""
+
+
+class NoStudy(StoreError):
+    """There is no study in the file."""
 
 
 class UnknownCode(FfmemError):
@@ -54,287 +86,554 @@ class UnknownCode(FfmemError):
 
 
 class NotAssigned(FfmemError):
-    """An item is not for this person to judge."""
+    """This person does not judge this item."""
 
 
-class Annotator(NamedTuple):
+class SaveConflict(FfmemError):
+    """The sheet was saved from elsewhere in the meantime; `newest` is what stands."""
+
+    def __init__(self, newest: "Judgment") -> None:
+        super().__init__(
+            f"This sheet was changed elsewhere: version {newest.version} stands. Look at it, then"
+            " take it or overwrite it."
+        )
+        self.newest = newest
+
+
+class Text(NamedTuple):
+    """A prefix, its last token, its next token, and the rest of the sentence."""
+
+    prefix: str
+    last_token: str | None
+    next_token: str | None
+    rest: str
+
+
+class Item(NamedTuple):
+    """One thing to judge."""
+
+    key: str
+    """A random name that tells nothing."""
+    kind: str
+    """TRIGGERS, CONTROL or COMPOSITION."""
+    cell: str | None
+    """The memory, for TRIGGERS; the memory whose place a CONTROL takes."""
+    sign: int
+    """Of the coefficients in the list."""
+    texts: tuple[Text, ...]
+    """By rank; the one prefix of a case of composition."""
+    words: tuple[str, ...] = ()
+    """Of a case of composition: top tokens of residual, feed-forward part and output."""
+
+    @property
+    def is_composition(self) -> bool:
+        """Whether the question is about two words, not about patterns."""
+        return self.kind == COMPOSITION
+
+    def blind(self) -> "Item":
+        """Return the item as people who judge it see it."""
+        return self._replace(
+            kind=COMPOSITION if self.is_composition else TRIGGERS, cell=None, sign=0
+        )
+
+
+@dataclass(frozen=True)
+class SheetPattern:
+    """A pattern as somebody describes it."""
+
+    id: str
+    """Unique within the sheet; chosen by whoever adds the pattern."""
+    description: str = ""
+    kind: str | None = None
+    """`shallow` or `semantic`; None until somebody says."""
+    marks: frozenset[int] = frozenset()
+    """Texts that show it, from 1."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What somebody says about one item so far."""
+
+    patterns: tuple[SheetPattern, ...] = ()
+    no_pattern: bool = False
+    """The answer "there is no pattern here"."""
+    related: bool | None = None
+    """Of a case of composition: whether the two words are related."""
+    note: str = ""
+    done: bool = False
+    """Handed in. It can be taken back."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sheet as JSON."""
+        patterns = [{**vars(one), "marks": sorted(one.marks)} for one in self.patterns]
+        return {**vars(self), "patterns": patterns}
+
+    @classmethod
+    def parse(cls, content: Any, item: Item) -> "Sheet":
+        """Return the sheet with this JSON; raise unless it can be about the item."""
+        if not isinstance(content, dict) or content.keys() - SHEET_FIELDS:
+            raise FfmemError("A sheet has the fields patterns, no_pattern, related, note, done.")
+        listed = content.get("patterns", [])
+        if not isinstance(listed, list) or len(listed) > MAX_PATTERNS:
+            raise FfmemError(f"A sheet has a list of at most {MAX_PATTERNS} patterns.")
+        patterns = tuple(_parse_pattern(one, len(item.texts)) for one in listed)
+        if len({pattern.id for pattern in patterns}) < len(patterns):
+            raise FfmemError("Two patterns of the sheet have the same id.")
+        no_pattern, done = content.get("no_pattern", False), content.get("done", False)
+        related = content.get("related")
+        if type(no_pattern) is not bool or type(done) is not bool:
+            raise FfmemError("no_pattern and done are true or false.")
+        if related is not None and type(related) is not bool:
+            raise FfmemError("related is true, false or null.")
+        if item.is_composition and (patterns or no_pattern):
+            raise FfmemError("A case of composition has no patterns. Answer related or distant.")
+        if not item.is_composition and related is not None:
+            raise FfmemError("A list of texts has patterns. Only two words can be related.")
+        return cls(patterns, no_pattern, related, _check_text(content.get("note", "")), done)
+
+    def problems(self, item: Item) -> list[str]:
+        """Return why the sheet cannot be handed in yet, one sentence each."""
+        if item.is_composition:
+            return [] if self.related is not None else ["Say whether the two words are related."]
+        if self.no_pattern and self.patterns:
+            return ["“No pattern here” is ticked, but there are patterns. Remove one or the other."]
+        if not self.patterns and not self.no_pattern:
+            return ["Describe a pattern, or say that there is none."]
+        found = []
+        first: dict[tuple[str, str | None], int] = {}
+        for number, pattern in enumerate(self.patterns, start=1):
+            words = pattern.description.strip().casefold()
+            if not words:
+                found.append(f"Pattern {number} has no description.")
+            if pattern.kind is None:
+                found.append(f"Pattern {number} is not marked shallow or semantic.")
+            if len(pattern.marks) < LEAST:
+                found.append(
+                    f"Pattern {number} is marked in {len(pattern.marks)} of the texts; a pattern"
+                    f" occurs in at least {LEAST}."
+                )
+            earlier = first.setdefault((words, pattern.kind), number)
+            if words and earlier != number:
+                found.append(f"Patterns {earlier} and {number} are the same. Keep one of them.")
+        return found
+
+
+SHEET_FIELDS = {field.name for field in fields(Sheet)}
+PATTERN_FIELDS = {field.name for field in fields(SheetPattern)}
+
+
+class Judgment(NamedTuple):
+    """An item, and what one person or program says about it."""
+
+    item: Item
+    annotator: str
+    """A name; ADJUDICATORS for their shared sheet."""
+    sheet: Sheet
+    role: str = ANNOTATOR
+    version: int = 0
+    """0: not begun."""
+    saved_at: str | None = None
+    place: int = 0
+    """In the person's queue, from 1."""
+
+
+class Revision(NamedTuple):
+    """A sheet as it was saved."""
+
+    version: int
+    saved_by: str
+    """A name, or `import`."""
+    saved_at: str
+    sheet: Sheet
+
+
+class Person(NamedTuple):
     """Somebody who takes part in a study."""
 
     name: str
     code: str
-    """A secret: whoever has it is this person."""
+    """Secret: whoever has it acts as this person."""
     role: str
-    """ANNOTATOR or ADJUDICATOR."""
+
+    @property
+    def owner(self) -> str:
+        """Whose sheets the person edits."""
+        return ADJUDICATORS if self.role == ADJUDICATOR else self.name
 
 
-class Task(NamedTuple):
-    """An item in somebody's queue."""
-
-    key: str
-    kind: str
-    """TRIGGERS, for controls too, or COMPOSITION."""
-    done: bool
-    version: int
-    """0: not begun."""
-    place: int
-    """From 1."""
-
-
-class Opened(NamedTuple):
-    """An item before somebody who judges it."""
-
-    item: Item
-    """Blind: without cell, and called TRIGGERS even if it is a control."""
-    sheet: Sheet
-    version: int
-    place: int
-    of: int
-    can_undo: bool
-    can_redo: bool
-
-
-class Adjudicated(NamedTuple):
-    """An item before an adjudicator."""
-
-    item: Item
-    sheets: dict[str, Sheet]
-    """What was handed in, by name."""
-    own: Opened
-
-
-class Progressed(NamedTuple):
-    """How far somebody has come."""
+class PersonProgress(NamedTuple):
+    """How far somebody is."""
 
     name: str
     role: str
     done: int
     of: int
-    last_saved: datetime | None
+    last_saved: str | None
+
+
+class Plan(NamedTuple):
+    """What a new study holds."""
+
+    items: tuple[Item, ...]
+    orders: dict[str, tuple[str, ...]]
+    """Keys of the items that each annotator judges, in that annotator's order."""
+    adjudicators: tuple[str, ...]
+    settings: dict[str, Any]
 
 
 class AnnotationStudy:
-    """A study in its database; may be used by several threads and processes at once."""
+    """A study in its file. Threads and processes may use it at the same time."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    @classmethod
-    def create(cls, url: str | Path, plan: Plan) -> "AnnotationStudy":
-        """Return a new study of what was planned; all of it is there, or nothing."""
-        with closed_on_error(Database(url)) as database:
-            database.make_private()
-            with database.writing() as session:
-                schema.make(session.connection(), database.name)
-                found_study(session, plan)
-            return cls(database)
+    def __init__(self, path: str | Path) -> None:
+        if "://" in str(path):
+            raise StoreError("A study is a SQLite file: give its path, not a URL.")
+        self.path = Path(path).resolve()
 
     @classmethod
-    def open(cls, url: str | Path) -> "AnnotationStudy":
-        """Return the study in a database, whose tables are brought up to date."""
-        with closed_on_error(Database(url)) as database:
-            if database.is_missing:
-                raise schema.no_study(database.name)
-            with database.reading() as session:
-                current = schema.is_current(session.connection(), database.name)
-            if not current:
-                with database.writing() as session:
-                    schema.bring_up_to_date(session.connection(), database.name)
-            return cls(database)
+    def create(cls, path: str | Path, plan: Plan) -> "AnnotationStudy":
+        """Write a new study, whole or not at all, readable by its owner only: it holds codes."""
+        study = cls(path)
+        try:
+            study.path.touch(mode=0o600)
+        except OSError as error:
+            raise StoreError(
+                f"Cannot create the study {study.path} ({error.strerror}). Its folder must exist"
+                " and be writable."
+            ) from None
+        with study._transaction(writing=True) as db:
+            if _is_study(db, study.path):
+                raise StudyExists(
+                    f"{study.path} already holds a study, which was not changed. Choose another"
+                    " file with --db, or move this one away."
+                )
+            for statement in SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {FORMAT}")
+            _insert_plan(db, plan)
+        return study
 
-    def __enter__(self) -> "AnnotationStudy":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections to the database."""
-        self._database.close()
-
-    @property
-    def name(self) -> str:
-        """Where the study is kept, without any password."""
-        return self._database.name
+    @classmethod
+    def open(cls, path: str | Path) -> "AnnotationStudy":
+        """Return the study in a file."""
+        study = cls(path)
+        if study.path.exists():
+            with study._transaction() as db:
+                if _is_study(db, study.path):
+                    return study
+        raise NoStudy(f"There is no study in {study.path}. Create one with `ffmem annotate init`.")
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What the study was asked to be, of which index, and what was drawn."""
-        with self._database.reading() as session:
-            settings: dict[str, Any] = json.loads(session.scalars(select(StudyRow.settings)).one())
+        """What was asked, of which index, and what was drawn."""
+        with self._transaction() as db:
+            settings: dict[str, Any] = json.loads(db.execute("SELECT * FROM study").fetchone()[0])
         return settings
 
-    def people(self) -> list[Annotator]:
-        """Return everybody who takes part, the annotators first."""
-        with self._database.reading() as session:
-            rows = session.scalars(select(PersonRow).order_by(PersonRow.id)).all()
-            return [Annotator(row.name, row.code, row.role) for row in rows]
+    @cached_property
+    def items(self) -> dict[str, Item]:
+        """All items by key, with the truth. They never change."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT key, kind, cell, sign, texts, words FROM item").fetchall()
+        return {
+            key: Item(key, kind, cell, sign, _parse_texts(texts), tuple(json.loads(words)))
+            for key, kind, cell, sign, texts, words in rows
+        }
 
-    def enter(self, code: str) -> Annotator:
-        """Return who has a code."""
+    def people(self) -> list[Person]:
+        """Return everybody who takes part, annotators first."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT name, code, role FROM person ORDER BY rowid").fetchall()
+        return [Person(*row) for row in rows]
+
+    def find_person(self, code: str) -> Person:
+        """Return the person with a code."""
         given, found = code.encode(errors="replace"), None
-        for person in self.people():  # all of them, so that time tells nothing
+        for person in self.people():  # compare with all of them: the time must tell nothing
             if hmac.compare_digest(given, person.code.encode()):
                 found = person
         if found is None:
             raise UnknownCode(
-                "Nobody in this study has this code. Copy the whole link that you were given, or"
-                " ask who runs the study: `ffmem annotate people` tells the codes."
+                "Nobody in this study has this code. Copy your whole link, or ask whoever runs the"
+                " study: `ffmem annotate people` prints the codes."
             )
         return found
 
-    def queue(self, person: Annotator) -> list[Task]:
-        """Return what a person has to judge, in the person's own order."""
-        with self._database.reading() as session:
-            return self._queue(session, person)
+    def judgments(self, owner: str | None = None, key: str | None = None) -> list[Judgment]:
+        """Return every sheet, or those of an owner or item, with the truth. Not for annotators."""
+        wanted = "WHERE a.owner = coalesce(:owner, a.owner) AND a.key = coalesce(:key, a.key)"
+        with self._transaction() as db:
+            rows = db.execute(
+                f"{NEWEST} {wanted} ORDER BY a.rowid", {"owner": owner, "key": key}
+            ).fetchall()
+        return [self._judgment(*row) for row in rows]
 
-    def open_item(self, person: Annotator, key: str) -> Opened:
-        """Return an item, and the person's sheet of it."""
-        with self._database.reading() as session:
-            return self._opened(session, person, key)
+    def handed_in(self) -> list[Judgment]:
+        """Return the sheets that were handed in, with the truth."""
+        return [one for one in self.judgments() if one.sheet.done]
 
-    def save(self, person: Annotator, key: str, base: int, sheet: Sheet, request: str) -> Saved:
-        """Save a sheet that was made from version `base`; the same request twice is one save."""
-        return self._changed(person, key, lambda r, by: r.save(by, base, sheet, request, SAVE))
+    def queue(self, person: Person) -> list[Judgment]:
+        """Return what a person judges, blind, in the person's order.
 
-    def undo(self, person: Annotator, key: str, base: int, request: str) -> Saved:
-        """Go back to the sheet before, as a new revision."""
-        return self._changed(person, key, lambda r, by: r.step(by, base, request, UNDO))
-
-    def redo(self, person: Annotator, key: str, base: int, request: str) -> Saved:
-        """Take an undo back, as a new revision."""
-        return self._changed(person, key, lambda r, by: r.step(by, base, request, REDO))
-
-    def take_in(self, person: Annotator, key: str, sheet: Sheet, request: str) -> Saved:
-        """Save a sheet that was made elsewhere, from an empty one: nothing here gives way to it."""
-        return self._changed(
-            person, key, lambda r, by: r.save(by, 0, sheet, request, IMPORT), is_open=True
-        )
-
-    def history(self, person: Annotator, key: str) -> list[Revision]:
-        """Return every revision of the person's sheet of an item, the oldest first."""
-        with self._database.reading() as session:
-            return self._revisions(session, person, key)[0].history()
-
-    def judged(self, role: str | None = None) -> list[Judged]:
-        """Return everything that was handed in, with the truth; not for annotators."""
-        return [
-            Judged(one.item, one.annotator, one.sheet, one.role)
-            for one in self.standing()
-            if one.sheet.done and role in (None, one.role)
-        ]
-
-    def standing(self) -> list[Standing]:
-        """Return every sheet as it stands, begun or not, with the truth; not for annotators."""
-        with self._database.reading() as session:
-            rows = session.execute(all_sheets()).all()
-            return [standing(*row) for row in rows]
-
-    def progress(self) -> list[Progressed]:
-        """Return how far everybody has come."""
-        with self._database.reading() as session:
-            saved = (
-                select(PersonRow.name, func.max(RevisionRow.saved_at).label("last"))
-                .join(RevisionRow, RevisionRow.person_id == PersonRow.id)
-                .group_by(PersonRow.name)
-            )
-            last = {row.name: row.last for row in session.execute(saved)}
-            people = session.scalars(select(PersonRow).order_by(PersonRow.id)).all()
-            found = []
-            for row in people:
-                queue = self._queue(session, Annotator(row.name, row.code, row.role))
-                done = sum(task.done for task in queue)
-                found.append(Progressed(row.name, row.role, done, len(queue), last.get(row.name)))
-            return found
-
-    def adjudication(self, key: str) -> Adjudicated:
-        """Return an item with all sheets that were handed in, and that of the adjudicators."""
-        with self._database.reading() as session:
-            own = self._opened(session, Annotator("", "", ADJUDICATOR), key)
-            rows = session.execute(all_sheets().where(ItemRow.key == key))
-            handed_in = [standing(*row) for row in rows]
-        sheets = {
-            one.annotator: one.sheet
-            for one in handed_in
-            if one.role == ANNOTATOR and one.sheet.done
-        }
-        return Adjudicated(own.item, sheets, own)
-
-    def _queue(self, session: Session, person: Annotator) -> list[Task]:
-        wanted = (
-            select(ItemRow.key, ItemRow.kind, AssignmentRow, RevisionRow.done, RevisionRow.version)
-            .join(AssignmentRow, AssignmentRow.item_id == ItemRow.id)
-            .where(belongs_to(person.name, person.role))
-            .order_by(AssignmentRow.place)
-        )
-        rows = session.execute(with_newest(wanted)).all()
+        Adjudicators judge what two annotators, or all of its annotators, have handed in.
+        """
+        own = self.judgments(person.owner)
         if person.role == ADJUDICATOR:
-            ready = self._ready(session)
-            rows = [row for row in rows if row.AssignmentRow.item_id in ready or row.version]
+            ready = self._ready()
+            own = [one for one in own if one.item.key in ready or one.version]
+        own.sort(key=lambda one: one.place)
         return [
-            Task(row.key, shown_kind(row.kind), bool(row.done), row.version or 0, place)
-            for place, row in enumerate(rows, start=1)
+            one._replace(item=one.item.blind(), place=place) for place, one in enumerate(own, 1)
         ]
 
-    def _ready(self, session: Session) -> set[int]:
-        """Return the items that enough people have handed in."""
-        handed_in = with_newest(
-            select(AssignmentRow.item_id, RevisionRow.done).select_from(AssignmentRow)
-        ).where(AssignmentRow.person_id.is_not(None))
-        judges: dict[int, list[bool]] = {}
-        for item, done in session.execute(handed_in):
-            judges.setdefault(item, []).append(bool(done))
-        return {item for item, done in judges.items() if sum(done) >= min(ENOUGH, len(done))}
-
-    def _opened(self, session: Session, person: Annotator, key: str) -> Opened:
-        revisions, item = self._revisions(session, person, key)
-        queue = self._queue(session, person)
-        places = {task.key: task.place for task in queue}
-        if key not in places:
+    def open_item(self, person: Person, key: str) -> Judgment:
+        """Return an item that a person judges, blind."""
+        found = self.judgments(person.owner, key) if key in self.items else []
+        if not found:
             raise NotAssigned(
-                f"{key!r} is not open to adjudicators yet: fewer than {ENOUGH} people have handed"
-                " it in."
+                f"There is no item {key[:40]!r} for {person.name} to judge. Choose one from your"
+                " list."
             )
-        now, (back, forth) = revisions.now(), revisions.steps()
-        can_undo, can_redo = len(back) > 1, bool(forth)
-        place = places[key]
-        return Opened(blind(item), now.sheet, now.version, place, len(queue), can_undo, can_redo)
-
-    def _revisions(
-        self, session: Session, person: Annotator, key: str, locked: bool = False
-    ) -> tuple[Revisions, Item]:
-        wanted = (
-            select(AssignmentRow, ItemRow)
-            .join(ItemRow, ItemRow.id == AssignmentRow.item_id)
-            .where(ItemRow.key == key, belongs_to(person.name, person.role))
-        )
-        if locked:  # not against those who only refer to the row: that could be a deadlock
-            wanted = wanted.with_for_update(of=AssignmentRow, key_share=True)
-        row = session.execute(wanted).first()
-        if row is None:
+        if person.role == ADJUDICATOR and not found[0].version and key not in self._ready():
             raise NotAssigned(
-                f"{key!r} is no item that is for {person.name or 'adjudicators'} to judge."
-                " Go back to the queue and choose one there."
+                f"Item {key} is not ready: fewer than {READY} annotators have handed it in."
             )
-        item = item_of(row.ItemRow)
-        return Revisions(session, row.AssignmentRow, item), item
+        return found[0]._replace(item=found[0].item.blind())
 
-    def _changed(
+    def sheets(self, key: str) -> dict[str, Sheet]:
+        """Return what annotators handed in about an item, by name."""
+        return {
+            one.annotator: one.sheet
+            for one in self.judgments(key=key)
+            if one.sheet.done and one.role == ANNOTATOR
+        }
+
+    def save(self, person: Person, key: str, base: int, sheet: Sheet) -> Judgment:
+        """Save a sheet that was made from version `base` and return what stands now."""
+        opened = self.open_item(person, key)
+        check_sheet(opened.item, sheet)
+        with self._transaction(writing=True) as db:
+            now = self._newest(db, key, person.owner)
+            if sheet != now.sheet:  # else a save that was sent twice
+                if base != now.version:
+                    raise SaveConflict(now._replace(item=opened.item))
+                now = self._insert(db, now, sheet, person.name)
+        return now._replace(item=opened.item)
+
+    def import_sheet(self, owner: str, key: str, sheet: Sheet) -> bool:
+        """Save a sheet from elsewhere if nothing was saved here yet; return whether it was saved.
+
+        A sheet that was saved here once is not saved again; any other is a conflict.
+        """
+        check_sheet(self.items[key], sheet)
+        with self._transaction(writing=True) as db:
+            now = self._newest(db, key, owner)
+            known = [Sheet(), *(one.sheet for one in self._history(db, key, owner))]
+            if sheet in known:
+                return False
+            if now.version:
+                raise SaveConflict(now)
+            self._insert(db, now, sheet, "import")
+        return True
+
+    def history(self, owner: str, key: str) -> list[Revision]:
+        """Return every revision of a sheet, oldest first."""
+        with self._transaction() as db:
+            return self._history(db, key, owner)
+
+    def progress(self) -> list[PersonProgress]:
+        """Return how far everybody is."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT saved_by, max(saved_at) FROM revision GROUP BY saved_by")
+            last = dict(rows.fetchall())
+        found = []
+        for person in self.people():
+            queue = self.queue(person)
+            done = sum(one.sheet.done for one in queue)
+            found.append(
+                PersonProgress(person.name, person.role, done, len(queue), last.get(person.name))
+            )
+        return found
+
+    def _judgment(
         self,
-        person: Annotator,
         key: str,
-        change: Callable[[Revisions, int], Saved],
-        is_open: bool = False,
-    ) -> Saved:
-        """Return what a change came to; where somebody was faster, it is made again on theirs."""
-        for attempt in range(ATTEMPTS):
-            try:
-                with self._database.writing() as session:
-                    # Whoever lost once waits in line, so that nobody loses for ever.
-                    revisions, _ = self._revisions(session, person, key, locked=attempt > 0)
-                    if person.role == ADJUDICATOR and not is_open:
-                        self._opened(session, person, key)
-                    by = select(PersonRow.id).where(PersonRow.name == person.name)
-                    return change(revisions, session.scalars(by).one())
-            except (IntegrityError, Beaten):
-                time.sleep(random.uniform(0, 0.02))
-        raise FfmemError(f"Too many are saving {key!r} at once. Nothing is lost: save again.")
+        owner: str,
+        place: int,
+        version: int | None,
+        saved_at: str | None,
+        sheet: str | None,
+    ) -> Judgment:
+        item = self.items[key]
+        role = ADJUDICATOR if owner == ADJUDICATORS else ANNOTATOR
+        filled = Sheet() if sheet is None else Sheet.parse(json.loads(sheet), item)
+        return Judgment(item, owner, filled, role, version or 0, saved_at, place)
+
+    def _ready(self) -> set[str]:
+        """Return the items that enough annotators have handed in."""
+        with self._transaction() as db:
+            rows = db.execute(
+                f"SELECT a.key {WITH_NEWEST} WHERE a.owner != ? GROUP BY a.key"
+                " HAVING coalesce(sum(r.done), 0) >= min(?, count(*))",
+                (ADJUDICATORS, READY),
+            ).fetchall()
+        return {key for (key,) in rows}
+
+    def _newest(self, db: sqlite3.Connection, key: str, owner: str) -> Judgment:
+        row = db.execute(f"{NEWEST} WHERE a.key = ? AND a.owner = ?", (key, owner)).fetchone()
+        return self._judgment(*row)
+
+    def _history(self, db: sqlite3.Connection, key: str, owner: str) -> list[Revision]:
+        rows = db.execute(
+            "SELECT version, saved_by, saved_at, sheet FROM revision"
+            " WHERE key = ? AND owner = ? ORDER BY version",
+            (key, owner),
+        ).fetchall()
+        return [
+            Revision(version, saved_by, saved_at, Sheet.parse(json.loads(sheet), self.items[key]))
+            for version, saved_by, saved_at, sheet in rows
+        ]
+
+    def _insert(
+        self, db: sqlite3.Connection, before: Judgment, sheet: Sheet, saved_by: str
+    ) -> Judgment:
+        """Add a revision after the newest one."""
+        saved_at = datetime.now(UTC).isoformat()
+        now = before._replace(sheet=sheet, version=before.version + 1, saved_at=saved_at)
+        content = json.dumps(sheet.to_dict())
+        db.execute(
+            "INSERT INTO revision VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (now.item.key, now.annotator, now.version, saved_by, saved_at, content, sheet.done),
+        )
+        return now
+
+    @contextmanager
+    def _transaction(self, writing: bool = False) -> Iterator[sqlite3.Connection]:
+        """Give a connection of its own; what the block did is committed when it ends, or undone.
+
+        A connection per transaction needs no locks between threads, and finds a file that was
+        moved away. After the commit the data is on the disk (synchronous=EXTRA).
+        """
+        try:
+            with closing(
+                sqlite3.connect(
+                    f"{self.path.as_uri()}?mode=rw",
+                    uri=True,
+                    timeout=BUSY_SECONDS,
+                    isolation_level=None,
+                )
+            ) as db:
+                db.execute("PRAGMA synchronous = EXTRA")
+                db.execute("PRAGMA foreign_keys = ON")
+                # Take the write lock first: a reader cannot become a writer while others write.
+                db.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+                yield db
+                db.execute("COMMIT")
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+            raise  # a bug
+        except sqlite3.DatabaseError as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: sqlite3.DatabaseError) -> FfmemError:
+        """Return an error that says what to do."""
+        reason = str(error)
+        if "disk is full" in reason:
+            return StorageFull(
+                f"The disk of the study {self.path} is full. Everything saved before is kept. Free"
+                " some space and try again."
+            )
+        hints = {
+            "readonly": "you may not write to it. Check the permissions of the file and its folder",
+            "unable to open": "it cannot be opened. Was it moved or deleted?",
+            "locked": "another process has been writing for too long. Try again",
+            "not a database": "it is not a SQLite database. Choose another file with --db",
+            "malformed": "it is damaged. Restore a backup, or create a new study and import"
+            " an export",
+        }
+        hint = next((text for sign, text in hints.items() if sign in reason), reason)
+        return StoreError(f"Cannot use the study {self.path}: {hint.rstrip('.')}.")
+
+
+def study_path(folder: Path) -> Path:
+    """Return where the study of an index is: next to the folder, which `extend` replaces."""
+    whole = folder.resolve()
+    return whole.with_name(f"{whole.name}-annotations.sqlite")
+
+
+def check_sheet(item: Item, sheet: Sheet) -> None:
+    """Raise unless a sheet can be about an item, and is finished if it is handed in."""
+    Sheet.parse(sheet.to_dict(), item)
+    problems = sheet.problems(item)
+    if sheet.done and problems:
+        raise FfmemError(f"The sheet cannot be handed in yet. {' '.join(problems)}")
+
+
+def _is_study(db: sqlite3.Connection, path: Path) -> bool:
+    """Return whether a database is a study; raise if it is something else."""
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if not tables:
+        return False
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise StoreError(f"{path} is another program's database. Choose another file with --db.")
+    if version != FORMAT:
+        raise StoreError(
+            f"The study {path} has format {version}; this ffmem reads format {FORMAT}. Install the"
+            " ffmem that created it."
+        )
+    return True
+
+
+def _insert_plan(db: sqlite3.Connection, plan: Plan) -> None:
+    """Add settings, people with new codes, items and assignments."""
+    created = datetime.now(UTC).isoformat()
+    db.execute("INSERT INTO study VALUES (?, ?)", (json.dumps(plan.settings), created))
+    roles = dict.fromkeys(plan.orders, ANNOTATOR) | dict.fromkeys(plan.adjudicators, ADJUDICATOR)
+    people = [(name, secrets.token_urlsafe(16), role) for name, role in roles.items()]
+    db.executemany("INSERT INTO person VALUES (?, ?, ?)", people)
+    # By key: the order of rows must tell nothing.
+    items = sorted(plan.items, key=lambda item: item.key)
+    db.executemany(
+        "INSERT INTO item VALUES (?, ?, ?, ?, ?, ?)",
+        [(*item[:4], json.dumps(item.texts), json.dumps(item.words)) for item in items],
+    )
+    orders = {**plan.orders, ADJUDICATORS: [item.key for item in items]}
+    places = {
+        (key, owner): place
+        for owner, keys in orders.items()
+        for place, key in enumerate(keys, start=1)
+    }
+    db.executemany(
+        "INSERT INTO assignment VALUES (?, ?, ?)",
+        [(*pair, places[pair]) for pair in sorted(places)],
+    )
+
+
+@lru_cache(2048)
+def _parse_texts(content: str) -> tuple[Text, ...]:
+    """Return the texts of an item. A page of the explorer reads all items for each request."""
+    return tuple(Text(*text) for text in json.loads(content))
+
+
+def _parse_pattern(content: Any, n: int) -> SheetPattern:
+    if not isinstance(content, dict) or content.keys() - PATTERN_FIELDS:
+        raise FfmemError("A pattern has the fields id, description, kind and marks.")
+    id, kind, marks = content.get("id"), content.get("kind"), content.get("marks", [])
+    if not isinstance(id, str) or not 0 < len(id) <= 64 or not id.isprintable():
+        raise FfmemError("The id of a pattern is a text of 1 to 64 printable characters.")
+    if kind is not None and kind not in KINDS:
+        raise FfmemError(f"A pattern is {' or '.join(KINDS)}, not {kind!r}.")
+    if not isinstance(marks, list) or any(
+        type(mark) is not int or not 1 <= mark <= n for mark in marks
+    ):
+        raise FfmemError(f"The marks of a pattern are numbers of texts, 1 to {n}.")
+    return SheetPattern(id, _check_text(content.get("description", "")), kind, frozenset(marks))
+
+
+def _check_text(text: Any) -> str:
+    if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
+        raise FfmemError(f"A description or note is a text of at most {MAX_CHARACTERS} characters.")
+    if _UNSTORABLE.search(text):
+        raise FfmemError("A description or note holds characters that cannot be stored.")
+    return text

@@ -308,7 +308,7 @@ def serve(
         allowed: Other names of this machine that browsers may use.
         model: Where the model is now, if it has moved.
         device: Where the model runs.
-        db: Database of the annotation study; DIR-annotations.sqlite is found without it.
+        db: File of the annotation study; DIR-annotations.sqlite is found without it.
         ready: Called with the address of the page.
     """
     from ffmem.web.serving import serve as run

@@ -110,11 +110,8 @@ def explain(
     return explain_patterns(as_index(folder), endpoint, cells, per_layer, seed, progress)
 
 
-def study(folder: str | Path | Index, *, db: str | None = None) -> "AnnotationStudy":
-    """Open the annotation study of an index and return it.
+def study(folder: str | Path | Index, *, db: str | Path | None = None) -> "AnnotationStudy":
+    """Open the annotation study of an index: DIR-annotations.sqlite, unless `db` names a file."""
+    from ffmem.annotation.study import AnnotationStudy, study_path
 
-    It is the one beside the index, unless `db` names another database.
-    """
-    from ffmem.annotation.study import AnnotationStudy, beside
-
-    return AnnotationStudy.open(db or str(beside(as_index(folder).folder)))
+    return AnnotationStudy.open(db or study_path(as_index(folder).folder))

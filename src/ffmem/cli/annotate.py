@@ -1,6 +1,6 @@
 """Commands of an annotation study: init, people, status, export, import, report, publish.
 
-The study is in a database beside DIR, or where `--db` says.
+The study is the file DIR-annotations.sqlite, unless `--db` names another.
 """
 
 from pathlib import Path
@@ -109,30 +109,30 @@ def init(
 
     Prints a link for each person. Anyone who has a link can act as that person.
     """
-    from ffmem.annotation.plan import cases_of, draw
-    from ffmem.annotation.study import AnnotationStudy
+    from ffmem.annotation.sampling import draw_plan, read_cases
+    from ffmem.annotation.study import AnnotationStudy, study_path
 
     if names is not None and annotators is not None:
         raise click.UsageError("Give --annotators or --names, not both.")
     index = ffmem.open(folder)
     options["annotators"] = names.split(",") if names is not None else annotators or 3
-    cases = None if composition is None else cases_of(composition, index)
-    plan = draw(index, composition=cases, **options)
-    with AnnotationStudy.create(_database(folder, db), plan) as study:
-        drawn = plan.settings["drawn"]
-        for sentence in _warnings(drawn, plan.settings["asked"]):
-            Progress(quiet=as_json).say(sentence)
-        if not as_json:
-            click.echo(
-                f"Drew {pluralize(drawn['memories'], 'memories')}, {drawn['controls']} controls and"
-                f" {drawn['compositions']} cases of composition into {study.name}."
-            )
-        _print_people(study, as_json, {"settings": study.settings, "database": study.name})
-        if not as_json:
-            click.echo(
-                f"Run `ffmem serve {folder}`, and send each person the address of that page with"
-                " their own link. The code in a link is secret."
-            )
+    cases = None if composition is None else read_cases(composition, index)
+    plan = draw_plan(index, composition=cases, **options)
+    study = AnnotationStudy.create(db or study_path(folder), plan)
+    drawn = plan.settings["drawn"]
+    for sentence in _warnings(drawn, plan.settings["asked"]):
+        Progress(quiet=as_json).say(sentence)
+    if not as_json:
+        click.echo(
+            f"Drew {pluralize(drawn['memories'], 'memories')}, {drawn['controls']} controls and"
+            f" {drawn['compositions']} cases of composition into {study.path}."
+        )
+    _print_people(study, as_json, {"settings": study.settings, "database": str(study.path)})
+    if not as_json:
+        click.echo(
+            f"Run `ffmem serve {folder}` and send each person the address of that page with their"
+            " own link. The code in a link is secret."
+        )
 
 
 @annotate.command()
@@ -141,8 +141,7 @@ def init(
 @json_option
 def people(folder: Path, db: str | None, as_json: bool) -> None:
     """Print everyone's code and link."""
-    with _open_study(folder, db) as study:
-        _print_people(study, as_json, {})
+    _print_people(_open_study(folder, db), as_json, {})
 
 
 @annotate.command()
@@ -151,20 +150,17 @@ def people(folder: Path, db: str | None, as_json: bool) -> None:
 @json_option
 def status(folder: Path, db: str | None, as_json: bool) -> None:
     """Show everyone's progress."""
-    with _open_study(folder, db) as study:
-        progress = study.progress()
-        if as_json:
-            rows = [
-                one._asdict() | {"last_saved": one.last_saved and one.last_saved.isoformat()}
-                for one in progress
-            ]
-            print_json({"database": study.name, "settings": study.settings, "people": rows})
-            return
-        for one in progress:
-            when = f"{one.last_saved:%Y-%m-%d %H:%M} UTC" if one.last_saved else "never"
-            click.echo(
-                f"{one.name:20} {one.role:12} {one.done:5} of {one.of:5} done   last saved {when}"
-            )
+    study = _open_study(folder, db)
+    progress = study.progress()
+    if as_json:
+        rows = [one._asdict() for one in progress]
+        print_json({"database": str(study.path), "settings": study.settings, "people": rows})
+        return
+    for one in progress:
+        when = f"{one.last_saved[:16].replace('T', ' ')} UTC" if one.last_saved else "never"
+        click.echo(
+            f"{one.name:20} {one.role:12} {one.done:5} of {one.of:5} done   last saved {when}"
+        )
 
 
 @annotate.command()
@@ -179,10 +175,9 @@ def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool
     The file tells controls from memories, and holds no codes. The first line of a .jsonl has the
     settings of the study.
     """
-    from ffmem.annotation.exchange import export as export_study
+    from ffmem.annotation.exchange import export_sheets
 
-    with _open_study(folder, db) as study:
-        n = export_study(study, out, history)
+    n = export_sheets(_open_study(folder, db), out, history)
     if as_json:
         print_json({"file": str(out), "sheets": n, "history": history})
     else:
@@ -194,27 +189,26 @@ def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool
 @click.argument("file", type=PATH)
 @db_option
 @json_option
-def import_sheets(folder: Path, file: Path, db: str | None, as_json: bool) -> None:
-    """Import sheets from a file that `export` wrote.
+def import_(folder: Path, file: Path, db: str | None, as_json: bool) -> None:
+    """Import sheets from a .jsonl file that `export` wrote.
 
-    Sheets in the study are kept; conflicts are listed. Importing a file twice changes nothing.
+    Fills sheets that are still empty here; the others stay, and those that differ are listed.
+    Importing a file twice changes nothing.
     """
-    from ffmem.annotation.exchange import import_file
+    from ffmem.annotation.exchange import import_sheets
 
-    with _open_study(folder, db) as study:
-        done = import_file(study, file)
+    done = import_sheets(_open_study(folder, db), file)
     if as_json:
         print_json(done._asdict())
     else:
         click.echo(
-            f"Imported {done.saved:,} new sheets and merged {done.merged:,};"
-            f" {done.there:,} were already here."
+            f"Imported {pluralize(done.imported, 'sheets')}; {done.unchanged:,} were already here."
         )
     for sentence in done.conflicts:
         click.echo(sentence, err=True)
     if done.conflicts:
         raise FfmemError(
-            f"{pluralize(len(done.conflicts), 'sheets')} of {file} conflict with the study and were"
+            f"{pluralize(len(done.conflicts), 'sheets')} of {file} differ from the study and were"
             " not imported (see above). Let the annotators or an adjudicator decide."
         )
 
@@ -228,9 +222,7 @@ def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
     """Write the study's figures, tables and agreement."""
     from ffmem.annotation.report import write_report
 
-    with _open_study(folder, db) as study:
-        path = write_report(study, ffmem.open(folder), out)
-    _print_path(path, as_json)
+    _print_path(write_report(_open_study(folder, db), ffmem.open(folder), out), as_json)
 
 
 @annotate.command()
@@ -240,25 +232,18 @@ def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
 def publish(folder: Path, db: str | None, as_json: bool) -> None:
     """Add people's patterns to the index.
 
-    Pages, search and Figure 2 then show them.
+    Pages, search and Figure 2 then show them. After this, annotators are no longer blind.
     """
-    from ffmem.annotation.publish import publish as publish_patterns
+    from ffmem.annotation.report import publish as publish_patterns
 
-    with _open_study(folder, db) as study:
-        published = publish_patterns(study, ffmem.open(folder))
+    published = publish_patterns(_open_study(folder, db), ffmem.open(folder))
     _print_path(published.folder, as_json)
 
 
-def _database(folder: Path, db: str | None) -> str | Path:
-    from ffmem.annotation.study import beside
-
-    return db if db else beside(folder)
-
-
 def _open_study(folder: Path, db: str | None) -> "AnnotationStudy":
-    from ffmem.annotation.study import AnnotationStudy
+    from ffmem.annotation.study import AnnotationStudy, study_path
 
-    return AnnotationStudy.open(_database(folder, db))
+    return AnnotationStudy.open(db or study_path(folder))
 
 
 def _print_people(study: "AnnotationStudy", as_json: bool, also: dict[str, Any]) -> None:
@@ -278,7 +263,7 @@ def _warnings(drawn: dict[str, Any], asked: dict[str, Any]) -> list[str]:
         "memories_without_triggers": "{} memories of the index have no trigger and were not drawn.",
         "lists_shorter_than_top": f"{{}} drawn lists have fewer than {asked['top']} triggers.",
         "control_texts_of_a_repeated_sentence": (
-            "{} texts of controls share a sentence with another: the index's sample is too small."
+            "{} texts of controls share a sentence with another: the corpus is too small."
         ),
     }
     found = [text.format(drawn[name]) for name, text in sentences.items() if drawn[name]]

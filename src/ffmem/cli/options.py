@@ -64,9 +64,9 @@ index_start_option = click.option(
 )
 db_option = click.option(
     "--db",
-    metavar="URL",
+    metavar="FILE",
     envvar="FFMEM_ANNOTATIONS",
-    help="SQLite file, or postgresql://…. Default: DIR-annotations.sqlite.",
+    help="File of the annotation study. Default: DIR-annotations.sqlite.",
 )
 
 

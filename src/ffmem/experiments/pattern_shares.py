@@ -9,8 +9,7 @@ stands with its main list of triggers. No model is needed.
 
 from typing import Any
 
-from ffmem.annotation.coverage import Key, key_of, shares
-from ffmem.annotation.machine import kept_agreements
+from ffmem.annotation.agreement import Key, kept_agreements, key_of, shares
 from ffmem.errors import StoreError
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.settings import settings

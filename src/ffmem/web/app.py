@@ -13,8 +13,6 @@ from starlette.staticfiles import StaticFiles
 
 from ffmem.errors import FfmemError
 from ffmem.web import (
-    adjudicating,
-    annotating,
     figures,
     home,
     interface,
@@ -28,12 +26,12 @@ from ffmem.web.library import Library
 from ffmem.web.site import Site
 from ffmem.web.state import State
 from ffmem.web.studies import Studies
-from ffmem.web.views import edits, trace
+from ffmem.web.views import annotate, edits, trace
 from ffmem.web.worker import Worker
 
 ROOMS = (
     *(home, layers, memory_page, searching, trace, edits, figures),
-    *(annotating, adjudicating, interface),
+    *(annotate, interface),
 )
 """Each has a page, or several, and their twins below /api."""
 

@@ -1,440 +1,494 @@
-// The editor of a sheet: marking by click, drag and key, patterns, hand in. The page is a plain
-// form without this file; with it, every change is saved by itself (annotate-saving.js).
+// The editor of one item's sheet: mark texts, describe patterns, hand in.
+//
+// Every change is saved with the version it started from. A save is repeated until it is answered;
+// the server takes the same sheet twice as one. If a newer version stands, the page shows it, to
+// take or to overwrite. What is not acknowledged yet also lies in localStorage, for a reload.
 
-import { id, recover, Saving } from "./annotate-saving.js";
-
-const COLOURS = 9;
+const COLORS = 9;
 const MOST_PATTERNS = 30;
-const form = document.getElementById("sheet");
+const SOON = 300; // milliseconds after the last change before it is saved
+const PATIENCE = 10_000; // milliseconds to wait for an answer
+const LONGEST = 8_000; // milliseconds between two attempts
+
 const by = (name) => document.getElementById(name);
+const color = (number) => `c${((number - 1) % COLORS) + 1}`;
+const plural = (n) => `${n} text${n === 1 ? "" : "s"}`;
+const ascending = (marks) => [...new Set(marks)].sort((a, b) => a - b);
+const copy = ({ patterns, no_pattern, related, note, done }) => ({
+  patterns: patterns.map(({ id, description, kind, marks }) => ({ id, description, kind, marks: ascending(marks) })),
+  no_pattern,
+  related,
+  note,
+  done,
+});
+const same = (one, other) => JSON.stringify(copy(one)) === JSON.stringify(copy(other));
+const sleep = (time) => new Promise((resolve) => setTimeout(resolve, time));
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value === true) made.setAttribute(name, "");
-    else if (value !== false && value != null) made.setAttribute(name, value);
+    else made.setAttribute(name, value);
   }
   made.append(...children);
   return made;
 }
 
-const colour = (number) => `c${((number - 1) % COLOURS) + 1}`;
-const plural = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+const { dataset } = by("sheet");
+const rows = [...document.querySelectorAll("#texts > li")];
+const isComposition = !rows.length;
+const radios = [...document.querySelectorAll("input[name=related]")];
 
-if (form) edit();
-else {
-  // The queue: work that a closed page left here is sent from wherever somebody is.
-  const queue = by("queue");
-  const say = (text) => (by("state").textContent = text);
-  if (queue) {
-    recover(queue.dataset.person, {
-      lost: (why) => say(`Work of before is not saved yet: ${why}, trying again`),
-      done: () => say("Work that had not been saved is saved now. Load the page again to see it counted."),
-    });
+let { version, sheet, problems } = JSON.parse(dataset.state);
+let saved = copy(sheet); // what the server has
+let sending = null; // what is on its way
+let newer = null; // the version that we are in conflict with
+let refused = false; // whether the server did not take the sheet as it is
+let active = sheet.patterns[0]?.id ?? null; // the pattern that marks
+let current = 0; // the row that keys act on
+
+const find = (id) => sheet.patterns.find((pattern) => pattern.id === id);
+
+// ---- saving --------------------------------------------------------------------------------------
+
+const draftKey = `ffmem-draft:${dataset.person}:${dataset.key}`;
+let draft = null;
+let timer;
+
+// Keeps what is not acknowledged; storage may be forbidden or full.
+function keepDraft() {
+  try {
+    if (!same(sheet, saved)) localStorage.setItem(draftKey, (draft = JSON.stringify({ version, sending, sheet })));
+    else if (localStorage.getItem(draftKey) === draft) localStorage.removeItem(draftKey); // not another window's
+  } catch {
+    draft = null;
   }
 }
 
-function edit() {
-  document.documentElement.classList.add("scripted");
-  const { dataset } = form;
-  const addresses = { save: dataset.api, undo: dataset.undo, redo: dataset.redo };
-  const rows = [...document.querySelectorAll("#texts > li")];
-  const isComposition = "composition" in dataset;
-  let active = null; // the id of the pattern that marks
-  let current = 0; // the row that keys act on
-  let handing = false;
+// Goes on where a page of this item was left with unsaved work.
+function restoreDraft() {
+  let left = null;
+  try {
+    draft = localStorage.getItem(draftKey);
+    left = JSON.parse(draft);
+  } catch {
+    // Then there is nothing to restore.
+  }
+  if (!left || same(left.sheet, sheet)) return keepDraft();
+  const isOurs = left.version === version || (left.sending && same(left.sending, sheet));
+  if (!isOurs) newer = { version, sheet: copy(sheet), problems };
+  sheet = left.sheet;
+  active = sheet.patterns[0]?.id ?? null;
+  if (!newer) save();
+}
 
-  const saving = new Saving(addresses, dataset.person, JSON.parse(dataset.stand), {
-    state: showState,
-    stand: showStand,
-    sheet: render,
-    incoming: (text) => {
-      by("incoming").hidden = false;
-      by("incoming").textContent = text;
-    },
-    clash: choose,
-    elsewhere: (address) => {
-      const link = element("a", { href: address.replace("/api/annotate/", `/${dataset.room}/`) }, "Open it and choose");
-      by("incoming").hidden = false;
-      by("incoming").replaceChildren("Another item has two versions of the same words. ", link);
-    },
+async function post(body) {
+  const answer = await fetch(dataset.api, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-ffmem": "annotate" },
+    body,
+    signal: AbortSignal.timeout(PATIENCE),
+    keepalive: body.length < 15_000, // it outlives the page; browsers allow 64 KiB
   });
+  return { status: answer.status, content: await answer.json() };
+}
 
-  const patterns = () => saving.sheet.patterns;
-  const find = (sheet, one) => sheet.patterns.find((pattern) => pattern.id === one);
-  const locked = () => saving.sheet.done;
-
-  // ---- what is shown -------------------------------------------------------------------------
-
-  function showState(kind, text) {
-    const line = by("state");
-    line.className = `small ${kind}`;
-    line.textContent = text;
-  }
-
-  function showStand(stand) {
-    by("undo").disabled = !stand.can_undo;
-    by("redo").disabled = !stand.can_redo;
-    by("problems").replaceChildren(...stand.problems.map((text) => element("li", {}, text)));
-    form.elements.base.value = stand.version;
-    if (handing && stand.sheet.done) {
-      handing = false;
-      const place = new URL(form.action);
-      place.pathname = `/${dataset.room}${stand.next ? `/${stand.next}` : ""}`;
-      location.assign(place);
+async function save() {
+  clearTimeout(timer);
+  if (sending || newer || refused || same(sheet, saved)) return;
+  sending = copy(sheet);
+  keepDraft();
+  const body = JSON.stringify({ base: version, sheet: sending });
+  let answer = null;
+  for (let wait = 500; !answer; wait = Math.min(2 * wait, LONGEST)) {
+    showState("saving", "Saving …");
+    try {
+      answer = await post(body);
+    } catch {
+      // The connection or the server is gone.
+    }
+    if (answer?.status >= 500) answer = null;
+    if (!answer) {
+      showState("lost", "Not saved: no answer from the server, trying again. Keep this page open.");
+      await sleep(wait);
     }
   }
-
-  function render() {
-    if (!find(saving.sheet, active)) active = patterns()[0]?.id ?? null;
-    const done = locked();
-    form.classList.toggle("locked", done);
-    by("done").hidden = !done;
-    by("hand-in").hidden = done;
-    by("problems").hidden = done || !by("problems").children.length;
-    if (document.activeElement !== by("note")) by("note").value = saving.sheet.note;
-    by("note").disabled = done;
-    for (const button of document.querySelectorAll("button.take")) showTake(button);
-    if (isComposition) return renderAnswer(done);
-    by("none").checked = saving.sheet.no_pattern;
-    by("none").disabled = by("add").disabled = done;
-    renderPatterns(done);
-    renderRows(done);
-  }
-
-  function renderAnswer(done) {
-    for (const radio of form.elements.related) {
-      radio.checked = saving.sheet.related !== null && saving.sheet.related === (radio.value === "yes");
-      radio.disabled = done;
-    }
-  }
-
-  function renderPatterns(done) {
-    const panel = by("patterns");
-    const cards = new Map([...panel.children].map((card) => [card.dataset.id, card]));
-    patterns().forEach((pattern, place) => {
-      const card = cards.get(pattern.id) ?? makeCard(pattern.id);
-      cards.delete(pattern.id);
-      showCard(card, pattern, place + 1, done);
-      if (panel.children[place] !== card) panel.insertBefore(card, panel.children[place] ?? null);
-    });
-    for (const card of cards.values()) card.remove();
-    by("strip").replaceChildren(
-      ...patterns().map((pattern, place) => numberButton(pattern.id, place + 1, () => setActive(pattern.id))),
-      ...(done ? [] : [element("button", { type: "button", class: "small", onclick: addPattern }, "+")]),
-    );
-  }
-
-  function numberButton(one, number, act) {
-    const pressed = one === active;
-    const title = `Mark with pattern ${number}`;
-    return element("button", { type: "button", class: `num ${colour(number)}`, "aria-pressed": String(pressed), "aria-label": title, title, onclick: act }, String(number));
-  }
-
-  function makeCard(one) {
-    const text = element("textarea", { rows: "2", maxlength: "500", dir: "auto", placeholder: "What do the texts share?" });
-    text.addEventListener("input", () => saving.change((sheet) => (find(sheet, one).description = text.value)));
-    text.addEventListener("focus", () => setActive(one));
-    text.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.ctrlKey && !event.isComposing) {
-        event.preventDefault();
-        focusRow(current);
-      }
-    });
-    const kinds = ["shallow", "semantic"].map((kind) =>
-      element(
-        "button",
-        { type: "button", "data-kind": kind, "aria-pressed": "false", onclick: () => saving.change((sheet) => (find(sheet, one).kind = kind)) },
-        kind,
-      ),
-    );
-    const card = element(
-      "div",
-      { class: "pat", "data-id": one, role: "group" },
-      element("span", { class: "slot" }),
-      text,
-      element("span", { class: "kinds", role: "group", "aria-label": "Kind" }, ...kinds),
-      element("span", { class: "count" }),
-      element("button", { type: "button", class: "remove quiet", title: "Remove this pattern", onclick: () => removePattern(one) }, "✕"),
-    );
-    card.addEventListener("mousedown", () => setActive(one));
-    return card;
-  }
-
-  function showCard(card, pattern, number, done) {
-    card.className = `pat ${colour(number)}${pattern.id === active ? " active" : ""}`;
-    card.setAttribute("aria-label", `Pattern ${number}`);
-    card.querySelector(".slot").replaceChildren(numberButton(pattern.id, number, () => setActive(pattern.id)));
-    const text = card.querySelector("textarea");
-    text.setAttribute("aria-label", `What the texts of pattern ${number} share`);
-    if (text.value !== pattern.description) text.value = pattern.description;
-    text.disabled = done;
-    for (const button of card.querySelectorAll("[data-kind]")) {
-      button.setAttribute("aria-pressed", String(button.dataset.kind === pattern.kind));
-      button.disabled = done;
-    }
-    card.querySelector(".count").textContent = plural(pattern.marks.length, "text");
-    const remove = card.querySelector(".remove");
-    remove.setAttribute("aria-label", `Remove pattern ${number}`);
-    remove.hidden = done;
-  }
-
-  function renderRows(done) {
-    const place = patterns().findIndex((pattern) => pattern.id === active);
-    by("texts").setAttribute("aria-label", place < 0 ? "Texts" : `Texts; those marked show pattern ${place + 1}`);
-    rows.forEach((row, at) => {
-      const rank = at + 1;
-      const shown = patterns().map((pattern, index) => [pattern, index + 1]).filter(([pattern]) => pattern.marks.includes(rank));
-      const marked = shown.some(([pattern]) => pattern.id === active);
-      row.setAttribute("aria-selected", String(marked));
-      row.setAttribute("aria-disabled", String(done));
-      row.className = marked ? `marked ${colour(place + 1)}` : "";
-      row.tabIndex = at === current ? 0 : -1;
-      const chips = shown.map(([, number]) => element("span", { class: `num ${colour(number)}` }, String(number)));
-      row.querySelector(".marks.live").replaceChildren(element("span", { class: "hide" }, shown.length ? " Patterns: " : ""), ...chips);
-    });
-  }
-
-  function showTake(button) {
-    const offered = JSON.parse(button.dataset.patterns);
-    const all = offered.every((pattern) => find(saving.sheet, pattern.id)) && (button.dataset.none !== "true" || saving.sheet.no_pattern);
-    button.disabled = locked() || all;
-  }
-
-  // ---- what changes --------------------------------------------------------------------------
-
-  function setActive(one) {
-    if (active === one) return;
-    active = one;
+  const { status, content } = answer;
+  const sent = sending;
+  sending = null;
+  if (status === 200) {
+    version = content.version;
+    problems = content.problems;
+    saved = sent;
+    showState("saved", `Saved ${new Date().toTimeString().slice(0, 5)}`);
+    keepDraft();
+    if (sent.done && same(sheet, sent)) return leave(content.next);
     render();
+    return save();
   }
-
-  function addPattern() {
-    if (locked() || patterns().length >= MOST_PATTERNS) return;
-    const made = create();
-    by("patterns").querySelector(`[data-id="${made}"] textarea`).focus();
+  if (status === 409) {
+    newer = content;
+    setTimeout(() => by("conflict").scrollIntoView({ block: "nearest" }));
+  } else {
+    refused = true;
+    sheet.done = saved.done;
+    showState("refused", `Not saved: ${content.error}`);
   }
+  keepDraft();
+  return render();
+}
 
-  function create() {
-    const made = `p-${id()}`;
-    active = made;
-    saving.change((sheet) => {
-      sheet.patterns.push({ id: made, description: "", kind: null, marks: [] });
-      sheet.no_pattern = false;
-    });
-    return made;
-  }
+// Opens the next item, or the list of them.
+function leave(next) {
+  const to = new URL(dataset.items, location);
+  if (next) to.pathname += `/${next}`;
+  location.assign(to);
+}
 
-  function removePattern(one) {
-    if (!locked()) saving.change((sheet) => (sheet.patterns = sheet.patterns.filter((pattern) => pattern.id !== one)));
-  }
-
-  function mark(rank, on) {
-    if (locked()) return;
-    if (!active) create();
-    const one = active;
-    if (find(saving.sheet, one).marks.includes(rank) === on) return;
-    saving.change((sheet) => {
-      const pattern = find(sheet, one);
-      pattern.marks = on ? [...pattern.marks, rank] : pattern.marks.filter((mark) => mark !== rank);
-    });
-  }
-
-  const isMarked = (rank) => Boolean(find(saving.sheet, active)?.marks.includes(rank));
-
-  async function handIn() {
-    await saving.settled();
-    if (locked()) return;
-    if (by("problems").children.length || (!isComposition && !patterns().length && !saving.sheet.no_pattern)) {
-      by("problems").hidden = false;
-      by("problems").classList.add("asked");
-      by("problems").scrollIntoView({ block: "nearest" });
-      return;
-    }
-    handing = true;
-    saving.change((sheet) => (sheet.done = true));
-    await saving.settled();
-    handing = false;
-  }
-
-  function choose(clashes) {
-    const said = (value) => (value === true ? "yes" : value === false ? "no" : (value ?? "not said")) || "nothing";
-    by("versions").replaceChildren(
-      ...clashes.map((one) =>
-        element("div", {}, element("dt", {}, one.what), element("dd", {}, "yours: ", element("bdi", {}, said(one.mine))), element("dd", {}, "theirs: ", element("bdi", {}, said(one.theirs)))),
-      ),
-    );
-    by("refused").hidden = false;
-    by("refused").scrollIntoView({ block: "nearest" });
-    by("mine").focus();
-    return new Promise((resolve) => {
-      const answer = (side) => () => {
-        by("refused").hidden = true;
-        by("mine").onclick = by("theirs").onclick = null;
-        resolve(side);
-      };
-      by("mine").onclick = answer("mine");
-      by("theirs").onclick = answer("theirs");
-    });
-  }
-
-  // ---- mouse and fields ----------------------------------------------------------------------
-
-  let painting = null; // what a drag does: mark, unmark, or nothing
-  if (rows.length) {
-    by("texts").setAttribute("role", "listbox");
-    by("texts").setAttribute("aria-multiselectable", "true");
-  }
-  rows.forEach((row, at) => {
-    row.setAttribute("role", "option");
-    row.addEventListener("mousedown", (event) => {
-      if (event.button || locked()) return;
-      event.preventDefault(); // no selection of text
-      document.activeElement?.blur?.();
-      painting = !isMarked(at + 1);
-      mark(at + 1, painting);
-      focusRow(at, false);
-    });
-    row.addEventListener("mouseenter", (event) => {
-      if (painting === null || !(event.buttons & 1)) return;
-      mark(at + 1, painting);
-      focusRow(at, false);
-    });
-    // A screen reader's click comes without a mouse.
-    row.addEventListener("click", (event) => event.detail === 0 && mark(at + 1, !isMarked(at + 1)));
-    row.addEventListener("focus", () => {
-      current = at;
-      rows.forEach((other, place) => (other.tabIndex = place === at ? 0 : -1));
-    });
-  });
-  addEventListener("mouseup", () => (painting = null));
-
-  function focusRow(at, scroll = true) {
-    if (!rows.length) return;
-    current = Math.max(0, Math.min(rows.length - 1, at));
-    rows[current].focus({ preventScroll: true });
-    if (scroll) rows[current].scrollIntoView({ block: "nearest" });
-  }
-
-  by("add")?.addEventListener("click", addPattern);
-  by("none")?.addEventListener("change", (event) => saving.change((sheet) => (sheet.no_pattern = event.target.checked)));
-  by("note").addEventListener("input", () => saving.change((sheet) => (sheet.note = by("note").value)));
-  if (isComposition) {
-    for (const radio of form.elements.related) radio.addEventListener("change", () => answer(radio.value === "yes"));
-  }
-  function answer(related) {
-    if (!locked()) saving.change((sheet) => (sheet.related = related));
-  }
-
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("click", (event) => {
-    const button = event.target.closest("button[name]");
-    if (!button) return;
-    event.preventDefault();
-    if (button.name === "take") return take(button);
-    const acts = {
-      "hand-in": handIn,
-      "take-back": () => saving.change((sheet) => (sheet.done = false)),
-      undo: () => saving.step("undo"),
-      redo: () => saving.step("redo"),
-    };
-    acts[button.value]?.();
-  });
-
-  function take(button) {
-    if (locked()) return;
-    const offered = JSON.parse(button.dataset.patterns);
-    saving.change((sheet) => {
-      for (const pattern of offered) if (!find(sheet, pattern.id)) sheet.patterns.push(pattern);
-      if (button.dataset.none === "true") sheet.no_pattern = true;
-    });
-    if (offered.length) setActive(offered[0].id);
-  }
-
-  const rest = by("show-rest");
-  rest?.addEventListener("click", (event) => {
-    event.preventDefault();
-    rest.textContent = by("work").classList.toggle("with-rest") ? "Hide what follows" : "Show what follows";
-  });
-
-  // Two adjudicators share a sheet: each sees soon what the other does.
-  if (dataset.room === "adjudicate") setInterval(() => document.hidden || saving.refresh(), 5_000);
-
-  // ---- keys ----------------------------------------------------------------------------------
-
-  const help = element("dialog", { class: "help", "aria-label": "Keys" });
-  for (const [key, what] of [
-    ["j k or ↓ ↑", "next and previous text"],
-    ["Space", "mark the text with the chosen pattern"],
-    ["1 … 9", isComposition ? "1 related, 2 distant" : "mark it with that pattern, and choose it"],
-    ["n", "a new pattern"],
-    ["e", "describe the chosen pattern; Enter goes back"],
-    ["s m", "call it shallow, semantic"],
-    ["0", "no pattern here"],
-    ["f", "show what follows the texts"],
-    ["Ctrl-Z", "undo; with Shift, redo"],
-    ["[ ]", "previous and next item"],
-    ["Ctrl-Enter", "hand in"],
-  ]) {
-    help.append(element("p", {}, element("kbd", {}, key), ` ${what}`));
-  }
-  document.body.append(help);
-  by("keys").addEventListener("click", () => help.showModal());
-
-  function digit(number) {
-    if (isComposition) return number <= 2 && answer(number === 1);
-    const pattern = patterns()[number - 1];
-    if (!pattern) return;
-    setActive(pattern.id);
-    if (rows.includes(document.activeElement)) mark(current + 1, !isMarked(current + 1));
-  }
-
-  const call = (kind) => active && !locked() && saving.change((sheet) => (find(sheet, active).kind = kind));
-  const move = (by) => focusRow(rows.includes(document.activeElement) ? current + by : current);
-  const keys = {
-    j: () => move(1),
-    ArrowDown: () => move(1),
-    k: () => move(-1),
-    ArrowUp: () => move(-1),
-    Home: () => focusRow(0),
-    End: () => focusRow(rows.length - 1),
-    " ": () => rows.includes(document.activeElement) && mark(current + 1, !isMarked(current + 1)),
-    n: () => !isComposition && addPattern(),
-    e: () => by("patterns")?.querySelector(".active textarea")?.focus(),
-    s: () => call("shallow"),
-    m: () => call("semantic"),
-    0: () => by("none")?.click(),
-    f: () => rest?.click(),
-    "[": () => by("previous")?.click(),
-    "]": () => by("following")?.click(),
-    "?": () => (help.open ? help.close() : help.showModal()),
-  };
-
-  // Before the keys of the site, some of which lead away from here.
-  document.addEventListener(
-    "keydown",
-    (event) => {
-      const control = event.ctrlKey || event.metaKey;
-      if (control && event.key === "Enter") return event.preventDefault(), handIn();
-      const field = event.target.closest?.("textarea, select, input:not([type=checkbox]):not([type=radio])");
-      if (field) return;
-      if (control && event.key.toLowerCase() === "z") {
-        event.preventDefault();
-        return void saving.step(event.shiftKey ? "redo" : "undo");
-      }
-      if (control || event.altKey || help.open) return;
-      if (event.key === " " && event.target.closest?.("button, a, input")) return;
-      if (/^Arrow|^Home$|^End$/.test(event.key) && !rows.includes(event.target)) return;
-      const act = /^[1-9]$/.test(event.key) ? () => digit(Number(event.key)) : keys[event.key];
-      if (act) {
-        event.preventDefault();
-        act();
-      } else if (["h", "r", "t"].includes(event.key)) event.preventDefault();
-    },
-    true,
-  );
-
-  showStand(JSON.parse(dataset.stand));
+// Takes a version from elsewhere.
+function adopt(content) {
+  ({ version, problems } = content);
+  saved = content.sheet;
+  sheet = copy(saved);
+  newer = null;
+  undone.length = past.length = 0;
+  showState("saved", "This is the newest version");
+  keepDraft();
   render();
 }
+
+// Looks whether somebody else has saved the sheet.
+async function refresh() {
+  if (document.hidden || sending || newer || !same(sheet, saved)) return;
+  try {
+    const answer = await fetch(dataset.api, { signal: AbortSignal.timeout(PATIENCE) });
+    const content = await answer.json();
+    if (answer.ok && content.version > version && !sending && same(sheet, saved)) adopt(content);
+  } catch {
+    // The next save will tell.
+  }
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? save() : refresh()));
+addEventListener("pagehide", save);
+addEventListener("pageshow", (event) => event.persisted && location.reload());
+if ("shared" in dataset) setInterval(refresh, 3_000); // adjudicators see each other's work soon
+
+// ---- changing ------------------------------------------------------------------------------------
+
+const past = [];
+const undone = [];
+let field = null; // typing in one field is undone as a whole
+
+function change(make, typing = null) {
+  if (newer) return;
+  const before = copy(sheet);
+  make(sheet);
+  if (same(before, sheet)) return;
+  if (!typing || typing !== field) past.push(before);
+  field = typing;
+  undone.length = 0;
+  changed();
+}
+
+function changed() {
+  refused = false;
+  keepDraft();
+  render();
+  if (!sending) showState("changed", "Saving …");
+  clearTimeout(timer);
+  timer = setTimeout(save, SOON);
+}
+
+function step(from, to) {
+  if (newer || !from.length) return;
+  to.push(copy(sheet));
+  sheet = from.pop();
+  field = null;
+  changed();
+}
+
+function addPattern() {
+  const id = `p-${[...crypto.getRandomValues(new Uint8Array(9))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+  if (sheet.done || newer || sheet.patterns.length >= MOST_PATTERNS) return false;
+  active = id;
+  change(() => {
+    sheet.patterns.push({ id, description: "", kind: null, marks: [] });
+    sheet.no_pattern = false;
+  });
+  return true;
+}
+
+function newPattern() {
+  if (addPattern()) by("patterns").querySelector(".active textarea").focus();
+}
+
+const isMarked = (rank) => Boolean(find(active)?.marks.includes(rank));
+
+function mark(rank, on) {
+  if (sheet.done || (!find(active) && !addPattern())) return;
+  change(() => {
+    const pattern = find(active);
+    pattern.marks = on ? ascending([...pattern.marks, rank]) : pattern.marks.filter((one) => one !== rank);
+  });
+}
+
+function setKind(id, kind) {
+  if (find(id) && !sheet.done) change(() => (find(id).kind = kind));
+}
+
+function select(id) {
+  if (active === id) return;
+  active = id;
+  render();
+}
+
+function take(button) {
+  const offered = JSON.parse(button.dataset.patterns);
+  change(() => {
+    for (const pattern of offered) if (!find(pattern.id)) sheet.patterns.push(pattern);
+    if (button.dataset.none === "true") sheet.no_pattern = true;
+  });
+  if (offered.length) select(offered[0].id);
+}
+
+async function handIn() {
+  while (sending || (!newer && !refused && !same(sheet, saved))) {
+    save();
+    await sleep(50);
+  }
+  if (newer || refused || sheet.done) return;
+  by("problems").classList.toggle("asked", problems.length > 0);
+  if (problems.length) by("problems").scrollIntoView({ block: "nearest" });
+  else change(() => (sheet.done = true));
+}
+
+// ---- showing -------------------------------------------------------------------------------------
+
+function showState(kind, text) {
+  by("state").className = `small ${kind}`;
+  by("state").textContent = text;
+}
+
+function render() {
+  if (!find(active)) active = sheet.patterns[0]?.id ?? null;
+  const locked = sheet.done || Boolean(newer);
+  by("sheet").classList.toggle("locked", locked);
+  by("done").hidden = !sheet.done;
+  by("hand-in").hidden = sheet.done;
+  by("problems").replaceChildren(...problems.map((text) => element("li", {}, text)));
+  by("problems").hidden = sheet.done || !problems.length;
+  by("undo").disabled = Boolean(newer) || !past.length;
+  by("redo").disabled = Boolean(newer) || !undone.length;
+  if (by("note").value !== sheet.note) by("note").value = sheet.note;
+  by("note").disabled = locked;
+  renderConflict();
+  for (const button of document.querySelectorAll("button.take")) {
+    const offered = JSON.parse(button.dataset.patterns);
+    button.disabled = locked || (offered.every((one) => find(one.id)) && (button.dataset.none !== "true" || sheet.no_pattern));
+  }
+  for (const radio of radios) {
+    radio.checked = sheet.related === (radio.value === "yes");
+    radio.disabled = locked;
+  }
+  if (isComposition) return;
+  by("none").checked = sheet.no_pattern;
+  by("none").disabled = by("add").disabled = locked;
+  renderPatterns(locked);
+  renderRows(locked);
+}
+
+function renderConflict() {
+  by("conflict").hidden = !newer;
+  if (!newer) return;
+  const { patterns, no_pattern, related, note, done } = newer.sheet;
+  const lines = patterns.map((one, at) => `${at + 1}. ${one.description || "no description"} (${one.kind ?? "no kind"}): texts ${one.marks.join(", ") || "none"}`);
+  if (no_pattern) lines.push("No pattern here");
+  if (related !== null) lines.push(related ? "Related" : "Distant");
+  if (note) lines.push(`Note: ${note}`);
+  lines.push(done ? "Handed in" : "Not handed in");
+  by("newer").replaceChildren(element("p", {}, `Version ${newer.version}:`), ...lines.map((line) => element("p", { class: "small", dir: "auto" }, line)));
+  showState("refused", "Not saved: a newer version exists");
+}
+
+function numberButton(id, number) {
+  const title = `Mark with pattern ${number}`;
+  return element("button", { type: "button", class: `num ${color(number)}`, "aria-pressed": String(id === active), "aria-label": title, title, onclick: () => select(id) }, String(number));
+}
+
+function renderPatterns(locked) {
+  const cards = new Map([...by("patterns").children].map((card) => [card.dataset.id, card]));
+  sheet.patterns.forEach((pattern, at) => {
+    const card = cards.get(pattern.id) ?? makeCard(pattern.id);
+    cards.delete(pattern.id);
+    showCard(card, pattern, at + 1, locked);
+    if (by("patterns").children[at] !== card) by("patterns").insertBefore(card, by("patterns").children[at] ?? null);
+  });
+  for (const card of cards.values()) card.remove();
+  const plus = element("button", { type: "button", class: "small", onclick: newPattern }, "+");
+  by("strip").replaceChildren(...sheet.patterns.map((pattern, at) => numberButton(pattern.id, at + 1)), ...(locked ? [] : [plus]));
+}
+
+function makeCard(id) {
+  const text = element("textarea", { rows: "2", maxlength: "500", dir: "auto", placeholder: "What do the texts share?" });
+  text.addEventListener("input", () => change(() => (find(id).description = text.value), id));
+  text.addEventListener("focus", () => select(id));
+  text.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.isComposing) return;
+    event.preventDefault();
+    focusRow(current);
+  });
+  const kinds = ["shallow", "semantic"].map((kind) => element("button", { type: "button", "data-kind": kind, onclick: () => setKind(id, kind) }, kind));
+  const remove = () => change(() => (sheet.patterns = sheet.patterns.filter((one) => one.id !== id)));
+  const card = element(
+    "div",
+    { "data-id": id, role: "group" },
+    element("span", { class: "slot" }),
+    text,
+    element("span", { class: "kinds", role: "group", "aria-label": "Kind" }, ...kinds),
+    element("span", { class: "count" }),
+    element("button", { type: "button", class: "remove quiet", title: "Remove this pattern", onclick: remove }, "✕"),
+  );
+  card.addEventListener("mousedown", () => select(id));
+  return card;
+}
+
+function showCard(card, pattern, number, locked) {
+  card.className = `pat ${color(number)}${pattern.id === active ? " active" : ""}`;
+  card.setAttribute("aria-label", `Pattern ${number}`);
+  card.querySelector(".slot").replaceChildren(numberButton(pattern.id, number));
+  const text = card.querySelector("textarea");
+  text.setAttribute("aria-label", `What the texts of pattern ${number} share`);
+  if (text.value !== pattern.description) text.value = pattern.description;
+  text.disabled = locked;
+  for (const button of card.querySelectorAll("[data-kind]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.kind === pattern.kind));
+    button.disabled = locked;
+  }
+  card.querySelector(".count").textContent = plural(pattern.marks.length);
+  card.querySelector(".remove").setAttribute("aria-label", `Remove pattern ${number}`);
+  card.querySelector(".remove").hidden = locked;
+}
+
+function renderRows(locked) {
+  const selected = sheet.patterns.findIndex((pattern) => pattern.id === active) + 1;
+  by("texts").setAttribute("aria-label", selected ? `Texts; those selected show pattern ${selected}` : "Texts");
+  rows.forEach((row, at) => {
+    const numbers = sheet.patterns.flatMap((pattern, index) => (pattern.marks.includes(at + 1) ? [index + 1] : []));
+    const marked = numbers.includes(selected);
+    row.setAttribute("aria-selected", String(marked));
+    row.setAttribute("aria-disabled", String(locked));
+    row.className = marked ? `marked ${color(selected)}` : "";
+    row.tabIndex = at === current ? 0 : -1;
+    const chips = numbers.map((number) => element("span", { class: `num ${color(number)}` }, String(number)));
+    row.querySelector(".marks").replaceChildren(...(numbers.length ? [element("span", { class: "hide" }, " Patterns: ")] : []), ...chips);
+  });
+}
+
+// ---- mouse and fields ----------------------------------------------------------------------------
+
+function focusRow(at) {
+  if (!rows.length) return;
+  current = Math.max(0, Math.min(rows.length - 1, at));
+  rows[current].focus({ preventScroll: true });
+  rows[current].scrollIntoView({ block: "nearest" });
+}
+
+let painting = null; // what a drag does: mark, unmark, or nothing
+rows.forEach((row, at) => {
+  row.addEventListener("mousedown", (event) => {
+    if (event.button || sheet.done || newer) return;
+    event.preventDefault(); // select no text
+    painting = !isMarked(at + 1);
+    mark(at + 1, painting);
+    current = at;
+    row.focus({ preventScroll: true });
+  });
+  row.addEventListener("mouseenter", (event) => painting !== null && event.buttons & 1 && mark(at + 1, painting));
+  // The click of a screen reader comes without a mouse.
+  row.addEventListener("click", (event) => event.detail === 0 && mark(at + 1, !isMarked(at + 1)));
+  row.addEventListener("focus", () => {
+    current = at;
+    rows.forEach((other, place) => (other.tabIndex = place === at ? 0 : -1));
+  });
+});
+addEventListener("mouseup", () => (painting = null));
+
+const answer = (related) => !sheet.done && change(() => (sheet.related = related));
+for (const radio of radios) radio.addEventListener("change", () => answer(radio.value === "yes"));
+by("add")?.addEventListener("click", newPattern);
+by("none")?.addEventListener("change", (event) => change(() => (sheet.no_pattern = event.target.checked)));
+by("note").addEventListener("input", () => change(() => (sheet.note = by("note").value), "note"));
+by("hand-in").addEventListener("click", handIn);
+by("take-back").addEventListener("click", () => change(() => (sheet.done = false)));
+by("undo").addEventListener("click", () => step(past, undone));
+by("redo").addEventListener("click", () => step(undone, past));
+by("keys").addEventListener("click", () => by("help").showModal());
+for (const button of document.querySelectorAll("button.take")) button.addEventListener("click", () => take(button));
+by("show-rest")?.addEventListener("click", (event) => {
+  event.target.textContent = by("work").classList.toggle("with-rest") ? "Hide what follows" : "Show what follows";
+});
+by("take-newer").addEventListener("click", () => adopt(newer));
+by("overwrite").addEventListener("click", () => {
+  ({ version } = newer);
+  saved = newer.sheet;
+  newer = null;
+  changed();
+});
+
+// ---- keys ----------------------------------------------------------------------------------------
+
+function digit(number) {
+  if (isComposition) return number <= 2 && answer(number === 1);
+  if (!sheet.patterns[number - 1]) return;
+  select(sheet.patterns[number - 1].id);
+  if (rows.includes(document.activeElement)) mark(current + 1, !isMarked(current + 1));
+}
+
+const move = (by) => focusRow(rows.includes(document.activeElement) ? current + by : current);
+const keys = {
+  j: () => move(1),
+  ArrowDown: () => move(1),
+  k: () => move(-1),
+  ArrowUp: () => move(-1),
+  Home: () => focusRow(0),
+  End: () => focusRow(rows.length - 1),
+  " ": () => rows.includes(document.activeElement) && mark(current + 1, !isMarked(current + 1)),
+  n: () => !isComposition && newPattern(),
+  e: () => by("patterns")?.querySelector(".active textarea")?.focus(),
+  s: () => setKind(active, "shallow"),
+  m: () => setKind(active, "semantic"),
+  0: () => by("none")?.click(),
+  f: () => by("show-rest")?.click(),
+  "[": () => by("previous")?.click(),
+  "]": () => by("following")?.click(),
+  "?": () => (by("help").open ? by("help").close() : by("help").showModal()),
+  h: () => {}, // the explorer's own keys lead away from here
+  r: () => {},
+  t: () => {},
+};
+
+// Before the keys of the site.
+document.addEventListener(
+  "keydown",
+  (event) => {
+    const control = event.ctrlKey || event.metaKey;
+    if (control && event.key === "Enter") return event.preventDefault(), void handIn();
+    if (event.target.closest?.("textarea, select, input:not([type=checkbox]):not([type=radio])")) return;
+    if (control && event.key.toLowerCase() === "z") {
+      event.preventDefault();
+      return event.shiftKey ? step(undone, past) : step(past, undone);
+    }
+    if (control || event.altKey || (by("help").open && event.key !== "?")) return;
+    if (event.key === " " && event.target.closest?.("button, a, input")) return;
+    if (/^Arrow|^Home$|^End$/.test(event.key) && !rows.includes(event.target)) return;
+    const act = /^[1-9]$/.test(event.key) ? () => digit(Number(event.key)) : keys[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  },
+  true,
+);
+
+restoreDraft();
+render();

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ffmem.annotation.item import COMPOSITION, CONTROL, TRIGGERS
-from ffmem.annotation.judges import judges
-from ffmem.annotation.plan import cases_of, draw
-from ffmem.annotation.rows import blind
+from ffmem.annotation.sampling import assign, draw_plan, read_cases
+from ffmem.annotation.study import COMPOSITION, CONTROL, TRIGGERS
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.experiments.result import Result
@@ -43,7 +41,7 @@ def kinds(plan):
 @over_an_index
 @given(asked)
 def test_as_many_of_each_kind_as_asked(index, asked):
-    plan = draw(index, **asked, composition=ROWS)
+    plan = draw_plan(index, **asked, composition=ROWS)
     found = kinds(plan)
     assert found[TRIGGERS] == asked["per_layer"] * index.n_layers
     lists = found[TRIGGERS] + found[CONTROL]
@@ -56,7 +54,7 @@ def test_as_many_of_each_kind_as_asked(index, asked):
 @over_an_index
 @given(asked)
 def test_a_memory_is_shown_by_the_first_triggers_of_its_main_list(index, asked):
-    for item in draw(index, **asked).items:
+    for item in draw_plan(index, **asked).items:
         if item.kind == TRIGGERS:
             cell = Cell.parse(item.cell)
             assert item.sign == main_sign(index, cell.layer)[cell.memory]
@@ -73,7 +71,7 @@ def test_a_memory_is_shown_by_the_first_triggers_of_its_main_list(index, asked):
 @over_an_index
 @given(asked)
 def test_a_control_has_random_prefixes_as_long_as_the_triggers_whose_place_it_takes(index, asked):
-    plan = draw(index, **asked)
+    plan = draw_plan(index, **asked)
     known = {}
     for sentence in index.sentences.rows(0, index.sentences.n_sentences):
         for length in range(len(sentence.ids) + 1):
@@ -90,7 +88,9 @@ def test_a_control_has_random_prefixes_as_long_as_the_triggers_whose_place_it_ta
 
 
 def test_controls_come_from_the_whole_corpus(tiny_index):
-    plans = [draw(tiny_index, per_layer=10, top=6, controls=0.5, seed=seed) for seed in range(8)]
+    plans = [
+        draw_plan(tiny_index, per_layer=10, top=6, controls=0.5, seed=seed) for seed in range(8)
+    ]
     seen = {
         text.prefix + text.rest
         for plan in plans
@@ -103,7 +103,7 @@ def test_controls_come_from_the_whole_corpus(tiny_index):
 
 
 def test_a_control_has_a_sentence_once_where_lists_have(tiny_index):
-    plan = draw(tiny_index, per_layer=10, top=6, controls=0.5)
+    plan = draw_plan(tiny_index, per_layer=10, top=6, controls=0.5)
     controls = [item for item in plan.items if item.kind == CONTROL]
     assert len(controls) == 20
     for item in controls:
@@ -118,7 +118,7 @@ def test_controls_that_cannot_have_different_sentences_are_counted(index_of, tmp
     corpus = tmp_path / "three.txt"
     corpus.write_text("one press said so and so\ntwo men said this and that\nthree more words\n")
     index = index_of("llama", Corpus(str(corpus), unit="line"), tmp_path / "index")
-    plan = draw(index, per_layer=2, top=3, controls=0.5)
+    plan = draw_plan(index, per_layer=2, top=3, controls=0.5)
     repeated = sum(
         len(item.texts) - len({text.prefix + text.rest for text in item.texts})
         for item in plan.items
@@ -126,20 +126,20 @@ def test_controls_that_cannot_have_different_sentences_are_counted(index_of, tmp
     )
     assert plan.settings["drawn"]["control_texts_of_a_repeated_sentence"] == repeated
     assert plan.settings["drawn"]["lists_shorter_than_top"] == 0
-    assert draw(index, top=4).settings["drawn"]["lists_shorter_than_top"] == 20
+    assert draw_plan(index, top=4).settings["drawn"]["lists_shorter_than_top"] == 20
 
 
 @over_an_index
 @given(asked)
 def test_the_same_seed_gives_the_same_plan_and_another_one_another(index, asked):
-    plan = draw(index, **asked)
-    assert draw(index, **asked) == plan
-    other = draw(index, **(asked | {"seed": asked["seed"] + 1}))
+    plan = draw_plan(index, **asked)
+    assert draw_plan(index, **asked) == plan
+    other = draw_plan(index, **(asked | {"seed": asked["seed"] + 1}))
     assert {item.key for item in other.items} != {item.key for item in plan.items}
 
 
 def test_everybody_has_an_order_of_their_own_with_controls_anywhere(tiny_index):
-    plan = draw(tiny_index, per_layer=20, top=5, controls=0.5, composition=ROWS)
+    plan = draw_plan(tiny_index, per_layer=20, top=5, controls=0.5, composition=ROWS)
     orders = list(plan.orders.values())
     assert all(set(order) == {item.key for item in plan.items} for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
@@ -153,9 +153,9 @@ def test_everybody_has_an_order_of_their_own_with_controls_anywhere(tiny_index):
 
 
 def test_nothing_that_annotators_see_tells_a_control_from_a_list(tiny_index):
-    plan = draw(tiny_index, per_layer=20, top=5, controls=0.5)
+    plan = draw_plan(tiny_index, per_layer=20, top=5, controls=0.5)
     seen = {
-        (blind(item)._replace(key="", texts=()), len(item.key), len(item.texts))
+        (item.blind()._replace(key="", texts=()), len(item.key), len(item.texts))
         for item in plan.items
     }
     assert len(seen) == 1
@@ -168,7 +168,7 @@ def test_memories_are_drawn_uniformly(tiny_index):
     counts = Counter(
         item.cell
         for seed in range(12)
-        for item in draw(tiny_index, per_layer=12, top=1, controls=0, seed=seed).items
+        for item in draw_plan(tiny_index, per_layer=12, top=1, controls=0, seed=seed).items
     )
     # Half of the memories, twelve times: by chance each is drawn 6 times, hardly ever 0 or 12.
     assert len(counts) == tiny_index.n_layers * tiny_index.layout.widths[0]
@@ -176,7 +176,7 @@ def test_memories_are_drawn_uniformly(tiny_index):
 
 
 def test_what_is_less_than_asked_is_counted(tiny_index):
-    drawn = draw(tiny_index, per_layer=1000, top=25).settings["drawn"]
+    drawn = draw_plan(tiny_index, per_layer=1000, top=25).settings["drawn"]
     assert drawn["layers_with_fewer"] == {"0": 24, "1": 24}
     assert drawn["lists_shorter_than_top"] == 48
     assert drawn["memories_without_triggers"] == 0
@@ -186,7 +186,7 @@ def test_what_is_less_than_asked_is_counted(tiny_index):
 def test_loads_differ_by_one_at_most_and_pairs_share_evenly(n, n_people, data):
     people = [f"p{i}" for i in range(n_people)]
     overlap = data.draw(st.integers(1, n_people))
-    assigned = judges(n, people, overlap, random.Random(data.draw(st.integers(0, 99))))
+    assigned = assign(n, people, overlap, random.Random(data.draw(st.integers(0, 99))))
     assert [len(set(some)) for some in assigned] == [overlap] * n
     for upto in range(n + 1):
         loads = Counter(one for some in assigned[:upto] for one in some)
@@ -197,17 +197,17 @@ def test_loads_differ_by_one_at_most_and_pairs_share_evenly(n, n_people, data):
 
 
 def test_with_an_overlap_everybody_has_a_fair_share_of_every_item(tiny_index):
-    plan = draw(tiny_index, per_layer=9, annotators=["ana", "ben", "cai"], overlap=2)
+    plan = draw_plan(tiny_index, per_layer=9, annotators=["ana", "ben", "cai"], overlap=2)
     loads = [len(order) for order in plan.orders.values()]
     assert sum(loads) == 2 * len(plan.items)
     assert max(loads) - min(loads) <= 1
-    alone = draw(tiny_index, per_layer=9, annotators=2, overlap=1)
+    alone = draw_plan(tiny_index, per_layer=9, annotators=2, overlap=1)
     assert not set(alone.orders["annotator-1"]) & set(alone.orders["annotator-2"])
 
 
 def test_a_case_of_composition_says_nothing_of_the_answer(tiny_index):
     rows = [ROWS[0] | {"related": True, "similarity": 0.9, "next_token": " sooner"}]
-    case = draw(tiny_index, per_layer=1, composition=rows).items[-1]
+    case = draw_plan(tiny_index, per_layer=1, composition=rows).items[-1]
     assert case.words == (" later", " a", " sooner")
     assert case.texts == (("p0", None, None, ""),)
 
@@ -218,7 +218,7 @@ def test_a_case_of_composition_says_nothing_of_the_answer(tiny_index):
         ({"annotators": 0}, "1 to 100 annotators"),
         ({"annotators": ["ana", "ana"]}, "same name"),
         ({"annotators": ["adjudicator"]}, "same name"),
-        ({"annotators": [" "]}, "is no name"),
+        ({"annotators": [" "]}, "is not a name"),
         ({"controls": 1.0}, "share of all lists"),
         ({"overlap": 4}, "how many of the 3"),
         ({"overlap": "some"}, "how many of the 3"),
@@ -229,17 +229,17 @@ def test_a_case_of_composition_says_nothing_of_the_answer(tiny_index):
 )
 def test_what_cannot_be_is_refused(tiny_index, options, sentence):
     with pytest.raises(FfmemError, match=sentence):
-        draw(tiny_index, **options)
+        draw_plan(tiny_index, **options)
 
 
 def test_cases_of_another_model_or_experiment_are_refused(tiny_index, tmp_path):
     ours = {"model_hash": tiny_index.manifest.model.hash}
     name = "last-layer-composition"
     path = Result(name, "Sec. 5.2", ours, ROWS).write(tmp_path)
-    assert cases_of(path, tiny_index) == ROWS
+    assert read_cases(path, tiny_index) == ROWS
     path = Result(name, "Sec. 5.2", {"model_hash": "x"}, ROWS).write(tmp_path)
     with pytest.raises(StoreError, match=r"another model \(x\)"):
-        cases_of(path, tiny_index)
+        read_cases(path, tiny_index)
     path = Result("agreement", "Fig. 4", ours, ROWS).write(tmp_path)
-    with pytest.raises(StoreError, match="is of agreement"):
-        cases_of(path, tiny_index)
+    with pytest.raises(StoreError, match="is a result of agreement"):
+        read_cases(path, tiny_index)

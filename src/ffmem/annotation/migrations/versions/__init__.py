@@ -1,1 +1,0 @@
-"""One file per step; the number of the newest is `schema.VERSIONS[-1]`."""

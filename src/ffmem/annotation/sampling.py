@@ -1,0 +1,304 @@
+"""What a study asks, and whom: drawn from an index by a seed alone.
+
+    memories   `per_layer` of each layer, uniformly from those with triggers
+    controls   a share of all lists: random prefixes of the corpus
+    cases      of composition in the last layer, if given; judged after the lists
+
+A memory is shown by the first `top` triggers of its main list. A control looks the same: as many
+texts, of the same lengths, whole sentences where the triggers are, each from another sentence. They
+come from the whole corpus; from the index's small sample the same texts would come up again and
+again and give controls away. The access codes do not depend on the seed.
+"""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ffmem.annotation.study import (
+    ADJUDICATORS,
+    COMPOSITION,
+    CONTROL,
+    TRIGGERS,
+    Item,
+    Plan,
+    Text,
+)
+from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.store import Index
+from ffmem.patterns.kept import fingerprint
+from ffmem.patterns.main_list import NO_SIGN, main_sign
+from ffmem.patterns.pattern import TOP
+
+ALL = "all"
+"""Every annotator judges every item."""
+
+MAX_PEOPLE = 100
+MAX_NAME = 60
+"""Characters of a name."""
+
+
+def draw_plan(
+    index: Index,
+    per_layer: int = 10,
+    top: int = TOP,
+    annotators: int | Sequence[str] = 3,
+    controls: float | int = 0.2,
+    overlap: int | str = ALL,
+    seed: int = 0,
+    composition: Sequence[dict[str, Any]] | None = None,
+    adjudicators: int = 1,
+) -> Plan:
+    """Draw the items of a study and who judges which of them, in which order."""
+    if isinstance(annotators, int):
+        annotators = [f"annotator-{i}" for i in range(1, annotators + 1)]
+    people = [name.strip() for name in annotators]
+    heads = [f"adjudicator-{i}" for i in range(1, adjudicators + 1)]
+    if adjudicators == 1:
+        heads = ["adjudicator"]
+    each = _check_options(per_layer, top, people, heads, controls, overlap)
+
+    rng = random.Random(f"ffmem annotation {seed}")
+    by_layer = {}
+    without_triggers = 0
+    for layer in index.layout.memory_layers:
+        by_layer[layer], missing = _draw_memories(index, layer, per_layer, top, rng)
+        without_triggers += missing
+    memories = [item for some in by_layer.values() for item in some]
+    if not memories:
+        raise FfmemError(f"No memory of {index.folder} has a trigger: there is nothing to judge.")
+    prefixes = _RandomPrefixes(index, rng)
+    n_controls = round(len(memories) * controls / (1 - controls))
+    control_items = [
+        item._replace(kind=CONTROL, texts=prefixes.like(item))
+        for item in _cycle(memories, n_controls, rng)
+    ]
+    cases = [_case(row) for row in composition or ()]
+    items = _with_keys([*memories, *control_items, *cases], rng)
+
+    asked = {
+        "per_layer": per_layer,
+        "top": top,
+        "annotators": people,
+        "controls": controls,
+        "overlap": overlap,
+        "seed": seed,
+        "adjudicators": heads,
+        "composition": None if composition is None else len(composition),
+    }
+    drawn = {
+        "memories": len(memories),
+        "controls": len(control_items),
+        "compositions": len(cases),
+        "memories_without_triggers": without_triggers,
+        "lists_shorter_than_top": sum(len(item.texts) < top for item in memories),
+        "layers_with_fewer": {
+            str(layer): len(some) for layer, some in by_layer.items() if len(some) < per_layer
+        },
+        "control_texts_of_a_repeated_sentence": prefixes.repeated,
+    }
+    settings = {
+        "ffmem": version("ffmem"),
+        "asked": asked,
+        "drawn": drawn,
+        "index": _index_facts(index),
+        # Tells the items of one study from those of another.
+        "plan": hashlib.sha256(json.dumps(items).encode()).hexdigest(),
+    }
+    return Plan(items, _orders(items, people, each, seed, rng), tuple(heads), settings)
+
+
+def read_cases(path: Path, index: Index) -> list[dict[str, Any]]:
+    """Return the cases of a last-layer-composition result that was measured on this model."""
+    from ffmem.experiments.result import Result
+
+    result = Result.read(path)
+    if result.experiment != "last-layer-composition":
+        raise StoreError(f"{path} is a result of {result.experiment}, not last-layer-composition.")
+    theirs, ours = result.settings.get("model_hash"), index.manifest.model.hash
+    if theirs != ours:
+        raise StoreError(
+            f"{path} was measured on another model ({theirs}) than the index ({ours})."
+            " Run `ffmem experiment last-layer-composition` on this index."
+        )
+    return result.rows
+
+
+def assign(n: int, people: Sequence[str], overlap: int, rng: random.Random) -> list[list[str]]:
+    """Return who judges each of n items, `overlap` people each.
+
+    Each item goes to those with the fewest items so far, and among them to those who share the
+    fewest: loads differ by at most one, and every pair of people can be compared.
+    """
+    loads: Counter[str] = Counter()
+    shared: Counter[frozenset[str]] = Counter()
+    assigned = []
+    for _ in range(n):
+        chosen: list[str] = []
+        for _ in range(overlap):
+            # Shuffled: among equals, the same people would always come first.
+            left = rng.sample(
+                [name for name in people if name not in chosen], len(people) - len(chosen)
+            )
+
+            def cost(name: str, chosen: list[str] = chosen) -> tuple[int, int, int]:
+                met = [shared[frozenset((name, other))] for other in chosen]
+                return loads[name], max(met, default=0), sum(met)
+
+            chosen.append(min(left, key=cost))
+        loads.update(chosen)
+        shared.update(frozenset(pair) for pair in combinations(chosen, 2))
+        assigned.append([name for name in people if name in chosen])
+    return assigned
+
+
+def _draw_memories(
+    index: Index, layer: int, n: int, top: int, rng: random.Random
+) -> tuple[list[Item], int]:
+    """Return n memories of a layer, or all with triggers; and how many have none."""
+    signs = main_sign(index, layer)
+    able = np.flatnonzero(signs != NO_SIGN).tolist()
+    items = []
+    for number in sorted(rng.sample(able, min(n, len(able)))):
+        cell, sign = index.layout.cell(layer, number), int(signs[number])
+        memory = index.memory(cell)
+        triggers = (memory.triggers if sign > 0 else memory.negative_triggers)[:top]
+        texts = tuple(Text(t.prefix, t.last_token, t.next_token, t.rest) for t in triggers)
+        items.append(Item("", TRIGGERS, str(cell), sign, texts))
+    return items, len(signs) - len(able)
+
+
+class _RandomPrefixes:
+    """Random prefixes of the corpus that look like the triggers of a memory."""
+
+    def __init__(self, index: Index, rng: random.Random) -> None:
+        self.repeated = 0
+        """Texts that share a sentence with another of their list: the corpus is too small."""
+        self._index = index
+        self._rng = rng
+        lengths = np.concatenate(list(index.sentences.lengths()))
+        self._offsets = np.cumsum(lengths + 1) - lengths - 1
+        self._by_length = np.argsort(lengths, kind="stable")
+        self._sorted = lengths[self._by_length]
+
+    def like(self, item: Item) -> tuple[Text, ...]:
+        """Return prefixes as long as an item's triggers, and whole sentences where those are."""
+        memory = self._index[str(item.cell)]
+        triggers = memory.triggers if item.sign > 0 else memory.negative_triggers
+        prefixes: list[int] = []
+        used: set[int] = set()
+        for trigger in triggers[: len(item.texts)]:
+            sentence = self._sentence(trigger.length, trigger.next_token is None, used)
+            used.add(sentence)
+            prefixes.append(int(self._offsets[sentence]) + trigger.length)
+        owners = self._index.sentences.at(prefixes)
+        texts = []
+        for prefix in prefixes:
+            owner = owners[prefix]
+            found = self._index.prefix_text(owner, prefix - owner.offset)
+            texts.append(Text(found.prefix, found.last_token, found.next_token, found.rest))
+        return tuple(texts)
+
+    def _sentence(self, length: int, is_whole: bool, used: set[int]) -> int:
+        """Return an unused sentence of exactly this length, or longer; a used one if need be."""
+        first, past = np.searchsorted(self._sorted, [length, length + 1]).tolist()
+        able = range(first, past) if is_whole else range(past, len(self._sorted))
+        for _ in range(100):
+            found = int(self._by_length[self._rng.choice(able)])
+            if found not in used:
+                return found
+        fresh = [one for one in able if int(self._by_length[one]) not in used]
+        self.repeated += not fresh
+        return int(self._by_length[self._rng.choice(fresh or able)])
+
+
+def _check_options(
+    per_layer: int,
+    top: int,
+    people: Sequence[str],
+    heads: Sequence[str],
+    controls: float | int,
+    overlap: int | str,
+) -> int:
+    """Return how many annotators judge each item; raise if the options make no sense."""
+    if per_layer < 1 or top < 1:
+        raise FfmemError(f"per_layer is {per_layer} and top is {top}; both must be 1 or more.")
+    if not 1 <= len(people) <= MAX_PEOPLE or not heads:
+        raise FfmemError(f"A study has 1 to {MAX_PEOPLE} annotators and at least an adjudicator.")
+    for name in people:
+        if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            raise FfmemError(f"{name!r} is not a name of 1 to {MAX_NAME} printable characters.")
+    if len({*people, *heads, ADJUDICATORS}) < len(people) + len(heads) + 1:
+        raise FfmemError(f"Two people would have the same name: {', '.join((*people, *heads))}.")
+    if not 0 <= controls <= 0.9:
+        raise FfmemError(f"controls is a share of all lists from 0 to 0.9, not {controls}.")
+    each = len(people) if overlap == ALL else overlap
+    if not isinstance(each, int) or not 1 <= each <= len(people):
+        raise FfmemError(
+            f"overlap is how many of the {len(people)} annotators judge an item: 1 to"
+            f" {len(people)}, or all; not {overlap!r}."
+        )
+    return each
+
+
+def _cycle(items: Sequence[Item], n: int, rng: random.Random) -> list[Item]:
+    """Return n random items, each once before any comes again."""
+    chosen: list[Item] = []
+    while len(chosen) < n:
+        chosen += rng.sample(items, min(n - len(chosen), len(items)))
+    return chosen
+
+
+def _case(row: dict[str, Any]) -> Item:
+    """Return a case of composition, without the program's verdict and the true next token."""
+    names = ("prefix", "residual_top", "ff_top", "output_top")
+    found = [row.get(name) if isinstance(row, dict) else None for name in names]
+    if not all(isinstance(one, str) for one in found):
+        raise FfmemError(f"A case of composition has the texts {', '.join(names)}; found {row!r}.")
+    prefix, *words = map(str, found)
+    return Item("", COMPOSITION, None, 0, (Text(prefix, None, None, ""),), tuple(words))
+
+
+def _with_keys(items: Sequence[Item], rng: random.Random) -> tuple[Item, ...]:
+    """Return the items with random keys, which tell nothing."""
+    keys: dict[str, None] = {}
+    while len(keys) < len(items):
+        keys[f"{rng.getrandbits(40):010x}"] = None
+    return tuple(item._replace(key=key) for item, key in zip(items, keys, strict=True))
+
+
+def _orders(
+    items: Sequence[Item], people: Sequence[str], each: int, seed: int, rng: random.Random
+) -> dict[str, tuple[str, ...]]:
+    """Return each annotator's items, lists before cases, in an order of the annotator's own."""
+    assigned = assign(len(items), people, each, rng)
+    orders = {}
+    for name in people:
+        own = [item for item, some in zip(items, assigned, strict=True) if name in some]
+        random.Random(f"ffmem order {seed} {name}").shuffle(own)
+        own.sort(key=lambda item: item.is_composition)
+        orders[name] = tuple(item.key for item in own)
+    return orders
+
+
+def _index_facts(index: Index) -> dict[str, Any]:
+    """Return which index the texts are from."""
+    manifest = index.manifest
+    return {
+        "fingerprint": fingerprint(index),
+        "model": manifest.model.source,
+        "model_hash": manifest.model.hash,
+        "corpus_hash": manifest.corpus.hash,
+        "layers": index.n_layers,
+        "memories": index.layout.per_layer,
+        "gated": manifest.model.gated,
+        "t": manifest.t,
+        "prefixes": manifest.prefixes,
+    }

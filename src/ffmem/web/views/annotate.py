@@ -1,0 +1,467 @@
+"""Pages of an annotation study: enter a code, work through a queue, judge an item.
+
+Annotators see texts and nothing else: no layer, no memory, no coefficient, and controls look like
+everything else. Adjudicators also see what each annotator handed in, and edit one sheet together.
+The page's script saves every change with the version it started from; if a newer version stands,
+the answer is 409 and holds that version.
+
+A code is remembered in a cookie that other sites cannot use (SameSite=Strict); requests that write
+must come from this site, and JSON must have the header x-ffmem.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from pydantic import Field
+
+from ffmem.annotation.agreement import jaccard
+from ffmem.annotation.study import (
+    ADJUDICATOR,
+    AnnotationStudy,
+    Judgment,
+    NotAssigned,
+    Person,
+    SaveConflict,
+    Sheet,
+    SheetPattern,
+    Text,
+    UnknownCode,
+)
+from ffmem.errors import FfmemError
+from ffmem.indexing.memory import visible
+from ffmem.web.answers import Refusal
+from ffmem.web.limits import NotHere
+from ffmem.web.site import Site
+from ffmem.web.state import Asked, State
+from ffmem.web.studies import NoStudy
+
+HEADER = "x-ffmem"
+"""Pages of other sites cannot send it."""
+
+REMEMBER = 60 * 60 * 24 * 180
+"""Seconds for which a browser keeps a code."""
+
+SAME_ROW = 0.2
+"""Overlap of marks above which two people's patterns are shown in one row."""
+
+PRACTICE = (
+    ("Leave the dough under a cloth until it has", " doubled", True, "Dough is for bread."),
+    ("The tram was late again, so we", " walked", False, "Nothing about baking."),
+    ("Every crust in the shop window was dusted with", " flour", True, "A baker’s window."),
+    ("Our oven is small, and three loaves are its", " limit", True, "An oven, loaves."),
+    ("The bakery of ideas, as he called his office, was", " closed", False, "It is an office."),
+    ("Salt goes in last, after the yeast has been", " stirred", True, "Yeast, salt: dough."),
+)
+"""Texts made up for the guide: before, last token, whether it is about baking, why."""
+
+KEYS = (
+    ("j k or ↓ ↑", "next, previous text"),
+    ("Space", "mark the text with the selected pattern"),
+    ("1 … 9", "select that pattern and mark the text; for two words: 1 related, 2 distant"),
+    ("n", "new pattern"),
+    ("e", "describe the selected pattern; Enter returns to the texts"),
+    ("s m", "call it shallow, semantic"),
+    ("0", "no pattern here"),
+    ("f", "show what follows the texts"),
+    ("Ctrl-Z", "undo; with Shift, redo"),
+    ("[ ]", "previous, next item"),
+    ("Ctrl-Enter", "hand in"),
+)
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Refusal, "description": "The body is not JSON."},
+    401: {"model": Refusal, "description": "No code, or an unknown one."},
+    403: {"model": Refusal, "description": "The request came from another site."},
+    409: {"model": Refusal, "description": "A newer version stands; it is in the answer."},
+}
+
+ItemStatus = Literal["not begun", "begun", "handed in"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A sheet to save."""
+
+    base: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    """The version that it was made from."""
+    sheet: Sheet
+
+
+@dataclass(frozen=True)
+class SheetState:
+    """A sheet as it stands."""
+
+    version: int
+    sheet: Sheet
+    problems: list[str]
+    """Why it cannot be handed in yet."""
+    next: str | None
+    """The next item that is not handed in."""
+
+
+@dataclass(frozen=True)
+class ItemState(SheetState):
+    """An item and its sheet."""
+
+    key: str
+    form: Literal["patterns", "composition"]
+    """What is asked: patterns in a list of texts, or whether two words are related."""
+    texts: list[dict[str, str | None]]
+    words: list[str]
+    place: int
+    of: int
+    sheets: dict[str, Sheet] | None
+    """For adjudicators: what each annotator handed in."""
+
+
+@dataclass(frozen=True)
+class QueueEntry:
+    """An item in a queue."""
+
+    key: str
+    place: int
+    state: ItemStatus
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What one person judges."""
+
+    done: int
+    of: int
+    items: list[QueueEntry]
+
+
+class Visit(NamedTuple):
+    """Somebody who entered a code."""
+
+    study: AnnotationStudy
+    person: Person
+
+    @property
+    def mark(self) -> str:
+        """Tells one person's drafts in a browser from another's, and tells nothing of the code."""
+        code = self.person.code.encode()
+        return hmac.new(code, b"mark", hashlib.sha256).hexdigest()[:16]
+
+    def open(self, key: str) -> Judgment:
+        """Return an item of the person's queue."""
+        try:
+            return self.study.open_item(self.person, key)
+        except NotAssigned as error:
+            raise NotHere(str(error)) from None
+
+    def next_open(self, key: str) -> str | None:
+        """Return the next item that is not handed in, after this one and then from the start."""
+        keys = [(one.item.key, one.sheet.done) for one in self.study.queue(self.person)]
+        here = next((place for place, (one, _) in enumerate(keys) if one == key), -1)
+        ahead = keys[here + 1 :] + keys[: here + 1]
+        return next((one for one, done in ahead if not done), None)
+
+    def sheet_state(self, judgment: Judgment) -> dict[str, Any]:
+        """Return a SheetState as JSON."""
+        return {
+            "version": judgment.version,
+            "sheet": judgment.sheet.to_dict(),
+            "problems": judgment.sheet.problems(judgment.item),
+            "next": self.next_open(judgment.item.key),
+        }
+
+
+def router(site: Site) -> APIRouter:
+    """Return the routes of annotators and adjudicators."""
+    routes = APIRouter()
+    _add_entrance(routes, site)
+    _add_pages(routes, site)
+    _add_api(routes, site)
+    return routes
+
+
+def _add_entrance(routes: APIRouter, site: Site) -> None:
+    """Add the queue, and the ways in and out."""
+
+    def entrance(request: Request, state: State, wrong: str | None = None) -> Response:
+        # `extra` would copy a code from the address into the page.
+        return _page(site, request, state, "enter", 403 if wrong else 200, wrong=wrong, extra={})
+
+    @routes.get("/annotate", include_in_schema=False)
+    def queue(request: Request, state: Asked, code: str | None = None) -> Response:
+        try:
+            visit = _visit(site, request, state, code)
+        except NoStudy as error:
+            return _page(site, request, state, "none", 404, message=str(error))
+        except HTTPException as error:
+            given = code or request.cookies.get(_cookie(request))
+            return entrance(request, state, f"{error.detail}." if given else None)
+        tasks = visit.study.queue(visit.person)
+        began = any(one.version for one in tasks)
+        if code is not None:
+            # A browser that follows a link from another site sends no strict cookie along a
+            # redirect, so this page refreshes itself.
+            to = state.link("/annotate" if began else "/annotate/guide")
+            answer = _page(site, request, state, "entered", to=to, extra={})
+            _remember(request, answer, code)
+            return answer
+        is_adjudicator = visit.person.role == ADJUDICATOR
+        return _page(
+            site,
+            request,
+            state,
+            "queue",
+            visit=visit,
+            tasks=[(one, _status(one)) for one in tasks],
+            done=sum(one.sheet.done for one in tasks),
+            ahead=next((one.item.key for one in tasks if not one.sheet.done), None),
+            began=began,
+            is_adjudicator=is_adjudicator,
+            progress=visit.study.progress() if is_adjudicator else [],
+        )
+
+    @routes.post("/annotate", include_in_schema=False)
+    async def enter(request: Request, state: Asked) -> Response:
+        _check_same_site(request)
+        body = (await request.body()).decode("utf-8", "replace")
+        try:
+            code = parse_qs(body, max_num_fields=20).get("code", [""])[-1]
+        except ValueError:
+            raise FfmemError("The form has too many fields. Send your code alone.") from None
+        try:
+            visit = _visit(site, request, state, code)
+        except HTTPException as error:
+            return entrance(request, state, f"{error.detail}.")
+        began = any(one.version for one in visit.study.queue(visit.person))
+        to = state.link("/annotate" if began else "/annotate/guide")
+        answer = RedirectResponse(to, 303)
+        _remember(request, answer, code)
+        return answer
+
+    @routes.post("/annotate/leave", include_in_schema=False)
+    def leave(request: Request, state: Asked) -> Response:
+        _check_same_site(request)
+        answer = RedirectResponse(state.link("/annotate"), 303)
+        answer.delete_cookie(_cookie(request), path="/", httponly=True, samesite="strict")
+        return answer
+
+
+def _add_pages(routes: APIRouter, site: Site) -> None:
+    """Add the guide and the page of an item."""
+
+    @routes.get("/annotate/guide", include_in_schema=False)
+    def guide(request: Request, state: Asked) -> Response:
+        return _page(site, request, state, "guide", practice=PRACTICE)
+
+    @routes.get("/annotate/{key}", include_in_schema=False)
+    def item(request: Request, key: str, state: Asked) -> Response:
+        try:
+            visit = _visit(site, request, state)
+        except HTTPException:
+            return RedirectResponse(state.link("/annotate"), 303)
+        opened = visit.open(key)
+        tasks = visit.study.queue(visit.person)
+        keys = [one.item.key for one in tasks]
+        here = keys.index(key)
+        is_adjudicator = visit.person.role == ADJUDICATOR
+        sheets = visit.study.sheets(key) if is_adjudicator else {}
+        rows = align_patterns(sheets)
+        return _page(
+            site,
+            request,
+            state,
+            "item",
+            visit=visit,
+            opened=opened,
+            place=here + 1,
+            of=len(tasks),
+            done=sum(one.sheet.done for one in tasks),
+            previous=keys[here - 1] if here else None,
+            following=keys[here + 1] if here + 1 < len(keys) else None,
+            sheet_state=visit.sheet_state(opened),
+            lines=[_split(text) for text in opened.item.texts],
+            is_adjudicator=is_adjudicator,
+            sheets=sheets,
+            rows=rows,
+            chips=_chips(rows),
+            offered={name: offer(name, sheet).to_dict() for name, sheet in sheets.items()},
+        )
+
+
+def _add_api(routes: APIRouter, site: Site) -> None:
+    """Add what scripts and programs ask for."""
+
+    @routes.get("/api/annotate", summary="Your queue", responses=REFUSALS)
+    def queue(request: Request, state: Asked) -> Queue:
+        visit = _visit(site, request, state)
+        tasks = visit.study.queue(visit.person)
+        entries = [QueueEntry(one.item.key, one.place, _status(one)) for one in tasks]
+        return Queue(sum(one.sheet.done for one in tasks), len(tasks), entries)
+
+    @routes.get(
+        "/api/annotate/{key}",
+        summary="An item and its sheet",
+        responses=REFUSALS,
+        response_model=ItemState,
+    )
+    def item(request: Request, key: str, state: Asked) -> Response:
+        visit = _visit(site, request, state)
+        opened = visit.open(key)
+        keys = [one.item.key for one in visit.study.queue(visit.person)]
+        is_adjudicator = visit.person.role == ADJUDICATOR
+        sheets = visit.study.sheets(key) if is_adjudicator else {}
+        # Field by field, so that neither memory nor kind can slip out.
+        answer = {
+            **visit.sheet_state(opened),
+            "key": opened.item.key,
+            "form": "composition" if opened.item.is_composition else "patterns",
+            "texts": [text._asdict() for text in opened.item.texts],
+            "words": list(opened.item.words),
+            "place": keys.index(key) + 1,
+            "of": len(keys),
+            "sheets": {name: sheet.to_dict() for name, sheet in sheets.items()}
+            if is_adjudicator
+            else None,
+        }
+        return _private(JSONResponse(answer))
+
+    @routes.post(
+        "/api/annotate/{key}",
+        summary="Save a sheet",
+        responses=REFUSALS,
+        response_model=SheetState,
+    )
+    def save(request: Request, key: str, state: Asked, change: Change) -> Response:
+        _check_same_site(request)
+        if HEADER not in request.headers:
+            raise HTTPException(403, f"Requests that write must have the header {HEADER}")
+        visit = _visit(site, request, state)
+        try:
+            saved = visit.study.save(visit.person, key, change.base, change.sheet)
+        except NotAssigned as error:
+            raise NotHere(str(error)) from None
+        except SaveConflict as conflict:
+            state_now = visit.sheet_state(conflict.newest)
+            return JSONResponse({"error": str(conflict), **state_now}, 409)
+        return JSONResponse(visit.sheet_state(saved))
+
+
+def align_patterns(sheets: Mapping[str, Sheet]) -> list[dict[str, tuple[int, SheetPattern]]]:
+    """Return everybody's patterns in rows: by name, a pattern and its number on the sheet.
+
+    The two with the largest overlap of marks share a row first, then the next two, as long as
+    nobody is in a row twice. It helps adjudicators to compare; agreement is measured elsewhere.
+    """
+    rows = [
+        {name: (number, pattern)}
+        for name, sheet in sheets.items()
+        for number, pattern in enumerate(sheet.patterns, start=1)
+    ]
+    while True:
+        best, pair = SAME_ROW, None
+        for one, other in combinations(rows, 2):
+            if not one.keys() & other.keys():
+                close = min(jaccard(a[1], b[1]) for a in one.values() for b in other.values())
+                if close > best:
+                    best, pair = close, (one, other)
+        if pair is None:
+            break
+        rows = [row for row in rows if row is not pair[0] and row is not pair[1]]
+        rows.append(pair[0] | pair[1])
+    marked = [sum(len(pattern.marks) for _, pattern in row.values()) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), -marked[i], sorted(rows[i])))
+    return [rows[i] for i in order]
+
+
+def offer(name: str, sheet: Sheet) -> Sheet:
+    """Return somebody's sheet for adjudicators to take patterns from.
+
+    A pattern has the same new id whoever takes it, so that two adjudicators add it once.
+    """
+
+    def new_id(id: str) -> str:
+        return "t-" + hashlib.sha256(f"{name}\n{id}".encode()).hexdigest()[:16]
+
+    patterns = tuple(replace(pattern, id=new_id(pattern.id)) for pattern in sheet.patterns)
+    return replace(sheet, patterns=patterns, note="", done=False)
+
+
+def _chips(
+    rows: list[dict[str, tuple[int, SheetPattern]]],
+) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    """Return by name and text: numbers of the person's patterns there, and their rows."""
+    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for place, row in enumerate(rows, start=1):
+        for name, (number, pattern) in row.items():
+            for mark in pattern.marks:
+                found.setdefault((name, mark), []).append((number, place))
+    return {key: sorted(chips) for key, chips in found.items()}
+
+
+def _visit(site: Site, request: Request, state: State, code: str | None = None) -> Visit:
+    """Return who asks, by a code or by the cookie; raise 401 if it is nobody's."""
+    study = site.studies.of(site.shelf(state))
+    given = request.cookies.get(_cookie(request), "") if code is None else code.strip()
+    if not given:
+        raise HTTPException(401, "This needs your code. Enter it at /annotate")
+    try:
+        return Visit(study, study.find_person(given))
+    except UnknownCode as error:
+        raise HTTPException(401, str(error).rstrip(".")) from None
+
+
+def _cookie(request: Request) -> str:
+    """Return the cookie's name. Cookies know no ports, so every server has one of its own."""
+    return f"ffmem-annotator-{(request.scope.get('server') or ('', ''))[1]}"
+
+
+def _remember(request: Request, answer: Response, code: str) -> None:
+    answer.set_cookie(
+        _cookie(request),
+        code.strip(),
+        max_age=REMEMBER,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path="/",
+    )
+
+
+def _check_same_site(request: Request) -> None:
+    """Refuse a request that a page of another site sent."""
+    site, origin = (request.headers.get(name) for name in ("sec-fetch-site", "origin"))
+    if origin == "null":  # hidden by the browser, which still says whether it is the same site
+        own = site in ("same-origin", "none")
+    else:
+        same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+        own = same and site in (None, "same-origin", "none")
+    if not own:
+        raise HTTPException(403, "Pages of other sites may not write here")
+
+
+def _page(
+    site: Site, request: Request, state: State, view: str, status: int = 200, **context: Any
+) -> Response:
+    context |= {"view": view, "keys": KEYS}
+    return _private(site.page(request, state, "annotate.html", status, **context))
+
+
+def _private(answer: Response) -> Response:
+    answer.headers["Cache-Control"] = "no-store"
+    return answer
+
+
+def _status(judgment: Judgment) -> ItemStatus:
+    return "handed in" if judgment.sheet.done else "begun" if judgment.version else "not begun"
+
+
+def _split(text: Text) -> tuple[str, str, str]:
+    """Return a text as the page shows it: before the last token, the last token, the rest."""
+    prefix, last = text.prefix, text.last_token or ""
+    # A token that is part of a character is shown as bytes, and so is the prefix's end.
+    before = prefix[: len(prefix) - len(last)] if last and prefix.endswith(last) else prefix
+    return visible(before), visible(prefix[len(before) :]), visible(text.rest)
