@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 from ffmem.annotation.sheet import Conflict
 from ffmem.annotation.study import NotAssigned
 from ffmem.errors import FfmemError
-from ffmem.web.answers import Refusal
 from ffmem.web.entry import Foreign, NotEntered
+from ffmem.web.limits import Refusal
 from ffmem.web.site import Site
 from ffmem.web.state import State
 
