@@ -6,27 +6,30 @@ const CHUNK = 4; // prefixes per request
 const CHARACTERS = 220; // of a prefix, as on the server's page
 
 const lists = document.getElementById("lists");
-const note = document.querySelector(".tint");
+const note = document.querySelector(".tint span");
 const said = note.textContent;
 const largest = Number(lists.dataset.largest);
 let running = false;
 
-function piece(text, number, isLast) {
+// The space before a word is not tinted: words stand apart, and break where they should.
+function pieces(text, number, isLast) {
+  const word = text.trimStart() || text;
   const made = document.createElement("span");
   const tenth = Math.round(10 * Math.min(1, Math.abs(number) / largest));
   made.className = `t${tenth ? ` ${number < 0 ? "m" : "p"}${tenth}` : ""}${isLast ? " last" : ""}`;
-  made.textContent = visible(text);
+  made.textContent = visible(word);
   made.title = `${number < 0 ? "−" : "+"}${Number(Math.abs(number).toPrecision(3))}`;
-  return made;
+  return [visible(text.slice(0, text.length - word.length)), made];
 }
 
 function tint(trigger, read) {
-  let pieces = read.tokens.map((text, i) => piece(text, read.coefficients[i], i === read.length - 1));
-  let length = pieces.reduce((sum, one) => sum + one.textContent.length, 0);
-  const all = pieces.length;
-  while (pieces.length > 1 && length > CHARACTERS) length -= pieces.shift().textContent.length;
-  if (pieces.length < all) pieces = ["…", ...pieces];
-  trigger.querySelector(".text").replaceChildren(...pieces);
+  let first = 0;
+  let length = read.tokens.join("").length;
+  while (first < read.length - 1 && length > CHARACTERS) length -= read.tokens[first++].length;
+  const shown = read.tokens
+    .slice(first)
+    .flatMap((text, i) => pieces(text, read.coefficients[first + i], first + i === read.length - 1));
+  trigger.querySelector(".text").replaceChildren(...(first ? ["…"] : []), ...shown);
 }
 
 async function tintAll() {

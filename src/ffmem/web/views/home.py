@@ -42,8 +42,14 @@ FEATURED = (
 EXAMPLE_LAYERS, STRONGEST = 5, 25
 """Layers that show an example, and the triggers that an example counts."""
 
-MOSTLY = 0.6
-"""Share of a memory's strongest triggers that an example's pattern must cover."""
+OFTEN = 0.4
+"""Share of a memory's strongest triggers that must show an example's pattern."""
+
+WORDS = 3
+"""Different last words among the triggers that show it."""
+
+CANDIDATES = 50
+"""Patterns of a layer to look at, by falling lift."""
 
 OneLayer = Annotated[int | None, Query(description="Only memories of this layer.")]
 
@@ -348,9 +354,10 @@ def _examples(index: Index, state: Any) -> list[Example]:
 
 
 def _by_pattern(index: Index, layer: int, taken: set[str | None]) -> Example | None:
-    """Return the memory with the pattern of largest lift that most of its triggers show.
+    """Return the memory with the pattern of largest lift that several words share.
 
-    lift = share of held-out triggers that show the pattern / share of random prefixes that do
+    lift = share of held-out triggers that show the pattern / share of random prefixes that do.
+    A single word has a large lift just because it is rare; years, units or names say more.
     """
     try:
         several = [
@@ -362,19 +369,20 @@ def _by_pattern(index: Index, layer: int, taken: set[str | None]) -> Example | N
         ]
     except StoreError:  # the page says that they cannot be read
         return None
-    mostly = [one for one in several if len(one.ranks) >= MOSTLY * STRONGEST]
-    best = max(
-        mostly or several,
-        key=lambda one: (one.lift or 0.0, len(one.ranks), -one.cell.memory),
-        default=None,
-    )
-    if best is None:
-        return None
-    memory = index.memory(best.cell)
-    triggers = memory.triggers if best.sign > 0 else memory.negative_triggers
-    shown = [one for one in triggers if one.rank in best.ranks]
-    token = shown[0].last_token if best.kind == "shallow" else None
-    return _example(best.cell, best.description, best.kind, token, shown[0])
+    often = [one for one in several if len(one.ranks) >= OFTEN * STRONGEST] or several
+    often.sort(key=lambda one: (-(one.lift or 0.0), one.cell.memory))
+    best: Example | None = None
+    for one in often[:CANDIDATES]:
+        memory = index.memory(one.cell)
+        triggers = memory.triggers if one.sign > 0 else memory.negative_triggers
+        shown = [trigger for trigger in triggers if trigger.rank in one.ranks]
+        words = {(trigger.last_token or "").strip().casefold() for trigger in shown}
+        token = shown[0].last_token if one.kind == "shallow" else None
+        found = _example(one.cell, one.description, one.kind, token, shown[0])
+        if len(words) >= WORDS:
+            return found
+        best = best or found
+    return best
 
 
 def _by_last_token(index: Index, layer: int, taken: set[str | None]) -> Example | None:

@@ -94,7 +94,12 @@ def router(site: Site) -> APIRouter:
 
         async def coming() -> dict[str, Any]:
             found = await asyncio.to_thread(summaries, index)
-            return {"layers": found, "largest": max(one.largest["max"] or 0 for one in found)}
+            most = {
+                "agreement": max(one.agreement or 0 for one in found),
+                "active": max(one.active_share["median"] or 0 for one in found),
+                "largest": max(one.largest["max"] or 0 for one in found),
+            }
+            return {"layers": found, "most": most}
 
         return await site.page_when_ready(
             request,

@@ -133,6 +133,8 @@ class Intervals:
 class Piece(NamedTuple):
     """A token of a prefix, tinted by the coefficient there."""
 
+    space: str
+    """Before the word: not tinted, so that words stand apart."""
     text: str
     shade: str
     title: str
@@ -368,7 +370,10 @@ def _shown(trigger: Trigger, largest: float, weaker: float | None, pieces: Piece
     prefix, last = trigger.prefix, trigger.last_token or ""
     # A token that is part of a character is shown as bytes, and the prefix ends in them too.
     before = prefix[: len(prefix) - len(last)] if last and prefix.endswith(last) else prefix
-    rest = trigger.rest.removeprefix(trigger.next_token or "")  # which has its own mark
+    rest = trigger.rest
+    if trigger.next_token and rest.lstrip().startswith(trigger.next_token.lstrip()):
+        rest = rest.lstrip()[len(trigger.next_token.lstrip()) :]  # it has a mark of its own
+    before += prefix[len(before) :][: len(last) - len(last.lstrip())] if last.strip() else ""
     return Shown(
         trigger,
         visible(before) if len(before) <= BEFORE else "…" + visible(before[1 - BEFORE :]),
@@ -386,10 +391,14 @@ def _tinted(read: PrefixCoefficients, context: dict[str, Any]) -> list[Piece]:
     for text, number in zip(read.tokens, read.coefficients, strict=True):
         tenth = round(10 * min(1.0, abs(number) / context["largest"]))
         shade = f"{'p' if number >= 0 else 'm'}{tenth}" if tenth else ""
-        found.append(Piece(visible(text), shade, format_number(number, signed=True)))
-    while len(found) > 1 and sum(len(piece.text) for piece in found) > BEFORE:
-        found = found[1:]
-    return found if len(found) == len(read.tokens) else [Piece("…", "", ""), *found]
+        word = text.lstrip() or text
+        space = visible(text[: len(text) - len(word)])
+        found.append(Piece(space, visible(word), shade, format_number(number, signed=True)))
+    first, length = 0, len("".join(read.tokens))
+    while first < len(found) - 1 and length > BEFORE:
+        length -= len(read.tokens[first])
+        first += 1
+    return [Piece("…", "", "", ""), *found[first:]] if first else found
 
 
 def token_texts(sentence: StoredSentence, length: int, shown: Callable[[int], str]) -> list[str]:
@@ -502,23 +511,30 @@ def _is_inside(m: Any, low: float, high: float) -> Any:
 def _examples(
     index: Index, memory: Memory, low: float, high: float, sample: ndarray, here: ndarray
 ) -> list[Example]:
-    """Return triggers and sampled prefixes of an interval, evenly spread, the strongest first."""
-    found = [
-        Example(**{name: getattr(one, name) for name in Example.__dataclass_fields__})
-        for one in (*memory.triggers, *memory.negative_triggers)
-        if _is_inside(one.coefficient, low, high)
-    ]
-    known = {(one.sentence, one.length) for one in found}
+    """Return prefixes of an interval, strongest first: sampled ones, filled up with triggers."""
     prefixes = _sampled_prefixes(index)[here].tolist()
     owners = index.sentences.at(prefixes)
+    sampled = []
     for prefix, coefficient in zip(prefixes, sample[here].tolist(), strict=True):
         row = owners[prefix]
         length = prefix - row.offset
-        if (row.sentence, length) not in known:
-            text = index.prefix_text(row, length)
-            found.append(Example(coefficient, row.sentence, length, *text))
-    ordered = sorted(found, key=lambda one: -abs(one.coefficient))
-    places = np.linspace(0, len(ordered) - 1, min(EXAMPLES, len(ordered))).round().astype(int)
+        text = index.prefix_text(row, length)
+        sampled.append(Example(coefficient, row.sentence, length, *text))
+    known = {(one.sentence, one.length) for one in sampled}
+    triggers = [
+        Example(**{name: getattr(one, name) for name in Example.__dataclass_fields__})
+        for one in (*memory.triggers, *memory.negative_triggers)
+        if _is_inside(one.coefficient, low, high) and (one.sentence, one.length) not in known
+    ]
+    found = _spread(sampled, EXAMPLES)
+    found += _spread(triggers, EXAMPLES - len(found))
+    return sorted(found, key=lambda one: -abs(one.coefficient))
+
+
+def _spread(examples: list[Example], n: int) -> list[Example]:
+    """Return at most n examples, evenly spread by their coefficients' order."""
+    ordered = sorted(examples, key=lambda one: -abs(one.coefficient))
+    places = np.linspace(0, len(ordered) - 1, min(n, len(ordered))).round().astype(int)
     return [ordered[place] for place in places.tolist()]
 
 
