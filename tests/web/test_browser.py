@@ -4,7 +4,7 @@ Every test ends with two questions: did anything ask another machine, and did an
 """
 
 import re
-import time
+import threading
 from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
@@ -271,7 +271,9 @@ def test_tab_reaches_everything_and_shows_where_it_is(visit):
 
 PAGES = [
     "/",
+    "/layers",
     "/layer/0",
+    "/m/L1N3?interval=2",
     "/m/L1N3?off=L0N1&set=L0N2=2.5",
     "/m/L0N0?similar=value&tokens=true",
     "/search?q=river",
@@ -369,23 +371,72 @@ def test_figures_are_drawn_and_lead_to_layers(visit):
     assert started.value.suggested_filename.endswith(".svg")
 
 
-def test_what_takes_time_says_so(visit, worker, monkeypatch):
-    slow, run = 0.9, Worker.run
+def test_a_page_that_waits_says_for_what_and_how_long(visit, worker, monkeypatch):
+    held, run = threading.Event(), Worker.run
 
-    async def slowly(self, shelf, job):
-        def later(at):
-            time.sleep(slow)
-            return job(at)
-
-        return await run(self, shelf, later)
+    async def slowly(self, shelf, job, request=None):
+        return await run(self, shelf, lambda at: (held.wait(20), job(at))[1], request)
 
     monkeypatch.setattr(Worker, "run", slowly)
+    page = visit(java_script_enabled=False)
+    page.goto("/m/L1N3?similar=value", wait_until="commit")
+    shown = page.locator(".waiting:visible")
+    expect(shown).to_have_text(re.compile(r"^Running the model … [12] s$"))
+    expect(shown).to_have_count(1)
+    held.set()
+    expect(page.locator("#similar tbody tr").first).to_be_visible()
+    expect(page.locator(".waiting:visible")).to_have_count(0)
+
+
+def test_every_token_of_the_shown_triggers_is_tinted_without_a_click(visit, worker, library):
+    worker.load(library.shelf()).result(60)
+    index = library.shelf().index
     page = visit()
     page.goto("/m/L1N3")
-    page.get_by_role("link", name="by value").click(no_wait_after=True)
-    expect(page.locator(".waiting")).to_be_visible()
-    expect(page.locator("#similar tbody tr").first).to_be_visible()
-    expect(page.locator(".waiting")).to_be_hidden()
+    first = index["L1N3"].triggers[0]
+    tokens = page.locator("#t1 .t")
+    expect(tokens).to_have_count(first.length)
+    shown = tokens.last.get_attribute("title").replace("−", "-")
+    assert float(shown) == pytest.approx(first.coefficient, rel=1e-2)
+    expect(page.locator("#lists .trigger[data-at]:visible")).to_have_count(0)
+    folded = page.locator("#lists details:not([open]) > summary").first
+    if folded.count():
+        folded.click()
+        expect(page.locator("#lists .trigger[data-at]:visible")).to_have_count(0)
+    page.get_by_role("navigation", name="Prefixes by coefficient").get_by_role("link").nth(
+        3
+    ).click()
+    expect(page.locator("#range")).to_be_visible()
+    expect(page.locator("#lists .trigger[data-at]:visible")).to_have_count(0)
+
+
+def test_the_search_box_finds_a_layer_and_the_keys_keep_its_sorting(visit):
+    page = visit()
+    page.goto("/")
+    page.fill("#q", "L1")
+    page.locator("[role=option]").first.click()
+    page.wait_for_url("**/layer/1")
+    page.get_by_role("link", name="max", exact=True).click()
+    page.wait_for_url("**/layer/1?sort=-max")
+    cells = page.locator("table.memories tbody a.mono").all_inner_texts()
+    page.locator("table.memories tbody a.mono").first.click()
+    page.wait_for_url(f"**/m/{cells[0]}?sort=-max")
+    page.keyboard.press("j")
+    page.wait_for_url(f"**/m/{cells[1]}?sort=-max")
+    page.goto("/layer/0?sort=-max")
+    page.keyboard.press("j")
+    page.wait_for_url("**/layer/1?sort=-max")
+
+
+def test_the_header_stands_over_the_content_and_a_phone_finds_search_in_it(visit):
+    page = visit(viewport={"width": 1600, "height": 900})
+    page.goto("/layers")
+    left = "document.querySelector('{}').getBoundingClientRect().left"
+    assert page.evaluate(left.format(".brand")) == page.evaluate(left.format("main h1"))
+    page.set_viewport_size({"width": 390, "height": 844})
+    expect(
+        page.get_by_role("navigation", name="Pages").get_by_role("link", name="Search")
+    ).to_be_visible()
 
 
 def test_hostile_sentences_are_text(visit, library):

@@ -9,10 +9,9 @@ from starlette.testclient import TestClient
 
 from ffmem.indexing.store import Index
 from ffmem.reporting.claims import claims
-from ffmem.reporting.examples import shared_tokens
 from ffmem.web.app import make_app
-from ffmem.web.home import FEATURED, steps
 from ffmem.web.library import Library, Shelf
+from ffmem.web.views.home import FEATURED, examples, steps
 from ffmem.web.worker import Worker
 from tests.reporting.results import PAPERS, result
 
@@ -104,11 +103,31 @@ def test_examples_are_memories_of_the_index_and_their_tokens_are_searches(client
     index = library.shelf().index
     page = client.get("/").text
     links = [unescape(found) for found in re.findall(r'<a [^>]*href="([^"]*)"', page)]
-    for one in shared_tokens(index):
+    assert examples(index)
+    for one in examples(index):
         assert f"/m/{one.cell}" in links
         searches = [parse_qs(urlsplit(link).query).get("q") for link in links]
         assert [one.token] in searches
     assert any(link.startswith("/trace?text=") for link in links)
+
+
+def test_examples_are_unusual_not_merely_frequent(library):
+    """By the last token: share · log(share ÷ share of the layer), the largest of the layer."""
+    index = library.shelf().index
+    for one in examples(index):
+        cell = index.layout.resolve(one.cell)
+        memory = index[cell]
+        layer = [
+            trigger.last_token
+            for other in index.memories(cell.layer)
+            for trigger in (*other.triggers, *other.negative_triggers)
+        ]
+        shares = [
+            [trigger.last_token for trigger in triggers].count(one.token) / len(triggers)
+            for triggers in (memory.triggers, memory.negative_triggers)
+            if triggers
+        ]
+        assert max(shares) > 2 * layer.count(one.token) / len(layer)
 
 
 def test_a_random_memory_is_any_memory_of_the_index_or_of_a_layer(client, library):

@@ -72,15 +72,15 @@ def test_every_row_says_what_its_memory_says(index):
     for layer in range(index.n_layers):
         for found, memory in zip(every_row(index, layer), index.memories(layer), strict=True):
             stats, value = memory.stats, memory.value
-            assert found["cell"] == str(memory.cell)
-            assert found["top"] == [token.token for token in value.top[:SHOWN]]
-            assert found["bottom"] == [token.token for token in value.bottom[:SHOWN]]
-            assert found["probability"] == value.top[0].probability
+            assert found.cell == str(memory.cell)
+            assert found.top == [token.token for token in value.top[:SHOWN]]
+            assert found.bottom == [token.token for token in value.bottom[:SHOWN]]
+            assert found.probability == value.top[0].probability
             for name in ("active_share", "max", "min", "mean"):
-                assert found[name] == getattr(stats, name)
+                assert getattr(found, name) == getattr(stats, name)
             expected = by_definition(index, memory)
-            assert {name: found[name] for name in expected} == expected
-            agreeing += found["followed"]
+            assert {name: getattr(found, name) for name in expected} == expected
+            agreeing += found.followed
     assert agreeing  # else all of this would hold of a table of zeros
 
 
@@ -116,7 +116,7 @@ def test_sorting_orders_all_memories_equals_by_number_and_those_without_a_number
 
 def test_tokens_are_sorted_as_people_read_them(index):
     rows = listing(index, 0, Wanted(sort="top")).rows
-    words = [(one["top"][0].strip().casefold(), one["top"][0]) for one in rows]
+    words = [(one.top[0].strip().casefold(), one.top[0]) for one in rows]
     assert words == sorted(words)
 
 
@@ -165,15 +165,15 @@ def test_a_match_is_the_outermost_token_that_holds_the_text(index):
     found = listing(index, 0, Wanted(has="th"))
     assert found.rows
     for one in found.rows:
-        value = index[one["cell"]].value
+        value = index[one.cell].value
         ranks = {
             end: [token.token.lower().find("th") >= 0 for token in getattr(value, end)]
             for end in ("top", "bottom")
         }
-        match = one["match"]
-        assert ranks[match["end"]].index(True) == match["rank"] - 1
-        assert "th" in match["token"].lower()
-        assert all(True not in held[: match["rank"] - 1] for held in ranks.values())
+        match = one.match
+        assert ranks[match.end].index(True) == match.rank - 1
+        assert "th" in match.token.lower()
+        assert all(True not in held[: match.rank - 1] for held in ranks.values())
 
 
 def test_pages_follow_each_other_and_hold_every_memory_once(index, monkeypatch):
@@ -181,7 +181,7 @@ def test_pages_follow_each_other_and_hold_every_memory_once(index, monkeypatch):
     wanted = Wanted(sort="-max")
     first = listing(index, 1, wanted)
     pages = [listing(index, 1, wanted, page) for page in range(1, first.pages + 1)]
-    cells = [one["memory"] for page in pages for one in page.rows]
+    cells = [one.memory for page in pages for one in page.rows]
     assert cells == chosen(index, layer_table(index, 1), wanted).tolist()
     assert all(len(page.rows) == 7 for page in pages[:-1])
     assert first.n == index.layout.widths[0]

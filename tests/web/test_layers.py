@@ -1,6 +1,8 @@
 """The page of a layer: every column sorts, filters stay in links, odd requests get sentences."""
 
 import re
+import statistics
+from dataclasses import asdict
 from html import unescape
 from urllib.parse import parse_qs, urlsplit
 
@@ -35,7 +37,7 @@ def test_page_and_api_show_the_same_memories_in_the_same_order(client, shelf):
         answer = client.get("/api/layer/1", params=asked).json()
         assert page.status_code == 200
         assert cells_of(page.text) == [one["cell"] for one in answer["rows"]]
-        assert answer["rows"] == listing(shelf.index, 1, Wanted(sort)).rows
+        assert answer["rows"] == [asdict(one) for one in listing(shelf.index, 1, Wanted(sort)).rows]
         assert answer["memories"] == answer["found"] == shelf.index.layout.widths[0]
 
 
@@ -77,6 +79,31 @@ def test_previous_and_next_layer_stop_at_the_ends(client):
     assert 'rel="prev"' not in first
     assert 'rel="prev" href="/layer/0"' in last
     assert 'rel="next"' not in last
+
+
+def test_every_layer_is_picked_with_the_same_sorting_and_filters(client):
+    page = client.get("/layer/0?sort=-max&has=e").text
+    for layer in (0, 1):
+        assert f'<a href="/layer/{layer}?sort=-max&amp;has=e"' in page
+    assert 'rel="next" href="/layer/1?sort=-max&amp;has=e"' in page
+
+
+def test_a_table_over_all_layers_says_what_each_layer_says(client, shelf):
+    asked = {"index": shelf.name}
+    answer = client.get("/api/layers", params=asked).json()
+    page = client.get("/layers", params=asked).text
+    assert [one["layer"] for one in answer["layers"]] == list(range(shelf.index.n_layers))
+    for one in answer["layers"]:
+        rows = listing(shelf.index, one["layer"], Wanted()).rows
+        known = [row for row in rows if row.agreement != "none"]
+        agree = sum(row.agreement == "agrees" for row in known) / len(known)
+        assert one["memories"] == shelf.index.layout.widths[one["layer"]]
+        assert one["agreement"] == pytest.approx(agree)
+        assert one["patterns"] == {}
+        assert one["active_share"]["median"] == pytest.approx(
+            statistics.median(row.active_share for row in rows)
+        )
+        assert f'href="/layer/{one["layer"]}?index={shelf.name}"' in page
 
 
 def test_empty_fields_of_the_form_are_no_filters(client):

@@ -1,14 +1,28 @@
 """The page of a memory shows what the library knows of it."""
 
 import re
+from dataclasses import asdict
 from html import unescape
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 import ffmem
 from ffmem.indexing.memory import visible, visible_token
-from ffmem.web.memory_view import BEFORE, ending, folded, histogram, pieces_of, side
+from ffmem.web.app import make_app
+from ffmem.web.layer_table import Wanted, chosen, layer_table
+from ffmem.web.views.memory import (
+    BEFORE,
+    ending,
+    folded,
+    histogram,
+    intervals,
+    side,
+    token_texts,
+)
+from ffmem.web.worker import Worker
 from tests.web.conftest import HOSTILE
 
 
@@ -119,6 +133,89 @@ def test_similar_memories_are_the_librarys_neighbours(client, shelf, by):
         assert f">{one.cell}</a>" in page
 
 
+def test_next_and_previous_keep_the_sorting_and_the_filters(client, shelf):
+    wanted = Wanted("-max", least=1.0)
+    order = chosen(shelf.index, layer_table(shelf.index, 1), wanted).tolist()
+    asked = {"index": shelf.name, "sort": "-max", "least": 1}
+    for place in (0, 1, len(order) - 1):
+        page = client.get(f"/m/L1N{order[place]}", params=asked).text
+        for rel, other in (("prev", place - 1), ("next", place + 1)):
+            found = re.search(f'rel="{rel}" href="([^"]*)"', page)
+            assert bool(found) == (0 <= other < len(order))
+            if found:
+                link = unescape(found[1])
+                assert urlsplit(link).path == f"/m/L1N{order[other]}"
+                assert parse_qs(urlsplit(link).query)["sort"] == ["-max"]
+    listed = client.get("/layer/1", params=asked).text
+    assert re.search(rf'href="/m/L1N{order[0]}\?[^"]*sort=-max', listed)
+    changed = re.search(r'href="([^"]*)">Switch off', client.get("/m/L1N3?sort=-max").text)[1]
+    assert "sort=-max" in changed
+
+
+def test_coefficients_at_every_token_are_the_models(client, shelf):
+    first, other = (shelf.index["L1N3"].triggers[i] for i in (0, 3))
+    asked = {"index": shelf.name, "at": f"{first.sentence}:{first.length},{other.sentence}:1"}
+    found = client.get("/api/m/L1N3/coefficients", params=asked).json()
+    assert [(one["sentence"], one["length"]) for one in found] == [
+        (first.sentence, first.length),
+        (other.sentence, 1),
+    ]
+    assert found[0]["coefficients"][-1] == pytest.approx(first.coefficient, rel=1e-4)
+    assert len(found[0]["tokens"]) == len(found[0]["coefficients"]) == first.length
+    assert "".join(found[0]["tokens"]) == first.prefix.lstrip()
+
+
+@pytest.mark.parametrize(
+    "at", ["", "1", "a:b", "1:0", "0:99999", "99999999:1", "-1:1", "0:1," * 40, "0:" + "9" * 5000]
+)
+def test_prefixes_that_are_not_there_are_refused_in_words(client, at):
+    answer = client.get("/api/m/L1N3/coefficients", params={"at": at})
+    assert answer.status_code == (200 if at == "" else 422)
+
+
+def test_intervals_cover_every_sampled_prefix_once_and_show_what_lies_in_them(client, shelf):
+    for cell in list(shelf.index)[::17]:
+        memory, sample = shelf.index[cell], shelf.index.sample(cell)
+        found = intervals(shelf.index, memory)
+        assert sum(one.sampled for one in found.intervals) == len(sample) == found.sample
+        for one in found.intervals:
+            assert one.low <= one.high
+            numbers = [example.coefficient for example in one.examples]
+            assert all(one.low <= m <= one.high for m in numbers)
+            assert numbers == sorted(numbers, key=lambda m: -abs(m))
+            assert bool(numbers) or not one.sampled
+        if memory.triggers:
+            assert found.intervals[0].high == memory.triggers[0].coefficient
+    answer = client.get(f"/api/m/{cell}/intervals", params={"index": shelf.name}).json()
+    assert answer == asdict(found)
+
+
+def test_an_interval_is_a_page(client, library):
+    index = library.shelf().index
+    found = intervals(index, index["L1N3"]).intervals
+    page = client.get("/m/L1N3").text
+    for number, one in enumerate(found):
+        assert f'href="/m/L1N3?interval={number}"' in page
+        shown = text_of(client.get(f"/m/L1N3?interval={number}").text)
+        for example in one.examples:
+            tail = visible(example.prefix)[1 - BEFORE :]
+            assert re.sub(r"\s+", " ", tail).strip() in shown
+    assert client.get(f"/m/L1N3?interval={len(found)}").status_code == 404
+    assert client.get("/m/L1N3?interval=-1").status_code == 404
+
+
+def test_without_a_model_the_page_says_that_last_tokens_alone_are_tinted(library):
+    app = make_app(library, Worker(device="cpu"))
+    with TestClient(app, "http://127.0.0.1:8800") as visitor:
+        page = visitor.get("/m/L1N3").text
+        assert "without the model, its coefficient alone is known" in text_of(page)
+        assert "memory.js" not in page
+        visitor.get("/api/m/L1N3/similar")  # loads it
+        page = visitor.get("/m/L1N3").text
+        assert "the coefficient at each token" in text_of(page)
+        assert "memory.js" in page
+
+
 def test_the_model_colours_every_token(client, shelf):
     page = client.get("/m/L1N3", params={"index": shelf.name, "tokens": "true"}).text
     memory = shelf.index["L1N3"]
@@ -180,8 +277,7 @@ def test_pieces_put_together_are_the_prefix(library):
         for trigger in index["L1N3"].triggers:
             row = index.sentences.row(trigger.sentence)
             whole = len(row.ids)
-            pieces = pieces_of(row, whole, [0.5] * whole, index.token)
-            assert "".join(piece.text for piece in pieces) == visible(row.text.lstrip())
+            assert "".join(token_texts(row, whole, index.token)) == row.text.lstrip()
 
 
 def test_the_picture_of_coefficients_stands_in_its_box():

@@ -17,9 +17,12 @@ from ffmem.web.worker import Worker
 TWINS = [
     "/api/home",
     "/api/random",
+    "/api/layers",
     "/api/layer/{layer}",
     "/api/m/{cell}",
     "/api/m/{cell}/similar",
+    "/api/m/{cell}/coefficients",
+    "/api/m/{cell}/intervals",
     "/api/search",
     "/api/trace",
     "/api/effect",

@@ -123,7 +123,7 @@ def test_a_memory_without_patterns_says_so_in_a_line(visited, client):
     assert "No pattern was found in these triggers." in page
     assert "patterns.js" not in page
     nobody = text_of(client.get("/m/L0N0").text)
-    assert "Nobody has looked for patterns in these triggers yet: ffmem patterns detect" in nobody
+    assert "No patterns were detected in this index yet: run ffmem patterns detect" in nobody
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -149,7 +149,7 @@ def test_a_layer_can_be_filtered_by_patterns(visited, choice):
 def test_the_text_filter_looks_into_descriptions_too(visited):
     client, index = visited
     found = listing(index, 1, Wanted(has="BRIDGES"))
-    by_pattern = {row["memory"]: row["pattern"] for row in found.rows}
+    by_pattern = {row.memory: row.pattern for row in found.rows}
     assert {3, 9} <= set(by_pattern)
     assert by_pattern[3] == {
         "description": "about bridges",
@@ -159,7 +159,7 @@ def test_the_text_filter_looks_into_descriptions_too(visited):
         "others": 3,
     }
     tokens = listing(index, 1, Wanted(has="e"))
-    assert all(row["match"] or row["pattern"] for row in tokens.rows)
+    assert all(row.match or row.pattern for row in tokens.rows)
     assert of_layer(index, 1).shown(3, "europe")["source"] == "human"
     page = text_of(client.get("/layer/1?has=bridges").text)
     assert "about bridges +3" in page
@@ -175,7 +175,7 @@ def test_an_unknown_choice_is_refused_in_a_sentence(client):
 def test_a_layer_without_patterns_looks_as_before(client):
     page = client.get("/layer/1").text
     assert 'name="pattern"' not in page
-    assert "Token holds" in page
+    assert "Token contains" in page
     assert client.get("/api/layer/1?pattern=any").json()["found"] == 0
 
 
@@ -190,7 +190,7 @@ def test_one_box_finds_patterns_in_a_group_of_their_own(visited, client):
     assert (hit["kind"], hit["source"]) == ("semantic", "human")
     assert hit["before"] + hit["match"] + hit["after"] == "rivers of Europe"
     page = text_of(ours.get("/search?q=bridges&in=patterns").text)
-    assert "2 memories by their patterns" in page
+    assert "2 memories by patterns" in page
     assert "semantic · detected, source: automatic · m < 0" in page
     names = [group["name"] for group in client.get("/api/search?q=the").json()["groups"]]
     assert names == ["values", "triggers"]
@@ -207,7 +207,10 @@ def test_the_front_page_counts(visited, client):
     ]
     assert ours.get("/api/home").json()["patterns"] == counts(index)
     page = text_of(ours.get("/").text)
-    assert "detected by a program (source: automatic): 3 memories have some, 2 shallow" in page
+    assert (
+        "detected by a program (source: automatic): 3 of 48 memories have at least one; 2 shallow"
+        in page
+    )
     assert client.get("/api/home").json()["patterns"] == []
 
 
@@ -246,7 +249,7 @@ DAMAGES = {
 def test_damaged_patterns_do_not_take_the_memory_from_sight(changing, damage):
     client, index = changing
     damage(index)
-    for path in ("/m/L1N3", "/layer/1", "/"):
+    for path in ("/m/L1N3", "/layer/1", "/layers", "/"):
         page = client.get(path)
         assert page.status_code == 200
         assert "cannot be read: `ffmem verify`" in text_of(page.text)

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from ffmem.indexing.query import Query
 from ffmem.indexing.search import Search
-from ffmem.web import grouped
 from ffmem.web.app import make_app
 from ffmem.web.library import Library
+from ffmem.web.views import search as view
 
 INDEXES = ["tiny", "plain"]
 
@@ -95,6 +95,20 @@ def test_a_memory_is_found_by_any_form_of_its_name_first_of_all(client, indexes,
     assert group(answer(client, q=form, **{"in": "values"}), "memories") is None
 
 
+@pytest.mark.parametrize("form", ["L1", "l1", " L1 ", "layer 1", "Layer1"])
+def test_a_layer_is_found_by_its_name(client, form):
+    first = answer(client, q=form)["groups"][0]
+    assert (first["name"], first["total"]) == ("layers", 1)
+    assert (first["hits"][0]["layer"], first["hits"][0]["memory"]) == (1, None)
+    assert 'href="/layer/1"' in page(client, q=form).partition('id="results"')[2]
+    assert group(answer(client, q=form, layer=0), "layers") is None
+
+
+@pytest.mark.parametrize("form", ["L2", "L", "1", "L1N", "xL1", "L" + "9" * 100])
+def test_other_texts_are_no_layer(client, form):
+    assert group(answer(client, q=form), "layers") is None
+
+
 def test_a_memory_that_is_not_there_is_only_text(client):
     found = answer(client, q="L99N1")
     assert group(found, "memories") is None
@@ -143,7 +157,7 @@ def test_a_layer_alone(client):
     hits = [hit for one in found["groups"] for hit in one["hits"]]
     assert hits
     assert {hit["layer"] for hit in hits} == {1}
-    assert "in layer 1 alone" in text_of(page(client, q="the", layer=1))
+    assert "in layer 1 only" in text_of(page(client, q="the", layer=1))
 
 
 def test_empty_fields_of_the_form_mean_all(client):
@@ -176,7 +190,7 @@ def test_nothing_found_says_what_was_searched_and_what_else_to_try(client, name)
 
 def test_without_a_query_the_page_tells_what_there_is_and_each_example_finds_something(client):
     text = page(client)
-    assert "One box for everything" in text
+    assert "What you can search for" in text
     links = re.findall(r'class="example" href="([^"]*)"', text)
     assert len(links) >= 3
     for link in links:
@@ -223,7 +237,7 @@ def test_parameters_that_make_no_sense_are_told(client, parameters):
 
 
 def test_an_expression_that_never_ends_is_stopped_soon(client, monkeypatch):
-    monkeypatch.setattr(grouped, "SECONDS", 0.0)
+    monkeypatch.setattr(view, "SECONDS", 0.0)
     response = client.get("/api/search", params={"q": "/(a|aa)+$/"})
     assert response.status_code == 422
     assert "takes too long: stopped after 0 seconds" in response.json()["error"]
@@ -231,14 +245,14 @@ def test_an_expression_that_never_ends_is_stopped_soon(client, monkeypatch):
 
 def test_frequent_words_are_counted_in_part_and_the_page_says_so(client, monkeypatch):
     every = group(answer(client, q="the"), "triggers")
-    monkeypatch.setattr(grouped, "MOST_TRIGGERS", {True: 10, False: 20})
+    monkeypatch.setattr(view, "MOST_TRIGGERS", {True: 10, False: 20})
     some = group(answer(client, q="the"), "triggers")
     assert some["at_least"]
     assert some["total"] <= every["total"]
     assert some["sentences"] > 0
     text = text_of(page(client, q="the", **{"in": "triggers"}))
     assert f"at least {some['total']} memories" in text
-    assert f"over the first {some['sentences']} sentences that hold it" in text
+    assert f"over the first {some['sentences']} sentences that contain it" in text
     typing = group(answer(client, q="the", prefix=1), "triggers")
     assert typing["sentences"] <= some["sentences"]
 
@@ -276,4 +290,4 @@ def test_the_same_search_in_many_threads_gives_the_same(client):
 def test_the_groups_of_a_search_are_documented(client):
     schema = client.get("/api/openapi.json").json()
     assert "/api/search" in schema["paths"]
-    assert {"Answer", "Group", "Entry"} <= set(schema["components"]["schemas"])
+    assert {"SearchAnswer", "Group", "Hit"} <= set(schema["components"]["schemas"])

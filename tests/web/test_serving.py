@@ -52,6 +52,21 @@ def test_serve_says_where_it_is_answers_and_ends_at_an_interrupt(served_folder):
     assert "Traceback" not in made.said
 
 
+@pytest.mark.parametrize("flags", [(), ("--no-model",)])
+def test_the_model_loads_at_the_start_unless_told_otherwise(served_folder, flags):
+    with process("-m", "ffmem", "serve", str(served_folder), "--port", "0", *flags) as made:
+        address = address_said_by(made)
+        until = time.monotonic() + (3 if flags else 60)
+        loaded = False
+        while not loaded and time.monotonic() < until:
+            with urlopen(address + "m/L1N3") as page:
+                loaded = b"memory.js" in page.read()
+            time.sleep(0.2)
+        assert loaded == (not flags)
+    assert made.returncode == 0
+    assert "Traceback" not in made.said
+
+
 def test_an_interrupt_does_not_wait_for_a_prompt_to_end(served_folder):
     """A job that would take a minute is given up, without a traceback."""
     code = (
@@ -89,7 +104,7 @@ def test_a_token_is_made_on_request(served_folder):
     [
         (["nowhere"], "There is no index at nowhere"),
         (["{folder}", "--host", "0.0.0.0"], "--token"),
-        (["{folder}", "--token", "short"], "16 or more"),
+        (["{folder}", "--token", "short"], "at least 16"),
         (["{folder}", "--report", "nowhere"], "holds no experiment"),
         (["{folder}", "--host", "no.such.host.invalid"], "--token"),
     ],

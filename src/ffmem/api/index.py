@@ -295,6 +295,7 @@ def serve(
     model: str | None = None,
     device: str = "auto",
     db: str | None = None,
+    load_model: bool = True,
     ready: Callable[[str], None] = print,
 ) -> None:
     """Serve indexes on a local web page until you stop it; returns nothing.
@@ -309,6 +310,7 @@ def serve(
         model: Where the model is now, if it has moved.
         device: Where the model runs.
         db: File of the annotation study; DIR-annotations.sqlite is found without it.
+        load_model: Whether to load the model at once; else a page that needs it loads it.
         ready: Called with the address of the page.
     """
     from ffmem.web.serving import serve as run
@@ -324,5 +326,6 @@ def serve(
         model=model,
         device=device,
         db=db,
+        load_model=load_model,
         ready=ready,
     )

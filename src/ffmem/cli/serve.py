@@ -58,6 +58,13 @@ from ffmem.cli.options import (
 )
 @index_model_option
 @db_option
+@click.option(
+    "--no-model",
+    "load_model",
+    flag_value=False,
+    default=True,
+    help="Load the model only when a page needs it.",
+)
 @click.option("--open/--no-open", "open_browser", default=False, help="Open a browser.")
 @device_option
 def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None:

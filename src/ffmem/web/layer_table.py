@@ -10,22 +10,24 @@ stable both ways: equals stay in the order of their numbers, memories without a 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from fastapi import Query
 from jaxtyping import Bool, Float64, Int8, Int32, Int64
 from numpy import ndarray
-from typing_extensions import TypedDict
+from pydantic import BeforeValidator, Field
 
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.experiments.top_triggers import NO_SIGN, NONE, TopTriggers, listed, top_triggers
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
-from ffmem.web.limits import NotHere
+from ffmem.web.limits import NotHere, refuse_long
 from ffmem.web.pattern_view import CHOICES, RowPattern, of_layer
+from ffmem.web.state import none_if_empty
 
 PAGE = 50
 """Memories on a page."""
@@ -66,21 +68,23 @@ class LayerTable(NamedTuple):
         return largest
 
 
-class Match(TypedDict):
-    """The token for which a memory was found: its place from 1 at one end of the value."""
+@dataclass(frozen=True)
+class Match:
+    """The token for which a memory was found: its rank, from 1, at one end of the value."""
 
     token: str
     rank: int
     end: str
 
 
-class LayerRow(TypedDict):
-    """One memory, as the table shows it."""
+@dataclass(frozen=True)
+class LayerRow:
+    """One memory in the table of its layer."""
 
     cell: str
     memory: int
     place: dict[str, int] | None
-    """Head and slot or distance, where a head owns it."""
+    """Head and slot or distance, if a head owns it."""
     top: list[str]
     bottom: list[str]
     active_share: float | None
@@ -90,12 +94,12 @@ class LayerRow(TypedDict):
     probability: float | None
     sign: int | None
     agreement: str | None
-    """None, and no numbers beside it, where memories have no static values."""
+    """None, like the two counts, where memories have no static values."""
     followed: int | None
     followable: int | None
     match: Match | None
     pattern: RowPattern | None
-    """The first that holds what was asked for, or else the first of all."""
+    """The first that contains the text asked for, or else the first of all."""
 
 
 class Listing(NamedTuple):
@@ -108,36 +112,41 @@ class Listing(NamedTuple):
     """Memories on all pages."""
 
 
+Share = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+Percent = Annotated[
+    Share | None,
+    BeforeValidator(none_if_empty),
+    Query(description="Bound of the active share, in percent."),
+]
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """Which memories of a layer are listed, and in which order."""
+    """Which memories of a layer to list, and in which order: parameters of an address."""
 
-    sort: str = "memory"
-    """The name of a column, with − in front from the largest down."""
-    has: str = ""
-    """A text in a token at one of the value's ends, or in a pattern's description."""
-    least: float | None = None
-    """Of the active share, in percent."""
-    most: float | None = None
-    agreement: str = ""
-    pattern: str = ""
-    """A kind of pattern that the triggers show; `any`, or `none`."""
+    sort: Annotated[
+        str, Query(description="A column to sort by; with - in front: largest first.")
+    ] = "memory"
+    has: Annotated[
+        str, Query(description="A text in a token at an end of the value, or in a pattern.")
+    ] = ""
+    least: Percent = None
+    most: Percent = None
+    agreement: Annotated[str, Query(description="agrees, disagrees or none.")] = ""
+    pattern: Annotated[
+        str, Query(description="Only memories with patterns: shallow, semantic, any, none.")
+    ] = ""
 
     def __post_init__(self) -> None:
+        refuse_long(self.has)
         if self.column not in SORTS:
             raise FfmemError(
                 f"A layer cannot be sorted by {self.sort!r}. Sort by {', '.join(SORTS)}; with a"
                 " minus in front, from the largest down."
             )
-        if self.agreement and self.agreement not in AGREEMENT.values():
-            raise FfmemError(
-                f"There is no agreement {self.agreement!r}. There are:"
-                f" {', '.join(AGREEMENT.values())}."
-            )
-        if self.pattern and self.pattern not in CHOICES:
-            raise FfmemError(
-                f"There is no pattern {self.pattern!r}. There are: {', '.join(CHOICES)}."
-            )
+        for name, choices in (("agreement", AGREEMENT.values()), ("pattern", CHOICES)):
+            if (given := getattr(self, name)) and given not in choices:
+                raise FfmemError(f"There is no {name} {given!r}. There are: {', '.join(choices)}.")
 
     @property
     def column(self) -> str:
@@ -156,14 +165,11 @@ class Wanted:
         return not named and self.least is None and self.most is None
 
     def parameters(self) -> dict[str, object]:
-        """Return what an address says of it; None for what is as it is anyway."""
+        """Return its parameters in an address; None for the defaults."""
+        plain = Wanted()
         return {
-            "sort": None if self.sort == "memory" else self.sort,
-            "has": self.has or None,
-            "least": self.least,
-            "most": self.most,
-            "agreement": self.agreement or None,
-            "pattern": self.pattern or None,
+            name: None if value == getattr(plain, name) else value
+            for name, value in vars(self).items()
         }
 
 
@@ -269,12 +275,13 @@ def listing(index: Index, layer: int, wanted: Wanted, page: int = 1) -> Listing:
     if not 1 <= page <= pages:
         raise NotHere(f"There is no page {page} of these memories: there are pages 1 to {pages}.")
     here = memories[(page - 1) * PAGE : page * PAGE]
-    places = _places(index, layer, wanted.has)[here] if wanted.has else None
     rows = [row(index, table, memory, wanted.has) for memory in here.tolist()]
-    if places is not None:
-        for one, place in zip(rows, places, strict=True):
-            if place.any():
-                one["match"] = _match(index, layer, one["memory"], place)
+    if wanted.has:
+        places = _places(index, layer, wanted.has)[here]
+        rows = [
+            replace(one, match=_match(index, layer, one.memory, place)) if place.any() else one
+            for one, place in zip(rows, places, strict=True)
+        ]
     return Listing(rows, page, pages, len(memories))
 
 
@@ -284,24 +291,24 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
     patterns = of_layer(index, table.layer)
     kind = index.manifest.model.kind
     slot = kind.head_slot(memory)
-    return {
-        "cell": str(index.layout.cell(table.layer, memory)),
-        "memory": memory,
-        "place": None if slot is None else slot.to_dict(),
-        "top": [index.token(id) for id in table.top[memory].tolist()],
-        "bottom": [index.token(id) for id in table.bottom[memory].tolist()],
-        "active_share": finite(table.active_share[memory]),
-        "max": finite(table.max[memory]),
-        "min": finite(table.min[memory]),
-        "mean": finite(table.mean[memory]),
-        "probability": finite(table.probability[memory]),
-        "sign": sign if sign != NO_SIGN else None,
-        "agreement": AGREEMENT[int(table.agreement[memory])] if kind.has_values else None,
-        "followed": int(table.followed[memory]) if kind.has_values else None,
-        "followable": int(table.followable[memory]) if kind.has_values else None,
-        "match": None,
-        "pattern": patterns.shown(memory, has) or patterns.shown(memory),
-    }
+    return LayerRow(
+        cell=str(index.layout.cell(table.layer, memory)),
+        memory=memory,
+        place=None if slot is None else slot.to_dict(),
+        top=[index.token(id) for id in table.top[memory].tolist()],
+        bottom=[index.token(id) for id in table.bottom[memory].tolist()],
+        active_share=finite(table.active_share[memory]),
+        max=finite(table.max[memory]),
+        min=finite(table.min[memory]),
+        mean=finite(table.mean[memory]),
+        probability=finite(table.probability[memory]),
+        sign=sign if sign != NO_SIGN else None,
+        agreement=AGREEMENT[int(table.agreement[memory])] if kind.has_values else None,
+        followed=int(table.followed[memory]) if kind.has_values else None,
+        followable=int(table.followable[memory]) if kind.has_values else None,
+        match=None,
+        pattern=patterns.shown(memory, has) or patterns.shown(memory),
+    )
 
 
 def finite(number: Any) -> float | None:
@@ -371,7 +378,7 @@ def _match(index: Index, layer: int, memory: int, places: Bool[ndarray, " token"
     end = int(ranks.argmin())
     name = ("top", "bottom")[end]
     id = int(_ends(index, layer)[f"{name}_ids"][memory, ranks[end]])
-    return {"token": index.token(id), "rank": int(ranks[end]) + 1, "end": name}
+    return Match(index.token(id), int(ranks[end]) + 1, name)
 
 
 @lru_cache(maxsize=2)

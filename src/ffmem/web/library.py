@@ -1,4 +1,4 @@
-"""The indexes that a site shows, each with the experiments that were measured on it."""
+"""The indexes that the explorer shows, each with the experiments measured on it."""
 
 import re
 import threading
@@ -38,7 +38,7 @@ class Shelf:
         return short(self.index.manifest.model.source)
 
     def prepare(self) -> str | None:
-        """Make what search needs, if it is missing; return why it cannot be made, if so."""
+        """Make the search file if it is missing; return why it cannot be made, if so."""
         try:
             with self.searching():
                 return None
@@ -47,7 +47,7 @@ class Shelf:
 
     @contextmanager
     def searching(self) -> Iterator[Search]:
-        """Give a search of this index that belongs to the calling thread."""
+        """Yield a search of this index for the calling thread."""
         if not hasattr(self._own, "search"):
             with self._making:  # the first one may have to make search.sqlite
                 self._own.search = Search(self.index)
@@ -55,7 +55,7 @@ class Shelf:
 
 
 class Library:
-    """All shelves of a site, the first of which is shown unless an address names another."""
+    """All indexes of a site; addresses that name none mean the first."""
 
     def __init__(self, shelves: Sequence[Shelf]) -> None:
         self.shelves = {shelf.name: shelf for shelf in shelves}
@@ -109,7 +109,7 @@ def measured(index: Index, folder: Path) -> dict[str, Result]:
 
 
 def short(source: str) -> str:
-    """Return a source without the folders that it lies in, which are nobody's business."""
+    """Return a source without its folders, which visitors need not know."""
     return source if ":" in source else Path(source).name or source
 
 
@@ -121,9 +121,3 @@ def _name(folder: Path, taken: set[str]) -> str:
         count += 1
         name = f"{plain}-{count}"
     return name
-
-
-def refuse_none(folders: Sequence[Path]) -> None:
-    """Refuse a site without an index."""
-    if not folders:
-        raise FfmemError("No index was given. Name the folder of one: `ffmem serve DIR`.")

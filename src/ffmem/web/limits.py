@@ -1,10 +1,12 @@
-"""How much one visitor may ask for at once, and the answers to those who ask for more.
+"""How much one request may ask for, and the errors of those that ask for more.
 
-A page that one person opens on a laptop and a page that a group shares run the same model: each
-request is small enough that the next in the queue does not wait long.
+A page on a laptop and a page that a group shares run the same model: every request is small enough
+that the next in line does not wait long.
 """
 
-from ffmem.errors import FfmemError
+from dataclasses import dataclass
+
+from ffmem.errors import FfmemError, ModelError, StorageFull, StoreError, UnknownCell
 
 MOST_ADDRESS = 16_000
 """Bytes of a path with its query: prompts and edits live there."""
@@ -24,7 +26,13 @@ MOST_GENERATED = 64
 """Tokens of a continuation."""
 
 MOST_WAITING = 64
-"""Requests that wait for the model; the next one is told to come again."""
+"""Requests that may wait for the model, however fast it is."""
+
+MOST_SECONDS = 20.0
+"""How long a request may have to wait for the model: who would wait longer gets 503 at once."""
+
+RETRY_SECONDS = 5
+"""What a refused visitor is told to wait before the next try."""
 
 MOST_RESULTS = 200
 """Entries of one page of anything."""
@@ -42,6 +50,10 @@ class Busy(FfmemError):
     """Too many requests wait for the model."""
 
 
+class ClientGone(FfmemError):
+    """The visitor closed the connection before the work began."""
+
+
 def refuse_long(text: str) -> str:
     """Return a prompt that is not too long to be read."""
     if len(text) > MOST_CHARACTERS:
@@ -50,3 +62,21 @@ def refuse_long(text: str) -> str:
             " Shorten it, or use `ffmem trace`, which has no limit."
         )
     return text
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a program gets instead of an answer."""
+
+    error: str
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, UnknownCell | NotHere):
+        return 404
+    if isinstance(error, Busy | StorageFull | ClientGone):
+        return 503
+    if isinstance(error, StoreError):  # the server's own files
+        return 500 if not isinstance(error, ModelError) else 422
+    return 422 if isinstance(error, FfmemError) else 500

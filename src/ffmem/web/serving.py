@@ -1,4 +1,4 @@
-"""Running the explorer: a socket of this machine, the application on it, and where to look."""
+"""Running the explorer: a socket, the application on it, and the address to open."""
 
 import gc
 import logging
@@ -14,16 +14,16 @@ from uvicorn import Config, Server
 
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
-from ffmem.web.guard import refuse_weak
-from ffmem.web.library import Library, refuse_none
+from ffmem.web.guard import check_token
+from ffmem.web.library import Library
 
 PORT = 8800
 
 GRACE = 2
-"""Seconds that answers under way have when the server is stopped."""
+"""Seconds that running requests have when the server stops."""
 
 NEW = "new"
-"""A token is to be made."""
+"""Asks for a new token."""
 
 
 def serve(
@@ -37,34 +37,43 @@ def serve(
     model: str | None = None,
     device: str = "auto",
     db: str | None = None,
+    load_model: bool = True,
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve indexes until somebody stops it; `ready` is told the address to open.
+    """Serve indexes until you stop it; `ready` is called with the address to open.
 
-    `db` is the database of the annotators' study; else the one beside each index.
-
-    Other machines are let in only with a token: a text of yours, or `new` for one that is made.
+    `db` is the database of the annotation study; else the one beside each index. Other machines
+    need a token: a text of yours, or `new` to make one. Models load in the background unless
+    `load_model` is off; then when a page first needs one.
     """
-    refuse_none(folders)
+    if not folders:
+        raise FfmemError("No index was given. Name the folder of one: `ffmem serve DIR`.")
     secret = secrets.token_urlsafe(24) if token == NEW else token
     if secret is not None:
-        refuse_weak(secret)
+        check_token(secret)
     elif not is_loopback(host):
         raise FfmemError(
-            f"--host {host} lets other machines in, which needs a token: add --token, and one is"
-            " made. Without it the explorer answers to this machine only."
+            f"--host {host} lets other machines in, which needs a token. Add --token to make one,"
+            " or leave --host out to serve this machine only."
         )
     library = Library.of(folders, reports)
     listening = bound(host, port)
     for shelf in library.shelves.values():
         if reason := shelf.prepare():
-            Progress().say(f"{shelf.name} is shown without search: {reason}")
+            Progress().say(f"{shelf.name} cannot be searched: {reason}")
     from ffmem.web.app import make_app
     from ffmem.web.studies import Studies
     from ffmem.web.worker import Worker
 
     hosts = [host, socket.gethostname(), *allowed]
-    app = make_app(library, Worker(model, device), Studies(db), token=secret, hosts=hosts)
+    app = make_app(
+        library,
+        Worker(model, device),
+        Studies(db),
+        token=secret,
+        hosts=hosts,
+        load_models=load_model,
+    )
     # No access log: addresses hold prompts, and may hold the token.
     config = Config(
         app,
@@ -73,7 +82,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=GRACE,
     )
-    # What is there now stays: collecting garbage need not look at it in the middle of a page.
+    # What is loaded now stays: keep the garbage collector from walking it during requests.
     gc.freeze()
     with listening, suppress(KeyboardInterrupt):  # which is how it ends
         ready(address(listening, secret))
@@ -81,16 +90,16 @@ def serve(
 
 
 class QuietServer(Server):
-    """A server that is stopped without a word about answers that it gave up."""
+    """A server that does not log the requests it gave up when it was stopped."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop, quietly."""
+        """Stop without logging."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         super().handle_exit(sig, frame)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a host name or number."""
+    """Return whether only this machine can reach a host name or IP address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -98,7 +107,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Return whether nobody listens at a port of this machine."""
+    """Return whether a port of this machine is free."""
     try:
         bound("127.0.0.1", port).close()
     except FfmemError:
@@ -107,10 +116,9 @@ def is_free(port: int) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes any that is free."""
+    """Return a listening socket; port 0 takes any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's delay off for sockets that name it only:
-    # 40 ms for every small answer.
+    # Name the protocol: only then does asyncio turn off Nagle's delay, 40 ms per small answer.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -119,14 +127,14 @@ def bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         raise FfmemError(
-            f"Cannot listen at {host}, port {port}: {getattr(error, 'strerror', None) or error}."
+            f"Cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}."
             " Choose another with --port; 0 takes any that is free."
         ) from None
     return listening
 
 
 def address(listening: socket.socket, token: str | None) -> str:
-    """Return what to type into a browser, for the first time with the token."""
+    """Return the address to open in a browser, with the token."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()

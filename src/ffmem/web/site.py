@@ -1,10 +1,11 @@
 """What all pages share: the library, the worker, and how a page is made of a template.
 
-A page whose content takes time is sent in two parts: its head with a line that says what is going
-on, then the rest, when it is there. No script is needed for that.
+A page whose content takes time is sent in parts: its head, a line per second that says what it
+waits for and how long, then the rest. No script is needed for that.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine
 from importlib.metadata import version
 from typing import Any
@@ -12,17 +13,22 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import escape
 
 from ffmem.errors import FfmemError
 from ffmem.indexing.memory import visible, visible_token
-from ffmem.web.answers import status_of
+from ffmem.text import format_number, format_share
 from ffmem.web.library import Library, Shelf
+from ffmem.web.limits import status_of
 from ffmem.web.state import PARAMETERS, State, quoted
 from ffmem.web.studies import Studies
 from ffmem.web.worker import Worker
 
 SOON = 0.2
 """Seconds after which a visitor is told that something is going on."""
+
+TICK = 1.0
+"""Seconds between two lines that say what a page waits for."""
 
 REST = "<!-- rest -->"
 """Stands in base.html where the part begins that may come late."""
@@ -46,8 +52,8 @@ class Site:
         self._templates.filters |= {
             "token": visible_token,
             "visible": visible,
-            "number": short_number,
-            "percent": percent,
+            "number": format_number,
+            "percent": format_share,
             "quoted": quoted,
         }
 
@@ -92,20 +98,36 @@ class Site:
         template: str,
         coming: Coroutine[Any, Any, dict[str, Any]],
         *,
-        waiting: str = "Computing …",
+        waiting: str = "Computing",
+        needs_model: bool = True,
         **context: Any,
     ) -> Response:
-        """Return a page whose further context is `coming`; if that takes time, its head first."""
+        """Return a page whose further context is `coming`; if that takes time, its head first.
+
+        Then a line every second, until the rest is there, says what the page waits for.
+        """
+        began = time.monotonic()
         task = asyncio.ensure_future(coming)
         done, _ = await asyncio.wait({task}, timeout=SOON)
         if done:  # an error gets its own status
             return self.page(request, state, template, **context, **task.result())
-        head, _, _ = self.render(request, state, template, **context, waiting=waiting).partition(
+
+        def status() -> str:
+            blocked = self.worker.status() if needs_model else None
+            return f"{blocked or waiting.removesuffix('…').strip()} …"
+
+        head, _, _ = self.render(request, state, template, **context, waiting=status()).partition(
             REST
         )
 
         async def parts() -> AsyncIterator[str]:
             yield head
+            while not (await asyncio.wait({task}, timeout=TICK))[0]:
+                if await request.is_disconnected():
+                    task.cancel()
+                    return
+                seconds = round(time.monotonic() - began)
+                yield f'<p class="waiting">{escape(status())} {seconds} s</p>\n'
             try:
                 whole = self.render(request, state, template, **context, **await task)
             except FfmemError as error:
@@ -128,21 +150,3 @@ def _others(request: Request) -> dict[str, str]:
 def said(error: Exception) -> dict[str, Any]:
     """Return what the page of an error shows."""
     return {"code": status_of(error), "message": str(error)}
-
-
-def short_number(value: int | float | None, digits: int = 3) -> str:
-    """Return a number with few digits and a true minus."""
-    if value is None:
-        return "–"
-    if isinstance(value, int):
-        return f"{value:,}".replace("-", "−")
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
-    return text.replace("-", "−")
-
-
-def percent(share: int | float | None) -> str:
-    """Return a share in percent, with a decimal where it is small."""
-    if share is None:
-        return "–"
-    number = 100 * share
-    return f"{number:.0f} %" if number >= 9.95 or number == 0 else f"{number:.2g} %"

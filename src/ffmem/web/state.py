@@ -1,9 +1,9 @@
-"""What a visitor is looking at, in the address alone: index, prompt, position and edits.
+"""What a visitor looks at, all of it in the address: index, prompt, position and edits.
 
     ?index=demo&text=…&position=3&off=L1N2,L3N4&set=L5N6=2.5&scale=L7N8=-1
 
-Every link of a page carries it along, so that edits follow from page to page, and Back, Forward,
-reload and a link sent to a friend all show the same. The server remembers nothing.
+Every link of a page carries it, so that edits follow from page to page, and Back, Forward, reload
+and a shared link show the same. The server remembers nothing.
 """
 
 from collections.abc import Iterable
@@ -21,12 +21,12 @@ from ffmem.web.limits import MOST_EDITS, TooMuch, refuse_long
 Numbered = tuple[tuple[Cell, float], ...]
 
 PARAMETERS = frozenset({"index", "text", "position", "off", "set", "scale"})
-"""Names of the state in an address; every other one is a page's own."""
+"""Parameters of the state; a page may have others of its own."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One visitor's place in the explorer."""
+    """What one visitor looks at."""
 
     index: str | None = None
     """Which index, by name; None: the first."""
@@ -38,7 +38,7 @@ class State:
     scale: Numbered = ()
 
     def link(self, path: str, **extra: object) -> str:
-        """Return an address that keeps the state; `extra` adds parameters, None takes them away."""
+        """Return an address with the state; `extra` adds parameters, None removes them."""
         parameters: dict[str, object] = {**dict(self.fields()), **extra}
         query = "&".join(
             f"{quoted(name)}={quoted(str(value))}"
@@ -48,7 +48,7 @@ class State:
         return f"{path}?{query}" if query else path
 
     def fields(self, *without: str) -> list[tuple[str, str]]:
-        """Return the state as hidden fields of a form, which would drop it otherwise."""
+        """Return the state as hidden fields, which a form needs to keep it."""
         named = {
             "index": self.index,
             "text": self.text or None,
@@ -74,7 +74,7 @@ class State:
         )
 
     def with_edit(self, cell: Cell, how: str, number: float | None = None) -> "State":
-        """Return the state with one memory edited so, and not otherwise."""
+        """Return the state with one memory edited this way only."""
         plain = self.without(cell)
         if how == "off":
             changed = replace(plain, off=(*plain.off, cell))
@@ -87,7 +87,7 @@ class State:
             else:
                 changed = replace(plain, scale=(*plain.scale, pair))
         else:
-            raise FfmemError(f"{how!r} is no edit. A memory is switched off, set or scaled.")
+            raise FfmemError(f"{how!r} is not an edit. Use off, set or scale.")
         changed.edits()
         return changed
 
@@ -96,8 +96,8 @@ class State:
         count = len(self.off) + len(self.set) + len(self.scale)
         if count > MOST_EDITS:
             raise TooMuch(
-                f"{count} memories are edited; the page takes {MOST_EDITS} at once. Take some away,"
-                " or use `ffmem trace`, which has no limit."
+                f"{count} memories are edited; the page takes {MOST_EDITS}. Remove some, or use"
+                " `ffmem trace`, which has no limit."
             )
         for name, pairs in (("set", self.set), ("scale", self.scale)):
             cells = [cell for cell, _ in pairs]
@@ -112,7 +112,7 @@ class State:
         return len(self.off) + len(self.set) + len(self.scale) < MOST_EDITS
 
     def how(self, cell: Cell) -> Edit | None:
-        """Return what becomes of one memory, if anything."""
+        """Return the edit of one memory, if there is one."""
         return next((edit for edit in self.edits() if str(edit.cell) == str(cell)), None)
 
 
@@ -126,6 +126,11 @@ def quoted(text: str) -> str:
     The same as `urllib.parse.quote`, which takes thirty times as long: a page has a hundred links.
     """
     return text.translate(_ASCII) if text.isascii() else quote(text, safe=",=")
+
+
+def none_if_empty(value: Any) -> Any:
+    """Return what a field of a form holds; None for an empty one."""
+    return None if value == "" else value
 
 
 def asked(

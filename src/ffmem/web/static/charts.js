@@ -38,7 +38,7 @@ function fitted(spec, width) {
   const own = structuredClone(spec);
   const gutter = own.usermeta?.gutter;
   if (gutter) for (const panel of own.vconcat) panel.width = Math.max(120, width - gutter);
-  if (width < NARROW) own.config.legend.columns = 2;
+  if (width < NARROW) own.config.legend.columns = 1;
   return own;
 }
 

@@ -47,7 +47,7 @@ function element(name, kind, text = "") {
 
 // Spaces and line ends so that they are seen, as the pages of the server show them.
 const SIGNS = { "\n": "↵", "\r": "␍", "\t": "⇥" };
-function visible(text) {
+export function visible(text) {
   return text.replace(/[\n\r\t]/g, (sign) => SIGNS[sign]);
 }
 function visibleToken(text) {
@@ -56,7 +56,7 @@ function visibleToken(text) {
 
 // ---------------------------------------------------------------- the box of every page
 
-const NAMES = { memories: "Memory", values: "Values", triggers: "Triggers", patterns: "Patterns" };
+const NAMES = { layers: "Layer", memories: "Memory", values: "Values", triggers: "Triggers", patterns: "Patterns" };
 
 function combobox(input, place) {
   const form = input.form;
@@ -104,10 +104,11 @@ function combobox(input, place) {
   }
 
   function entry(hit, name) {
-    const made = option(`/m/${hit.cell}`);
+    const made = option(name === "layers" ? `/layer/${hit.layer}` : `/m/${hit.cell}`);
     const shown = name === "values" || name === "memories" ? visibleToken : visible;
     const text = element("bdi", "text");
-    if (name === "memories") text.append(hit.tokens.map(visibleToken).join("  "));
+    if (name === "layers") text.append("all memories of this layer");
+    else if (name === "memories") text.append(hit.tokens.map(visibleToken).join("  "));
     else {
       const before = name === "values" ? hit.before : hit.before.slice(-24);
       if (name === "patterns") {
@@ -131,13 +132,13 @@ function combobox(input, place) {
       box.setAttribute("aria-label", NAMES[group.name]);
       const name = element("div", "name", NAMES[group.name]);
       const count = `${group.at_least ? "at least " : ""}${group.total.toLocaleString("en")}`;
-      if (group.name !== "memories") name.append(element("span", "", count));
+      if (group.name !== "memories" && group.name !== "layers") name.append(element("span", "", count));
       box.append(name, ...group.hits.map((hit) => entry(hit, group.name)));
       list.append(box);
     }
     const any = options.length > 0;
     const all = option("/search", "whole", { q: answer.query, prefix: 1 });
-    all.append(any ? "All that was found" : "Nothing begins so: what else to try");
+    all.append(any ? "All results" : "No matches");
     list.append(all);
     place.replaceChildren(list);
     input.setAttribute("aria-expanded", "true");

@@ -36,8 +36,7 @@ from ffmem.annotation.study import (
 )
 from ffmem.errors import FfmemError
 from ffmem.indexing.memory import visible
-from ffmem.web.answers import Refusal
-from ffmem.web.limits import NotHere
+from ffmem.web.limits import NotHere, Refusal
 from ffmem.web.site import Site
 from ffmem.web.state import Asked, State
 from ffmem.web.studies import NoStudy

@@ -1,4 +1,4 @@
-"""The page that tells programs what they may ask: every route below /api, from OpenAPI itself."""
+"""The page that lists every route below /api, from the OpenAPI document itself."""
 
 from typing import Any, NamedTuple
 
@@ -34,14 +34,14 @@ def router(site: Site) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/api", include_in_schema=False)
-    def interface(request: Request, state: Asked) -> HTMLResponse:
-        return site.page(request, state, "interface.html", routes=described(request.app.openapi()))
+    def page(request: Request, state: Asked) -> HTMLResponse:
+        return site.page(request, state, "api.html", routes=described(request.app.openapi()))
 
     return routes
 
 
 def described(openapi: dict[str, Any]) -> list[Route]:
-    """Return the routes of an OpenAPI document as the page shows them."""
+    """Return the routes of an OpenAPI document."""
     return [
         Route(
             method.upper(),
@@ -57,14 +57,12 @@ def described(openapi: dict[str, Any]) -> list[Route]:
 
 def _parameter(described: dict[str, Any]) -> Parameter:
     schema = described["schema"]
-    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
-    kind = kinds[0]
-    shown = " | ".join(kind["enum"]) if "enum" in kind else str(kind.get("type", ""))
+    kind = next(one for one in schema.get("anyOf", [schema]) if one.get("type") != "null")
     default = schema.get("default")
     return Parameter(
         described["name"],
         described["in"],
-        shown,
+        " | ".join(kind["enum"]) if "enum" in kind else str(kind.get("type", "")),
         "" if default is None else str(default),
         described.get("description", ""),
     )
