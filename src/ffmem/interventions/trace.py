@@ -495,23 +495,28 @@ def read_layers(
 def _top_tokens(
     memories: Memories,
     logits: Callable[[Tensor], Tensor],
-    vectors: list[Float[Tensor, "1 hidden"]],
+    vectors: list[Float[Tensor, "row hidden"]],
     n: int,
 ) -> tuple[list[list[TokenProbability]], Float[np.ndarray, " vocab"]]:
-    """Return the most probable tokens of each vector, and all probabilities of the last one."""
+    """Return the n most probable tokens of each vector, and all probabilities of the last one."""
     shown = memories.tokenizer.token_texts(memories.vocabulary)
     rows = torch.cat([vector.to(vectors[0].device) for vector in vectors])
     found = []
-    for part in rows.split(max(1, MAX_LOGITS // memories.vocabulary)):
-        numbers = logits(part).double().cpu()
-        for row, probabilities in zip(numbers.numpy(), numbers.softmax(1).numpy(), strict=True):
+    for part in rows.split(_rows_at_once(memories)):
+        numbers = logits(part).cpu()
+        totals = numbers.logsumexp(dim=1).numpy()
+        for row, total in zip(numbers.numpy(), totals, strict=True):
             found.append(
                 [
-                    TokenProbability(shown[id], id, float(probabilities[id]))
-                    for id in largest(row, n)
+                    TokenProbability(shown[i], i, float(np.exp(row[i] - total)))
+                    for i in largest(row, n)
                 ]
             )
-    return found, probabilities.copy()
+    return found, np.exp(row - total)
+
+
+def _rows_at_once(memories: Memories) -> int:
+    return max(1, MAX_LOGITS // memories.vocabulary)
 
 
 def _contributions(
@@ -531,25 +536,25 @@ def _contributions(
         sizes = m.abs() * lengths / post_norm_sigma(memories, layer, trace)
         total = max(float(sizes.double().sum()), np.finfo(np.float64).tiny)
         best = largest(sizes.numpy(), n)
-        rows = []
+        of_layer = []
         for i in best:
             cell, number, size = memories.layout.cell(layer, i), float(m[i]), float(sizes[i])
             rank = None if sample is None else percentile(sample(cell), number)
-            rows.append(MemoryContribution(cell, number, size, size / total, rank, []))
-        found.append(rows)
+            of_layer.append(MemoryContribution(cell, number, size, size / total, rank, []))
+        found.append(of_layer)
         vectors.append(values[best].float())
         coefficients.append(m[best])
-    rows_at_once = max(1, MAX_LOGITS // memories.vocabulary)
+    rows = _rows_at_once(memories)
     of_all = torch.cat([vector.to(vectors[0].device) for vector in vectors])
-    parts = zip(
-        of_all.split(rows_at_once), torch.cat(coefficients).split(rows_at_once), strict=True
-    )
+    parts = zip(of_all.split(rows), torch.cat(coefficients).split(rows), strict=True)
     tokens = iter([row for part in parts for row in promoted_tokens(memories, *part)])
-    return [[memory._replace(value_top=next(tokens)) for memory in rows] for rows in found]
+    return [[one._replace(value_top=next(tokens)) for one in of_layer] for of_layer in found]
 
 
 def largest(numbers: Float[np.ndarray, " number"], n: int) -> list[int]:
     """Return the places of the n largest numbers, the largest first, ties to the lower place."""
+    if n == 1:
+        return [int(numbers.argmax())]
     places = np.arange(len(numbers))
     if n < len(numbers):
         places = np.flatnonzero(numbers >= np.partition(numbers, -n)[-n])
@@ -566,54 +571,41 @@ def percentile(sample: Sequence[float] | np.ndarray, coefficient: float) -> floa
 @torch.inference_mode()
 def read_grid(memories: Memories, ids: list[int]) -> Grid:
     """Return what every layer predicts at every position, under whatever edits are applied."""
-    shown = memories.tokenizer.token_texts(memories.vocabulary)
-    max_rows = max(1, MAX_LOGITS // memories.vocabulary)
+    head = memories.head
     waiting: list[LayerTrace] = []
     grid: Grid = []
 
-    def best(logits: Callable[[Tensor], Tensor], name: str) -> list[TokenProbability]:
-        device = getattr(waiting[0], name).device
-        found = []
-        for rows in torch.cat([getattr(one, name).to(device) for one in waiting]).split(max_rows):
-            numbers = logits(rows)
-            tops = numbers.cpu().numpy().argmax(axis=1).tolist()  # ties to the lower id
-            shares = (numbers.amax(dim=1) - numbers.logsumexp(dim=1)).exp().tolist()
-            found += [
-                TokenProbability(shown[id], id, share)
-                for id, share in zip(tops, shares, strict=True)
-            ]
-        return found
-
     def read_waiting() -> None:
-        head = memories.head
-        points = zip(
-            best(head.logits, "residual"),
-            best(head.folded, "ff_output"),
-            best(head.logits, "layer_output"),
-            strict=True,
+        """Read some layers together, and forget them."""
+        r, y, o = (
+            [top for (top,) in _top_tokens(memories, logits, vectors, 1)[0]]
+            for logits, vectors in (
+                (head.logits, [trace.residual for trace in waiting]),
+                (head.folded, [trace.ff_output for trace in waiting]),
+                (head.logits, [trace.layer_output for trace in waiting]),
+            )
         )
-        for trace in waiting:
-            row = [next(points) for _ in ids]
-            if trace.coefficients.shape[1]:
-                cases = [CASES[o.id == r.id, o.id == y.id] for r, y, o in row]
-                grid.append([GridPoint(*one, case) for one, case in zip(row, cases, strict=True)])
-            else:
-                grid.append([GridPoint(r, None, o, "residual") for r, _, o in row])
+        for number, trace in enumerate(waiting):
+            row = []
+            for i in range(number * len(ids), (number + 1) * len(ids)):
+                if trace.coefficients.shape[1]:
+                    case = CASES[o[i].id == r[i].id, o[i].id == y[i].id]
+                    row.append(GridPoint(r[i], y[i], o[i], case))
+                else:
+                    row.append(GridPoint(r[i], None, o[i], "residual"))
+            grid.append(row)
         waiting.clear()
 
-    def read(_: int, trace: LayerTrace) -> None:
+    def read(layer: int, trace: LayerTrace) -> None:
         waiting.append(trace)
-        if len(waiting) * len(ids) >= max_rows:
+        is_last = layer == memories.n_layers - 1
+        if is_last or len(waiting) * len(ids) >= _rows_at_once(memories):
             read_waiting()
 
     tokens = torch.tensor([ids])
-    positions = torch.stack(
-        [torch.zeros(len(ids), dtype=torch.long), torch.arange(len(ids))], dim=1
-    )
+    positions = torch.tensor([[0, position] for position in range(len(ids))])
     with memories.trace_layers(read, tokens, positions):
         memories.forward(tokens)
-    if waiting:
-        read_waiting()
     return grid
 
 
