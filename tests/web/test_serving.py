@@ -70,9 +70,9 @@ def test_the_model_loads_at_the_start_unless_told_otherwise(served_folder, flags
 def test_an_interrupt_does_not_wait_for_a_prompt_to_end(served_folder):
     """A job that would take a minute is given up, without a traceback."""
     code = (
-        "import sys, time; from pathlib import Path; from ffmem.web import tracing;"
+        "import sys, time; from pathlib import Path; from ffmem.web.views import trace;"
         " from ffmem.web.serving import serve;"
-        " tracing.job = lambda *_: time.sleep(60);"
+        " trace.make_page = lambda *_: time.sleep(60);"
         " serve([Path(sys.argv[1])], port=0, ready=lambda a: print('at', a))"
     )
     with process("-u", "-c", code, str(served_folder)) as made:
