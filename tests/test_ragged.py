@@ -21,7 +21,7 @@ from ffmem.causal.patch import applied, edited, undone
 from ffmem.cli import cli
 from ffmem.comparing.compare import compare
 from ffmem.errors import FfmemError, UnknownCell
-from ffmem.experiments.names import NAMES
+from ffmem.experiments.base import NAMES
 from ffmem.indexing import worker
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.sentences import NO_PREFIX

@@ -7,7 +7,7 @@ from ffmem.causal.edits import Edits
 from ffmem.causal.prompt import read_prompt
 from ffmem.causal.trace import trace
 from tests.causal.planted import planted
-from tests.experiments.test_evaluation import VARIANTS
+from tests.experiments.test_forward import VARIANTS
 from tests.tiny import tiny, tiny_tokenizer
 
 TEXT = "w5 w9 w2 w17"

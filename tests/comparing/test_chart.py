@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from ffmem.comparing.chart import chart, draw, figure
-from ffmem.reporting.style import DARK
+from ffmem.experiments import charts
 from tests.comparing.pairs import compared, model
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -62,5 +62,5 @@ def test_the_figure_is_xml_with_a_title_a_description_and_a_dark_side(content, t
 
 def test_no_colour_of_the_ground_is_fixed_for_light_pages_alone(content):
     used = set(re.findall(r'(?:fill|stroke)="(#[0-9a-fA-F]{6})"', figure(content)))
-    assert used & set(DARK)
+    assert used & {light for light, _ in charts.GROUND.values()}
     assert not used & {"#ffffff", "#000000"}

@@ -173,9 +173,9 @@ def named(annotators: int | Sequence[str]) -> tuple[str, ...]:
 
 def cases_of(path: Path, index: Index) -> list[dict[str, Any]]:
     """Return the cases in the result of last-layer-composition on an index."""
-    from ffmem.experiments.result import Result
+    from ffmem.experiments.base import ExperimentResult
 
-    result = Result.read(path)
+    result = ExperimentResult.read(path)
     if result.experiment != "last-layer-composition":
         raise StoreError(f"{path} is of {result.experiment}, not of last-layer-composition.")
     theirs, ours = result.settings.get("model_hash"), index.manifest.model.hash

@@ -21,16 +21,21 @@ from ffmem.annotation.study import AnnotationStudy
 from ffmem.annotation.summary import summarise
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
-from ffmem.experiments.result import Result
-from ffmem.experiments.settings import settings
+from ffmem.experiments.base import ExperimentResult, find, index_settings
+from ffmem.experiments.charts import figure_svg, write_svg_and_pdf
+from ffmem.experiments.examples import (
+    Excerpt,
+    KeyExample,
+    KeyTable,
+    LabelledKey,
+    ShownPattern,
+    excerpt,
+    key_tables,
+)
+from ffmem.experiments.report import markdown_environment
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
-from ffmem.reporting.drawing import figure, write_figure
-from ffmem.reporting.examples import Excerpt, ending
-from ffmem.reporting.key_findings import patterns as shows
-from ffmem.reporting.numbers import number, percent
-from ffmem.reporting.pattern_examples import KeyExample, KeyTable, Seen, SeenKey, examples
-from ffmem.reporting.report import environment
+from ffmem.text import format_number, format_share
 
 Row = dict[str, Any]
 
@@ -53,7 +58,7 @@ def write_report(study: AnnotationStudy, index: Index, out: Path, seed: int = 0)
         )
     items = {one.item.key: one.item for one in judged}
     summary = summarise(judged, machine_judged(index, items.values()), seed)
-    made = settings(index, index.manifest.dtype, seed)
+    made = index_settings(index, index.manifest.dtype, seed)
     study_settings = {name: study.settings[name] for name in ("asked", "drawn", "plan")}
     content = {"settings": made | {"study": study_settings}, **summary}
     table, one_key = tables(judged)
@@ -64,27 +69,27 @@ def tables(judged: Sequence[Judged]) -> tuple[list[KeyExample], KeyTable | None]
     """Return Table 1 and Table 3 of what people saw, in all layers of the study."""
     sheets = {(Cell.parse(str(one.item.cell)), one.item.sign): one for one in published(judged)}
     keys = [
-        SeenKey(
+        LabelledKey(
             cell,
             sign,
             "human",
             len(one.item.texts),
-            tuple(Seen(p.number, p.kind, p.description, p.ranks) for p in patterns_of(one)),
+            tuple(ShownPattern(p.number, p.kind, p.description, p.ranks) for p in patterns_of(one)),
         )
         for (cell, sign), one in sheets.items()
     ]
 
-    def texts(key: SeenKey) -> list[Excerpt]:
+    def texts(key: LabelledKey) -> list[Excerpt]:
         shown = sheets[key.cell, key.sign].item.texts
-        return [ending(one.prefix, one.last_token, one.next_token) for one in shown]
+        return [excerpt(one.prefix, one.last_token, one.next_token) for one in shown]
 
-    return examples(keys, texts)
+    return key_tables(keys, texts)
 
 
-def figure_2(content: Row) -> Result:
+def figure_2(content: Row) -> ExperimentResult:
     """Return the rows of Figure 2, people's and machines', as a result that can be drawn."""
     rows = [row for row in content["figure2"] if row["layer"] is not None]
-    return Result("patterns", "Fig. 2", content["settings"], rows)
+    return ExperimentResult("patterns", "Fig. 2", content["settings"], rows)
 
 
 def _written(content: Row, table: list[KeyExample], one_key: KeyTable | None, out: Path) -> Path:
@@ -93,7 +98,7 @@ def _written(content: Row, table: list[KeyExample], one_key: KeyTable | None, ou
     write_text(out / "annotation.json", text + "\n")
     drawn = figure_2(content)
     if drawn.rows:
-        write_figure("annotation", figure(drawn), out)
+        write_svg_and_pdf("annotation", figure_svg(drawn), out)
     path = out / "annotation.md"
     rendered = (
         _filled()
@@ -102,7 +107,7 @@ def _written(content: Row, table: list[KeyExample], one_key: KeyTable | None, ou
             found=content,
             table=table,
             one_key=one_key,
-            shows=shows(drawn),
+            shows=find("patterns").summary(drawn),
             questions=QUESTIONS,
             line_break=Markup("<br>"),
         )
@@ -111,7 +116,7 @@ def _written(content: Row, table: list[KeyExample], one_key: KeyTable | None, ou
     return path
 
 
-def _with_interval(row: Row, name: str, shown: Any = percent) -> str:
+def _with_interval(row: Row, name: str, shown: Any = format_share) -> str:
     """Return a number with its interval in brackets, if it has one."""
     told = str(shown(row[name]))
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
@@ -120,10 +125,10 @@ def _with_interval(row: Row, name: str, shown: Any = percent) -> str:
 
 def _filled() -> Environment:
     """Return what fills the report's template."""
-    made = environment("ffmem.annotation", autoescape=False)
+    made = markdown_environment("ffmem.annotation")
     made.filters |= {
-        "number": number,
+        "number": format_number,
         "share": _with_interval,
-        "measure": lambda row, name: _with_interval(row, name, number),
+        "measure": lambda row, name: _with_interval(row, name, format_number),
     }
     return made

@@ -11,7 +11,7 @@ from ffmem.annotation.couple import couples, couples_between
 from ffmem.annotation.coverage import Key, difference, judged_keys, shares, voices
 from ffmem.annotation.item import COMPOSITION, CONTROL, TRIGGERS, Judged
 from ffmem.annotation.questions import related_confusion
-from ffmem.experiments.quoted import QUOTED
+from ffmem.experiments.last_layer_composition import PAPER_VALUES
 from ffmem.stats import wilson
 
 Row = dict[str, Any]
@@ -97,7 +97,7 @@ def _composition(judged: Sequence[Judged], seed: int) -> Row:
         "n": n,
         "voices": _voices(judged),
         "agreement": agreement(couples(people), related_confusion, seed),
-        "quoted": QUOTED["last-layer-composition"],
+        "quoted": [value._asdict() for value in PAPER_VALUES],
     }
 
 

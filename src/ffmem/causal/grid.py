@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ffmem.causal.tabled import TokenChance, columns
 from ffmem.experiments.predictions import CASES
-from ffmem.experiments.projector import Projector
+from ffmem.experiments.projection import Projector
 from ffmem.indexing.memory import visible_token
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace

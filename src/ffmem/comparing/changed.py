@@ -19,7 +19,7 @@ from ffmem.cells import Cell
 from ffmem.comparing.changes import TOKENS
 from ffmem.indexing.memory import Trigger, visible
 from ffmem.indexing.store import Index
-from ffmem.reporting.examples import shortened
+from ffmem.text import shorten_prefix
 
 RULES = {
     "changed": "1 - rbo, mean over the lists that exist; ties: smaller value_cosine, lower cell",
@@ -93,6 +93,6 @@ def _best(triggers: list[Trigger]) -> dict[str, Any] | None:
     best = triggers[0]
     return {
         "coefficient": best.coefficient,
-        "prefix": visible(shortened(best.prefix)),
+        "prefix": visible(shorten_prefix(best.prefix)),
         "next_token": best.next_token,
     }

@@ -10,10 +10,22 @@ from typing import Any
 
 import altair as alt
 
-from ffmem.reporting.drawing import framed, write_figure
-from ffmem.reporting.marks import boxes, by_series, nothing, panels, plot, same, up
-from ffmem.reporting.numbers import known
-from ffmem.reporting.style import VERMILION, Chart, layer_axis, styled
+from ffmem.experiments.charts import (
+    VERMILION,
+    Chart,
+    boxes,
+    chart_svg,
+    empty_plot,
+    layer_axis,
+    panels,
+    plot,
+    quantity,
+    same_axis,
+    series_color,
+    styled,
+    write_svg_and_pdf,
+)
+from ffmem.experiments.rows import known
 
 NAME = "compare"
 DESCRIPTION = (
@@ -40,18 +52,18 @@ def chart(content: Row) -> Chart:
             drawn.append((title, _triggers(rows, sign, n_layers)))
     if _exists(rows, "value_cosine"):
         spread = _spread(rows, "value_cosine")
-        y = up("q1", "cosine", (_floor(spread), 1), tickCount=4)
+        y = quantity("q1", "cosine", (_floor(spread), 1), tickCount=4)
         drawn.append(("cosine of the two values", boxes(spread, n_layers, y, None)))
     spread = _spread(rows, "active_change", 100)
     what = "share of prefixes with open gate" if gated else "share of prefixes that activate"
-    y = up("q1", "points of %", tickCount=4)
+    y = quantity("q1", "points of %", tickCount=4)
     drawn.append((f"change of the {what}", boxes(spread, n_layers, y)))
     charts = [one.properties(height=HEIGHT, title=title) for title, one in drawn]
-    return styled(panels(charts) if charts else nothing())
+    return styled(panels(charts) if charts else empty_plot())
 
 
 def _triggers(rows: list[Row], sign: str, n_layers: int) -> Chart:
-    y = up("q1", "overlap", (0, 1), values=[0, 0.5, 1])
+    y = quantity("q1", "overlap", (0, 1), values=[0, 0.5, 1])
     box = boxes(_spread(rows, f"{sign}rbo"), n_layers, y, None)
     median = [
         {"layer": row["layer"] + 1, "jaccard": row[f"{sign}jaccard"]["median"], "series": _JACCARD}
@@ -60,8 +72,8 @@ def _triggers(rows: list[Row], sign: str, n_layers: int) -> Chart:
     points = plot(known(median, "jaccard")).mark_point(size=22)
     marks = points.encode(
         x=layer_axis(n_layers, None),
-        y=same(y, "jaccard"),
-        color=by_series({_JACCARD: VERMILION}),
+        y=same_axis(y, "jaccard"),
+        color=series_color({_JACCARD: VERMILION}),
     )
     return alt.LayerChart(layer=[box, marks])
 
@@ -92,12 +104,12 @@ def _floor(rows: list[Row]) -> float:
 
 def figure(content: Row) -> str:
     """Return the figure as SVG, to stand in a page."""
-    return framed(NAME, _heading(content), DESCRIPTION, chart(content))
+    return chart_svg(NAME, _heading(content), DESCRIPTION, chart(content))
 
 
 def draw(content: Row, folder: Path) -> tuple[Path, Path]:
     """Write compare.svg and compare.pdf, and return where they are."""
-    return write_figure(NAME, figure(content), folder)
+    return write_svg_and_pdf(NAME, figure(content), folder)
 
 
 def _heading(content: Row) -> str:

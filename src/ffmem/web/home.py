@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from ffmem.cells import Cell
 from ffmem.indexing.manifest import SourceRecord
 from ffmem.indexing.store import Index
+from ffmem.text import format_number, format_share
 from ffmem.web.figures import Drawn, Theme, drawn, sections
 from ffmem.web.layer_spread import LayerSpread, spreads
 from ffmem.web.layer_table import refuse_other_layers
@@ -91,6 +92,7 @@ class ClaimAnswer(TypedDict):
     experiment: str
     paper: str
     model: str
+    n: str
     verdict: str
     rule: str
 
@@ -270,7 +272,7 @@ def _context(shelf: Shelf) -> dict[str, Any]:
 
 
 def _claims(shelf: Shelf) -> list[ClaimAnswer]:
-    from ffmem.reporting.claims import claims
+    from ffmem.experiments.base import check_claims
 
     return [
         {
@@ -278,15 +280,16 @@ def _claims(shelf: Shelf) -> list[ClaimAnswer]:
             "experiment": one.experiment,
             "paper": one.paper,
             "model": one.model,
+            "n": one.n,
             "verdict": one.verdict,
             "rule": one.rule,
         }
-        for one in claims(list(shelf.results.values()))
+        for one in check_claims(list(shelf.results.values()))
     ]
 
 
 def _verdicts(judged: list[ClaimAnswer]) -> dict[str, int]:
-    from ffmem.reporting.claims import VERDICTS
+    from ffmem.experiments.base import VERDICTS
 
     given = [one["verdict"] for one in judged]
     return {verdict: given.count(verdict) for verdict in VERDICTS} if given else {}
@@ -294,15 +297,16 @@ def _verdicts(judged: list[ClaimAnswer]) -> dict[str, int]:
 
 def steps(shelf: Shelf) -> list[Step]:
     """Return a step for each layer: as high as its agreement, or as its memories are strong."""
-    from ffmem.reporting.numbers import number, percent
-
     if "agreement" in shelf.results:
         rates = {row["layer"]: row["rate"] for row in shelf.results["agreement"].rows}
-        told = {layer: f"{percent(rate)} agree" for layer, rate in rates.items()}
+        told = {layer: f"{format_share(rate)} agree" for layer, rate in rates.items()}
     else:
         found = spreads(shelf.index)
         rates = {one["layer"]: one["largest"]["median"] for one in found}
-        told = {layer: f"median of the largest |m| {number(rate)}" for layer, rate in rates.items()}
+        told = {
+            layer: f"median of the largest |m| {format_number(rate)}"
+            for layer, rate in rates.items()
+        }
     most = max((rate for rate in rates.values() if rate), default=None)
     return [
         Step(
@@ -317,7 +321,7 @@ def steps(shelf: Shelf) -> list[Step]:
 @lru_cache(maxsize=8)
 def examples(index: Index) -> list[Example]:
     """Return memories worth a look: those of the report's Table 1, from first layer to last."""
-    from ffmem.reporting.examples import shared_tokens
+    from ffmem.experiments.examples import shared_tokens
 
     found = []
     for row in shared_tokens(index):
