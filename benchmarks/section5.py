@@ -22,17 +22,17 @@ MODEL = "smollm2-135m"
 
 def section5(rounds: int = 2, prefixes: int = 1500) -> dict[str, Any]:
     """Time and share of peak GEMM of the pass, of one that projects y as well, and of the floor."""
-    from ffmem.experiments.evaluation import groups
-    from ffmem.experiments.prompt_sample import draw
+    from ffmem.experiments.forward import groups
+    from ffmem.experiments.sample import draw_sample
 
     index = ffmem.open(os.environ.get("FFMEM_BENCH_INDEX") or "demo")
     memories = ffmem.load(MODEL)
     sentences = ffmem.Corpus("wikitext-2:valid").sentences(memories.tokenizer)
-    drawn = draw(sentences, "sentences", prefixes, 0, 1, None)
+    drawn = draw_sample(sentences, "sentences", prefixes, 0, 1, None)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     variants: dict[str, Callable[[Sequence[Any]], Any]] = {
-        "pass": _pass(index, memories, two_projections=True),
-        "three projections": _pass(index, memories, two_projections=False),
+        "pass": _pass(index, memories, len(drawn.lengths), two_projections=True),
+        "three projections": _pass(index, memories, len(drawn.lengths), two_projections=False),
         "bare trunk": lambda group: [memories.forward(some.tokens) for some in group],
         "bare projections": _projections(memories),
     }
@@ -88,16 +88,19 @@ def _projection_flop(memories: Any) -> float:
     return 2.0 * output * (2 * memories.n_layers + 1)
 
 
-def _pass(index: Any, memories: Any, *, two_projections: bool) -> Callable[[Sequence[Any]], Any]:
+def _pass(
+    index: Any, memories: Any, n_prefixes: int, *, two_projections: bool
+) -> Callable[[Sequence[Any]], Any]:
     """What the report asks for."""
-    from ffmem.experiments.catalogue import parts
-    from ffmem.experiments.evaluation import SampleEvaluator
-    from ffmem.experiments.names import FROM_SAMPLE
-    from ffmem.experiments.value_tops import PlainTops
+    from ffmem.experiments.base import find_all
+    from ffmem.experiments.context import ExperimentContext
+    from ffmem.experiments.forward import SampleEvaluator
+    from ffmem.experiments.predictions import Predictions
 
-    frequencies = np.ones(memories.vocabulary, np.int64)
-    tops = {layer: PlainTops.read(index, layer) for layer in range(memories.n_layers)}
-    found = SampleEvaluator(memories, parts(FROM_SAMPLE), tops.__getitem__, frequencies)
+    context = ExperimentContext(index=index, model=memories)
+    kinds = {metric for one in find_all() for metric in one.metrics} - {Predictions}
+    metrics = [kind(context, n_prefixes) for kind in kinds]
+    found = SampleEvaluator(memories, metrics, Predictions.empty(n_prefixes, memories.n_layers))
     assert found.projector is not None
     found.projector.adds_up &= two_projections
     return found.read
@@ -105,7 +108,7 @@ def _pass(index: Any, memories: Any, *, two_projections: bool) -> Callable[[Sequ
 
 def _projections(memories: Any) -> Callable[[Sequence[Any]], None]:
     """Two products per layer and one for the prediction, as the pass makes them."""
-    from ffmem.experiments.projector import Projector
+    from ffmem.experiments.projection import Projector
 
     projector, width = Projector(memories), memories.head.embedding.shape[1]
 

@@ -14,11 +14,21 @@ from typing import Any
 import altair as alt
 
 from ffmem.corpus.corpus import Corpus
+from ffmem.experiments.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    chart_svg,
+    plot,
+    series_color,
+    styled,
+    svg_file,
+)
 from ffmem.files import write_text
 from ffmem.progress import Progress
-from ffmem.reporting.drawing import dark_style, framed
-from ffmem.reporting.marks import by_series, plot
-from ffmem.reporting.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, styled
 from ffmem.training.config import KINDS, TrainConfig
 from ffmem.training.train import train
 
@@ -98,12 +108,10 @@ def draw(found: list[Row]) -> None:
         axis=alt.Axis(values=ticks),
     )
     lines = plot(points).mark_line(point=True, strokeWidth=1.2)
-    chart = styled(lines.encode(x=x, y=y, color=by_series(COLOURS), detail="run:N"))
+    chart = styled(lines.encode(x=x, y=y, color=series_color(COLOURS), detail="run:N"))
     title = "Six kinds of memory at equal parameters on WikiText-2"
     text = "Validation perplexity over the tokens read; one line for each kind and seed."
-    svg = framed("curves", title, text, chart)
-    styles = svg.replace("<title", f"<style>{dark_style()}</style><title", 1)
-    write_text(OUT / "curves.svg", styles + "\n")
+    write_text(OUT / "curves.svg", svg_file(chart_svg("curves", title, text, chart)))
 
 
 def main() -> None:

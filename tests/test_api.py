@@ -14,7 +14,7 @@ import ffmem
 from ffmem.cli import cli
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import ModelError, StoreError
-from ffmem.experiments.config import ExperimentConfig
+from ffmem.experiments.base import ExperimentConfig
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.parallel import ExecutionConfig
 from ffmem.training.config import TrainConfig

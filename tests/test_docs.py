@@ -53,7 +53,7 @@ def test_links_and_paths_in_the_documents_lead_somewhere():
         for path in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), path
         for module in re.findall(
-            r"`((?:models|corpus|indexing|experiments|reporting|patterns|annotation|web|api|cli)/\w+\.py)`",
+            r"`((?:models|corpus|indexing|experiments|patterns|annotation|web|api|cli)/\w+\.py)`",
             text,
         ):
             assert (ROOT / "src" / "ffmem" / module).exists(), module

@@ -21,15 +21,13 @@ ORDER = [
     ),
     *("storage", "ray_workers", "parallel"),
     *("mini_wiki", "networks", "models", "corpus", "indexing"),
-    *("patterns", "annotation", "experiments", "reporting", "training", "mini_wiki.publish"),
+    *("patterns", "experiments", "annotation", "training", "mini_wiki.publish"),
     *("interventions", "web"),
     *("api", "demo", "cli", "__main__"),
 ]
 
 UPWARD = {
     ("indexing", "patterns"),  # `index.table("patterns")`
-    ("annotation", "experiments"),  # names of experiments, for the plan of a study
-    ("annotation", "reporting"),  # the report of a study is drawn like the others
     ("models", "corpus"),
 }
 """Pairs of packages of which a module of the first imports the second all the same."""

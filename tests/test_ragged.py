@@ -17,7 +17,7 @@ import ffmem
 from ffmem.annotation.sampling import draw_plan
 from ffmem.cli import cli
 from ffmem.errors import FfmemError, UnknownCell
-from ffmem.experiments.names import NAMES
+from ffmem.experiments.base import NAMES
 from ffmem.indexing import worker
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.sentences import NO_PREFIX

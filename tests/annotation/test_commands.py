@@ -14,7 +14,7 @@ import ffmem
 from ffmem.annotation.study import AnnotationStudy, Sheet, SheetPattern, study_path
 from ffmem.cli import cli
 from ffmem.cli.annotate import annotate
-from ffmem.experiments.result import Result
+from ffmem.experiments.base import ExperimentResult
 
 SMALL = ("--per-layer", 2, "--top", 4, "--controls", 0.5)
 
@@ -132,7 +132,7 @@ def test_sheets_that_differ_are_listed_and_the_command_fails(folder, tmp_path):
 def test_cases_of_composition_are_judged_too(folder, tiny_index, tmp_path):
     row = {"prefix": "p", "residual_top": " a", "ff_top": " b", "output_top": " c"}
     ours = {"model_hash": tiny_index.manifest.model.hash}
-    path = Result("last-layer-composition", "Sec. 5.2", ours, [row]).write(tmp_path)
+    path = ExperimentResult("last-layer-composition", "Sec. 5.2", ours, [row]).write(tmp_path)
     made = run("init", folder, *SMALL, "--composition", path, "--json")
     assert made["settings"]["drawn"]["compositions"] == 1
 

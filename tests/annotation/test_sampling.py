@@ -12,7 +12,7 @@ from ffmem.annotation.sampling import assign, draw_plan, read_cases
 from ffmem.annotation.study import COMPOSITION, CONTROL, TRIGGERS
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
-from ffmem.experiments.result import Result
+from ffmem.experiments.base import ExperimentResult
 from ffmem.patterns.main_list import main_sign
 
 ROWS = [
@@ -235,11 +235,11 @@ def test_what_cannot_be_is_refused(tiny_index, options, sentence):
 def test_cases_of_another_model_or_experiment_are_refused(tiny_index, tmp_path):
     ours = {"model_hash": tiny_index.manifest.model.hash}
     name = "last-layer-composition"
-    path = Result(name, "Sec. 5.2", ours, ROWS).write(tmp_path)
+    path = ExperimentResult(name, "Sec. 5.2", ours, ROWS).write(tmp_path)
     assert read_cases(path, tiny_index) == ROWS
-    path = Result(name, "Sec. 5.2", {"model_hash": "x"}, ROWS).write(tmp_path)
+    path = ExperimentResult(name, "Sec. 5.2", {"model_hash": "x"}, ROWS).write(tmp_path)
     with pytest.raises(StoreError, match=r"another model \(x\)"):
         read_cases(path, tiny_index)
-    path = Result("agreement", "Fig. 4", ours, ROWS).write(tmp_path)
+    path = ExperimentResult("agreement", "Fig. 4", ours, ROWS).write(tmp_path)
     with pytest.raises(StoreError, match="is a result of agreement"):
         read_cases(path, tiny_index)

@@ -43,7 +43,7 @@ def context_of(folder: Path, model, corpus: Path | None = None, **options) -> Ex
     corpus = corpus or write_distinct(folder.with_suffix(".txt"))
     loaded = ffmem.load(tiny(model) if isinstance(model, str) else model, tiny_tokenizer())
     return ExperimentContext(
-        index=indexed(folder, corpus, loaded, **({"t": 5} | options)), memories=loaded, **settings
+        index=indexed(folder, corpus, loaded, **({"t": 5} | options)), model=loaded, **settings
     )
 
 

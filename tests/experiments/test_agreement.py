@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ffmem
-from ffmem.experiments.agreement import agreement, agrees, next_token_rank, permutation
+from ffmem.experiments.agreement import agrees, permutation
+from ffmem.experiments.base import find
 from ffmem.experiments.context import ExperimentContext
-from ffmem.experiments.top_triggers import corpus_tokens, listed
+from ffmem.experiments.triggers import corpus_tokens, trigger_table
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,
@@ -26,6 +27,8 @@ from tests.experiments.planting import (
     plant_value,
     with_dead_memory,
 )
+
+agreement, next_token_rank = find("agreement").run, find("next-token-rank").run
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 
@@ -144,11 +147,11 @@ def test_the_planted_memories_of_the_authors_model_agree_as_they_were_planted(tm
     memories = ffmem.load(ORACLE / "model.pt")
     corpus = ffmem.Corpus(str(corpus), unit="line")
     index = ffmem.index(memories, corpus, tmp_path / "index", t=5, compat="ff-layers")
-    context = ExperimentContext(index=index, memories=memories)
+    context = ExperimentContext(index=index, model=memories)
     at_head, at_trigger = Counter(), Counter()
     for plant in json.loads((ORACLE / "planted.json").read_text()):
         layer, memory, kind = plant["layer"], plant["dim"], plant["kind"]
-        value, triggers = context.values[layer], listed(index, layer, 1)
+        value, triggers = context.values[layer], trigger_table(index, layer, 1)
         sentence = corpus_tokens(index).at(triggers.prefixes[memory]).sentence
         here = (sentence == plant["sentence"]) & (triggers.lengths[memory] == plant["position"])
         (slot,) = np.flatnonzero(here)

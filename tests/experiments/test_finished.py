@@ -1,6 +1,7 @@
 """Experiments that are finished in a folder are not measured again, unless anything differs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,15 +10,17 @@ from click.testing import CliRunner
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import FfmemError
-from ffmem.experiments import catalogue, context
-from ffmem.experiments.evaluation import SampleEvaluator
-from ffmem.experiments.names import FROM_SAMPLE, NAMES
+from ffmem.experiments import context
+from ffmem.experiments.base import NAMES, find, find_all
+from ffmem.experiments.forward import SampleEvaluator
 from ffmem.progress import Progress
 from tests.annotation.kept_patterns import first_three, keep
 from tests.indexing.folders import indexed, memories, write_corpus
 
 OTHERS = [name for name in NAMES if name != "patterns"]
 """All that need the model."""
+
+FROM_SAMPLE = [one.name for one in find_all() if one.metrics]
 
 TWO = ["token-removal", "active-memories"]
 """One that reads the index, and one that reads the sample."""
@@ -50,16 +53,23 @@ def ran(monkeypatch):
     """The names of the experiments that are measured, as they begin."""
     names = []
 
-    def noting(name, experiment):
-        def run(context):
-            names.append(name)
+    def noting(experiment):
+        def measure(context):
+            names.append(experiment.name)
             return experiment.measure(context)
 
-        return experiment._replace(measure=run)
+        return measure
 
-    for name, experiment in catalogue.EXPERIMENTS.items():
-        monkeypatch.setitem(catalogue.EXPERIMENTS, name, noting(name, experiment))
+    for experiment in find_all():
+        change(monkeypatch, experiment.name, noting(experiment))
     return names
+
+
+def change(monkeypatch, name, measure):
+    """Let an experiment be measured by another function."""
+    changed = replace(find(name), measure=measure)
+    module = f"ffmem.experiments.{name.replace('-', '_')}"
+    monkeypatch.setattr(f"{module}.EXPERIMENT", changed)
 
 
 def interrupt(monkeypatch, name):
@@ -68,8 +78,7 @@ def interrupt(monkeypatch, name):
     def stop(context):
         raise KeyboardInterrupt
 
-    stopped = catalogue.EXPERIMENTS[name]._replace(measure=stop)
-    monkeypatch.setitem(catalogue.EXPERIMENTS, name, stopped)
+    change(monkeypatch, name, stop)
 
 
 def content(folder):
@@ -211,7 +220,7 @@ def test_patterns_are_always_read_anew(made, ran, tmp_path):
     measure(made, tmp_path / "alone", "patterns", corpus=None)
     assert (tmp_path / "alone/patterns.json").read_bytes() == first
     report(made, tmp_path / "out")
-    assert ran.count("patterns") == 2
+    assert ran.count("patterns") == 3
     assert "fingerprint" not in json.loads(first)
 
 
@@ -230,8 +239,8 @@ def test_threads_are_those_asked_for_and_afterwards_as_before(made, tmp_path, mo
         seen.append(torch.get_num_threads())
         return agreement.measure(context)
 
-    agreement = catalogue.EXPERIMENTS["agreement"]
-    monkeypatch.setitem(catalogue.EXPERIMENTS, "agreement", agreement._replace(measure=note))
+    agreement = find("agreement")
+    change(monkeypatch, "agreement", note)
     measure(made, tmp_path, "agreement", threads=before + 1)
     assert (seen, torch.get_num_threads()) == ([before + 1], before)
     with pytest.raises(FfmemError, match="--threads 0"):

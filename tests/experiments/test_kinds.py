@@ -11,18 +11,18 @@ from transformers import AutoModelForCausalLM
 import ffmem
 from ffmem.cli import main
 from ffmem.errors import NoStaticValues
-from ffmem.experiments.kinds import NOTES
-from ffmem.experiments.names import FROM_VALUES, NAMES
+from ffmem.experiments.base import NAMES, find, find_all
+from ffmem.experiments.neural_memory import SoftmaxComparison
 from ffmem.progress import Progress
-from ffmem.reporting.findings import TITLES
 from tests.annotation.kept_patterns import first_three, keep
 from tests.experiments.planting import KINDS, LAMBDA
-from tests.experiments.test_catalogue import FIELDS
-from tests.experiments.test_evaluation import make_context, run_alone
+from tests.experiments.test_forward import make_context, run_alone
+from tests.experiments.test_report import linked_well
+from tests.experiments.test_run import FIELDS
 from tests.indexing.folders import indexed, memories, write_corpus
-from tests.reporting.test_report import linked_well
 from tests.tiny import TINY
 
+FROM_VALUES = [one.name for one in find_all() if one.needs_values]
 MEASURABLE = [name for name in NAMES if name not in FROM_VALUES]
 
 
@@ -55,7 +55,7 @@ def test_a_report_measures_every_experiment_that_a_kind_allows(reported):
         assert content["rows"] or experiment == "last-layer-composition"
         for row in content["rows"]:
             assert set(FIELDS[experiment].split()) <= set(row)
-        assert content.get("note") == NOTES.get(kind_of(name), {}).get(experiment)
+        assert content.get("note") == find(experiment).notes.get(kind_of(name))
         assert (folder / f"{experiment}.svg").read_text().startswith("<svg")
 
 
@@ -63,14 +63,14 @@ def test_the_page_says_what_is_left_out_and_why_and_what_the_kind_changes(report
     name, _, folder = reported
     page = linked_well(folder)
     text = (folder / "report.md").read_text()
-    for note in NOTES.get(kind_of(name), {}).values():
-        assert note in page.text
+    for experiment in find_all():
+        assert experiment.notes.get(kind_of(name), "") in page.text
     assert page.elements.count("svg") == len(MEASURABLE if name == LAMBDA else NAMES)
     assert "Not measured" not in page.text
     for said in (page.text, text.replace("\\", "")):
         is_said = "Memories of a lambda layer have no static values, and these read values" in said
         assert is_said == (name == LAMBDA)
-        named = [f"{TITLES[one]} ({one})" in said for one in FROM_VALUES]
+        named = [f"{find(one).title} ({one})" in said for one in FROM_VALUES]
         assert all(named) if name == LAMBDA else not any(named)
         assert ("This memory has no static value" in said) == (name == LAMBDA)
 
@@ -123,9 +123,7 @@ def test_a_report_says_on_the_way_what_it_leaves_out(lambda_index, tmp_path, cap
 
 
 def test_a_softmax_memory_is_the_neural_memory(tmp_path):
-    found = make_context(
-        tmp_path, "ffmem_adaptive softmax", parts=("softmax",)
-    ).metrics.softmax.found
+    found = make_context(tmp_path, "ffmem_adaptive softmax").measured(SoftmaxComparison).found
     np.testing.assert_allclose(found["cosine"], 1, atol=1e-5)
     np.testing.assert_allclose(found["distance"], 0, atol=1e-5)
 
@@ -142,7 +140,7 @@ def persistent(heads):
 
 
 def test_one_head_of_slots_is_the_neural_memory_times_the_attention_that_slots_get(tmp_path):
-    found = make_context(tmp_path, persistent(1), parts=("softmax",)).metrics.softmax.found
+    found = make_context(tmp_path, persistent(1)).measured(SoftmaxComparison).found
     mass = found["slot_mass"]
     assert ((mass > 0) & (mass < 1)).all()
     np.testing.assert_allclose(found["cosine"], 1, atol=1e-5)
@@ -150,8 +148,8 @@ def test_one_head_of_slots_is_the_neural_memory_times_the_attention_that_slots_g
 
 
 def test_slot_mass_is_what_the_slots_of_a_head_get_on_average(tmp_path):
-    context = make_context(tmp_path, persistent(4), parts=("softmax",))
-    found = context.metrics.softmax.found["slot_mass"]
+    context = make_context(tmp_path, persistent(4))
+    found = context.measured(SoftmaxComparison).found["slot_mass"]
     for example, layers in enumerate(run_alone(context)):
         for layer, trace in enumerate(layers):
             assert found[example, layer] == pytest.approx(trace.coefficients.sum().item() / 4)

@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import ffmem
+from ffmem.experiments.active_memories import Activity
 from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.zero_agreement import TokenHits
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 
@@ -30,12 +34,16 @@ def context(tmp_path_factory):
     corpus = ffmem.Corpus(str(path), unit="line")
     memories = ffmem.load(ORACLE / "model.pt")
     index = ffmem.index(memories, corpus, folder / "index", t=5, compat="ff-layers")
-    return ExperimentContext(index=index, memories=memories, corpus=corpus, sample=None)
+    return ExperimentContext(index=index, model=memories, corpus=corpus, sample=None, details=True)
 
 
 @pytest.fixture(scope="module")
 def ours(context):
-    return context.metrics
+    return SimpleNamespace(
+        predictions=context.measured(Predictions),
+        activity=context.measured(Activity),
+        token_hits=context.measured(TokenHits),
+    )
 
 
 def test_the_same_prefixes_are_looked_at(context, theirs):

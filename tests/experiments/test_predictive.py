@@ -7,17 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.experiments import predictive
+from ffmem.experiments import predictive_values as predictive
 from ffmem.experiments.agreement import agrees
-from ffmem.experiments.depth import first_of
-from ffmem.experiments.predictive import (
-    auc,
-    bins,
-    max_probability,
-    most_probable,
-    precision,
-    predictive_values,
-)
+from ffmem.experiments.base import find
+from ffmem.experiments.max_probability import auc, bins
+from ffmem.experiments.predictive_values import most_probable, precision
+from ffmem.experiments.rows import first_of
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,
@@ -28,6 +23,8 @@ from tests.experiments.planting import (
     plant_value,
     with_dead_memory,
 )
+
+max_probability, predictive_values = find("max-probability").run, find("predictive-values").run
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *KINDS])

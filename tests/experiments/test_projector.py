@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import ffmem
-from ffmem.experiments.projector import Projector
+from ffmem.experiments.projection import Projector
 from tests.tiny import tiny, tiny_tokenizer
 
 TOKENS = torch.tensor([[0, 3, 14, 15, 9, 26], [0, 5, 35, 8, 9, 7]])

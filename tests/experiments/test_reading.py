@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.experiments.reading import BLOCK, SLICE, Reading, at, ranks
+from ffmem.experiments.projection import BLOCK, SLICE, Reading, at, ranks
 
 ROWS = st.lists(st.integers(-3, 3), min_size=2, max_size=8)
 

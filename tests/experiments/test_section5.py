@@ -5,18 +5,22 @@ import statistics
 import numpy as np
 import pytest
 
-from ffmem.experiments import section5
-from ffmem.experiments.section5 import (
-    active_memories,
-    neural_memory,
-    prediction_cases,
-    residual_prediction,
-    residual_probability,
-    stop_words,
-    zero_agreement,
-)
+from ffmem.experiments import stop_words as section_5_1
+from ffmem.experiments.active_memories import Activity
+from ffmem.experiments.base import find
+from ffmem.experiments.neural_memory import SoftmaxComparison
+from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.zero_agreement import TokenHits
 from tests.experiments.planting import FAMILIES, KINDS
-from tests.experiments.test_evaluation import make_context
+from tests.experiments.test_forward import make_context
+
+active_memories, neural_memory, prediction_cases = (
+    find(name).run for name in ("active-memories", "neural-memory", "prediction-cases")
+)
+residual_prediction, residual_probability = (
+    find(name).run for name in ("residual-prediction", "residual-probability")
+)
+stop_words, zero_agreement = find("stop-words").run, find("zero-agreement").run
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *KINDS])
@@ -29,7 +33,7 @@ def layers(context):
 
 
 def test_residual_prediction_counts_examples(context):
-    found = context.metrics.predictions
+    found = context.measured(Predictions)
     for layer, row in enumerate(residual_prediction(context).rows):
         n = len(found.final)
         residual = found.residual_top[:, layer].tolist()
@@ -55,7 +59,7 @@ def test_decided_shares_never_fall_and_never_exceed_the_outputs(context):
 
 
 def test_residual_probability_is_the_spread_over_examples(context):
-    found = context.metrics.predictions.residual_final_probability
+    found = context.measured(Predictions).residual_final_probability
     for layer, row in enumerate(residual_probability(context).rows):
         column = found[:, layer].tolist()
         assert row["mean"] == pytest.approx(sum(column) / len(column))
@@ -64,7 +68,7 @@ def test_residual_probability_is_the_spread_over_examples(context):
 
 
 def test_every_example_is_one_case(context):
-    found = context.metrics.predictions
+    found = context.measured(Predictions)
     for layer, row in enumerate(prediction_cases(context).rows):
         cases = {"residual": 0, "agreement": 0, "ffn": 0, "composition": 0, "broken": 0}
         ranks = {True: [], False: []}
@@ -97,7 +101,7 @@ def test_two_that_agree_are_never_overruled_by_their_sum_under_a_plain_head(tmp_
 
 
 def test_zero_agreement_has_four_variants_of_every_layer(context):
-    votes = context.metrics.token_hits
+    votes = context.measured(TokenHits)
     rows = zero_agreement(context).rows
     assert len(rows) == 4 * context.memories.n_layers
     for row in rows:
@@ -112,7 +116,7 @@ def test_zero_agreement_has_four_variants_of_every_layer(context):
 
 def test_more_voters_agree_more_often_in_gated_models(context):
     if context.memories.gated:
-        agreeing = context.metrics.token_hits.agreeing
+        agreeing = context.measured(TokenHits).agreeing
         assert (agreeing[..., 0] >= agreeing[..., 1]).all()
 
 
@@ -123,9 +127,9 @@ def test_stop_words_are_counted_case_by_case(context, monkeypatch):
             for token in context.memories.tokenizer.token_texts(context.memories.vocabulary)
         ]
     )
-    monkeypatch.setattr(section5, "are_stop_words", lambda tokens: stop)
+    monkeypatch.setattr(section_5_1, "are_stop_words", lambda tokens: stop)
     result = stop_words(context)
-    found, votes = context.metrics.predictions, context.metrics.token_hits
+    found, votes = context.measured(Predictions), context.measured(TokenHits)
     prefixes = list(context.prompt_sample.prefixes())
     cases = {"agreeing": [], "all": []}
     for number, (example, p) in enumerate(prefixes):
@@ -151,7 +155,7 @@ def test_stop_words_are_counted_case_by_case(context, monkeypatch):
 
 
 def test_stop_words_are_english_ones_without_case_or_space():
-    found = section5.are_stop_words([" The", "of", "ship", " ", "THE "])
+    found = section_5_1.are_stop_words([" The", "of", "ship", " ", "THE "])
     assert found.tolist() == [True, True, False, False, True]
 
 
@@ -162,7 +166,7 @@ def test_active_memories_have_a_row_for_each_definition(context):
         (layer, name) for layer in layers(context) for name in names
     ]
     for row in rows:
-        column = context.metrics.activity.shares[row["definition"]][:, row["layer"]].tolist()
+        column = context.measured(Activity).shares[row["definition"]][:, row["layer"]].tolist()
         assert row["mean"] == pytest.approx(sum(column) / len(column))
         assert row["median"] == pytest.approx(statistics.median(column))
 
@@ -174,17 +178,17 @@ def test_neural_memory_averages_over_examples(context):
     assert result.also["max_entropy"] == pytest.approx(np.log(n_memories))
     for row in result.rows:
         for name in ("cosine", "entropy", "top1_mass", "distance", "effective"):
-            column = context.metrics.softmax.found[name][:, row["layer"]].tolist()
+            column = context.measured(SoftmaxComparison).found[name][:, row["layer"]].tolist()
             assert row[name] == pytest.approx(sum(column) / len(column), rel=1e-5)
         assert 0 <= row["entropy"] <= result.also["max_entropy"] + 1e-5
         assert 1 / n_memories <= row["top1_mass"] <= 1
 
 
 def test_a_dead_layer_has_no_distance_and_is_left_out(context):
-    softmax = context.metrics.softmax
+    softmax = context.measured(SoftmaxComparison)
     kept = softmax.found["distance"][:, 0].copy()
     try:
         softmax.found["distance"][:3, 0] = np.inf
-        assert softmax.rows()[0]["n"] == len(kept) - 3
+        assert softmax.row(0)["n"] == len(kept) - 3
     finally:
         softmax.found["distance"][:, 0] = kept

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import ffmem
-from ffmem.experiments import value_readings
-from ffmem.experiments.top_triggers import NO_SIGN, NONE, corpus_tokens, listed, top_triggers
-from ffmem.experiments.value_readings import read_values, readings
+from ffmem.experiments import values
+from ffmem.experiments.triggers import NO_SIGN, NONE, corpus_tokens, top_triggers, trigger_table
+from ffmem.experiments.values import read_values, readings
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.models.memories import Memories
 from tests.experiments.planting import (
@@ -88,7 +88,7 @@ def test_how_many_values_are_projected_at_a_time_changes_nothing(budget, monkeyp
     memories = with_ties()
     sign = np.resize([1, -1, 1], MEMORIES).astype(np.int8)
     at_once = readings(memories, 0, sign, every_token())
-    monkeypatch.setattr(value_readings, "_BYTES", budget)
+    monkeypatch.setattr(values, "PROJECTED_BYTES", budget)
     in_parts = readings(memories, 0, sign, every_token())
     np.testing.assert_array_equal(in_parts.top, at_once.top)
     np.testing.assert_array_equal(in_parts.ranks, at_once.ranks)
@@ -157,7 +157,7 @@ def test_the_authors_code_gives_the_same_ranks_of_last_tokens(oracle):
     index, memories, words = oracle
     rows, n_equal, n_compared = published(), 0, 0
     for layer in range(index.n_layers):
-        triggers = listed(index, layer, 1)
+        triggers = trigger_table(index, layer, 1)
         filled = triggers.prefixes != NO_PREFIX
         sentence = np.full(filled.shape, NONE)
         sentence[filled] = corpus_tokens(index).at(triggers.prefixes[filled]).sentence

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ffmem.experiments import value_tops
-from ffmem.experiments.value_tops import AdaptiveTops, PlainTops
+from ffmem.experiments import values
+from ffmem.experiments.values import AdaptiveTops, PlainTops
 from tests.experiments.planting import context_of
 from tests.indexing.folders import memories as load
 
@@ -20,7 +20,7 @@ def projected(memories, layer, coefficients):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_an_adaptive_softmax_is_weighed_band_by_band(seed, monkeypatch):
-    monkeypatch.setattr(value_tops, "PAIRS", 100)  # many chunks
+    monkeypatch.setattr(values, "PAIRS", 100)  # many chunks
     memories = load("ffmem_adaptive", seed)
     for layer in range(memories.n_layers):
         tops = AdaptiveTops(memories, layer)
@@ -42,7 +42,7 @@ def test_words_of_all_bands_win_somewhere_and_the_coefficient_matters():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_negative_coefficient_of_a_gated_memory_promotes_what_minus_v_does(seed, monkeypatch):
-    monkeypatch.setattr(value_tops, "PAIRS", 100)
+    monkeypatch.setattr(values, "PAIRS", 100)
     memories = load("ffmem_adaptive swiglu", seed)
     signed = np.array([c * sign for c in COEFFICIENTS for sign in (-1, 1)], np.float32)
     random = np.random.default_rng(seed)

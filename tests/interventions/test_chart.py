@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ffmem.experiments import charts
 from ffmem.interventions.comparison import draw_chart
-from ffmem.reporting.style import DARK
 from tests.interventions.pairs import compared, model
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -65,5 +65,5 @@ def test_the_figure_is_xml_with_a_title_a_description_and_a_dark_side(content, t
 
 def test_no_colour_of_the_ground_is_fixed_for_light_pages_alone(content):
     used = set(re.findall(r'(?:fill|stroke)="(#[0-9a-fA-F]{6})"', content.to_svg()))
-    assert used & set(DARK)
+    assert used & {light for light, _ in charts.GROUND.values()}
     assert not used & {"#ffffff", "#000000"}

@@ -8,7 +8,7 @@ from ffmem.web.app import make_app
 from ffmem.web.library import Library
 from ffmem.web.worker import Worker
 from tests.conftest import text_model
-from tests.reporting.results import results
+from tests.experiments.results import results
 
 HOSTILE = [
     "<script>document.title='owned'</script> was written on the wall",

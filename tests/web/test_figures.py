@@ -7,15 +7,14 @@ from html import unescape
 import pytest
 from starlette.testclient import TestClient
 
-from ffmem.experiments.result import Result
+from ffmem.experiments.base import NAMES, ExperimentResult, find
+from ffmem.experiments.charts import write_figure as draw
 from ffmem.indexing.store import Index
-from ffmem.reporting.drawing import draw
-from ffmem.reporting.findings import TITLES, paper_says, shows, title
 from ffmem.web import vega
 from ffmem.web.app import make_app
 from ffmem.web.library import Library, Shelf
 from ffmem.web.worker import Worker
-from tests.reporting.results import PAPERS, result
+from tests.experiments.results import PAPERS, result
 from tests.web.conftest import HOSTILE
 
 MEASURED = [name for name in PAPERS if name != "patterns"]
@@ -44,20 +43,18 @@ def client(results, served_folder, ungated_folder):
 
 def test_the_page_tells_of_every_figure_what_it_shows_and_what_the_paper_says(client, results):
     page = unescape(client.get("/figures").text)
-    places = [page.index(f'id="{name}"') for name in TITLES if name in results]
+    places = [page.index(f'id="{name}"') for name in NAMES if name in results]
     assert places == sorted(places)
     for name, found in results.items():
-        assert title(name) in page
+        assert find(name).title in page
         assert found.paper in page
-        assert shows(found) in page
-        assert paper_says(name) in page
+        assert find(name).summary(found) in page
+        assert find(name).paper_says in page
 
 
 def test_the_list_for_programs_leads_to_results_charts_and_files(client, results):
     answer = client.get("/api/figures").json()
-    assert [one["name"] for one in answer["figures"]] == [
-        name for name in TITLES if name in results
-    ]
+    assert [one["name"] for one in answer["figures"]] == [name for name in NAMES if name in results]
     for one in answer["figures"][:2]:
         assert client.get(one["result"]).json()["experiment"] == one["name"]
         assert client.get(one["spec"]).json()["usermeta"]["vega"] == vega.bundle_version()
@@ -154,4 +151,4 @@ def test_vega_is_kept_for_good_under_its_version_and_asked_for_again_otherwise(c
 def test_results_are_shown_as_they_are(client, results):
     answer = client.get("/api/figures/agreement").json()
     assert answer == results["agreement"].to_dict()
-    assert isinstance(results["agreement"], Result)
+    assert isinstance(results["agreement"], ExperimentResult)

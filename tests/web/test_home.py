@@ -7,13 +7,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from starlette.testclient import TestClient
 
+from ffmem.experiments.base import check_claims as claims
 from ffmem.indexing.store import Index
-from ffmem.reporting.claims import claims
 from ffmem.web.app import make_app
 from ffmem.web.library import Library, Shelf
 from ffmem.web.views.home import FEATURED, examples, steps
 from ffmem.web.worker import Worker
-from tests.reporting.results import PAPERS, result
+from tests.experiments.results import PAPERS, result
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 import ffmem
 from ffmem.errors import StoreError
-from ffmem.experiments.result import Result
+from ffmem.experiments.base import ExperimentResult
 from ffmem.web.library import Library
 from ffmem.web.limits import NotHere
 
@@ -18,7 +18,7 @@ def report(served_folder, tmp_path):
 
     def result(name, model, corpus):
         settings = {"model_hash": model, "corpus": {"hash": corpus}}
-        Result(name, "Fig. 4", settings, [{"layer": 0}]).write(tmp_path)
+        ExperimentResult(name, "Fig. 4", settings, [{"layer": 0}]).write(tmp_path)
 
     result("agreement", manifest.model.hash, manifest.corpus.hash)
     result("next-token-rank", manifest.model.hash, "other")

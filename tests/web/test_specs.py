@@ -8,13 +8,13 @@ import pytest
 import vl_convert
 
 from ffmem.errors import FfmemError
-from ffmem.experiments.result import Result
+from ffmem.experiments.base import ExperimentResult
+from ffmem.experiments.charts import GROUND, THEMES
 from ffmem.indexing.memory import visible_token
-from ffmem.reporting.style import DARK
 from ffmem.web.layer_table import AGREEMENT, Wanted, kept, layer_table
-from ffmem.web.specs import SAID, THEMES, figure_spec, home_spec, layer_spec, still
+from ffmem.web.specs import SAID, figure_spec, home_spec, layer_spec, still
 from ffmem.web.vega import VEGA_LITE
-from tests.reporting.results import PAPERS, result
+from tests.experiments.results import PAPERS, result
 
 LAYERS = 3
 
@@ -57,7 +57,7 @@ def test_every_figure_compiles_for_a_page_and_as_a_still_picture(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_figure_of_nothing_compiles(name):
     found = result(name, n_layers=LAYERS)
-    spec = figure_spec(Result(name, found.paper, found.settings, [], {}))
+    spec = figure_spec(ExperimentResult(name, found.paper, found.settings, [], {}))
     vl_convert.vegalite_to_vega(spec, vl_version=VEGA_LITE)
 
 
@@ -104,9 +104,9 @@ def test_a_dark_page_exchanges_the_ground_and_nothing_else(name):
     light, dark = (figure_spec(result(name, n_layers=LAYERS), theme) for theme in THEMES)
     assert rows_of(light) == rows_of(dark)
     text = json.dumps({key: part for key, part in dark.items() if key != "datasets"})
-    assert not [colour for colour in DARK if colour in text]
+    assert not [light for light, _ in GROUND.values() if light in text]
     plain = json.dumps({key: part for key, part in light.items() if key != "datasets"})
-    for colour, other in DARK.items():
+    for colour, other in GROUND.values():
         plain = plain.replace(colour, other)
     assert plain == text
 

@@ -41,18 +41,23 @@ from ffmem.annotation.study import (
 )
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
-from ffmem.experiments.quoted import QUOTED
-from ffmem.experiments.result import Result
-from ffmem.experiments.settings import settings
+from ffmem.experiments.base import ExperimentResult, find, index_settings
+from ffmem.experiments.charts import figure_svg, write_svg_and_pdf
+from ffmem.experiments.examples import (
+    Excerpt,
+    KeyExample,
+    KeyTable,
+    LabelledKey,
+    ShownPattern,
+    excerpt,
+    key_tables,
+)
+from ffmem.experiments.last_layer_composition import PAPER_VALUES
+from ffmem.experiments.report import markdown_environment
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
 from ffmem.patterns.kept import Patterns, Writing, fingerprint
 from ffmem.patterns.pattern import Examined, Pattern
-from ffmem.reporting.drawing import figure, write_figure
-from ffmem.reporting.examples import Excerpt, ending
-from ffmem.reporting.key_findings import patterns as pattern_findings
-from ffmem.reporting.pattern_examples import KeyExample, KeyTable, Seen, SeenKey, examples
-from ffmem.reporting.report import environment
 from ffmem.stats import wilson
 from ffmem.text import format_number, format_share
 
@@ -129,18 +134,18 @@ def write_report(study: AnnotationStudy, index: Index, out: Path, seed: int = 0)
     items = {one.item.key: one.item for one in judgments}
     machine = machine_judgments(index, items.values())
     asked = {name: study.settings[name] for name in ("asked", "drawn", "plan")}
-    made = settings(index, index.manifest.dtype, seed) | {"study": asked}
+    made = index_settings(index, index.manifest.dtype, seed) | {"study": asked}
     content = {"settings": made, **summarize(judgments, machine, seed)}
     rows = [row for row in content["figure2"] if row["layer"] is not None]
-    figure_2 = Result("patterns", "Fig. 2", made, rows)
+    figure_2 = ExperimentResult("patterns", "Fig. 2", made, rows)
     table, one_key = tables(judgments)
 
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False)
     write_text(out / "annotation.json", text + "\n")
     if rows:
-        write_figure("annotation", figure(figure_2), out)
-    filled = environment("ffmem.annotation", autoescape=False)
+        write_svg_and_pdf("annotation", figure_svg(figure_2), out)
+    filled = markdown_environment("ffmem.annotation")
     filled.filters |= {
         "number": format_number,
         "percent": format_share,
@@ -151,7 +156,7 @@ def write_report(study: AnnotationStudy, index: Index, out: Path, seed: int = 0)
         found=content,
         table=table,
         one_key=one_key,
-        shows=pattern_findings(figure_2),
+        shows=find("patterns").summary(figure_2),
         questions=QUESTIONS,
         line_break=Markup("<br>"),
     )
@@ -218,14 +223,16 @@ def tables(judgments: Iterable[Judgment]) -> tuple[list[KeyExample], KeyTable | 
     sheets = {(_cell(one), one.item.sign): one for one in published_sheets(judgments)}
     keys = []
     for (cell, sign), one in sheets.items():
-        seen = tuple(Seen(p.number, p.kind, p.description, p.ranks) for p in patterns_of(one))
-        keys.append(SeenKey(cell, sign, "human", len(one.item.texts), seen))
+        seen = tuple(
+            ShownPattern(p.number, p.kind, p.description, p.ranks) for p in patterns_of(one)
+        )
+        keys.append(LabelledKey(cell, sign, "human", len(one.item.texts), seen))
 
-    def texts(key: SeenKey) -> list[Excerpt]:
+    def texts(key: LabelledKey) -> list[Excerpt]:
         shown = sheets[key.cell, key.sign].item.texts
-        return [ending(one.prefix, one.last_token, one.next_token) for one in shown]
+        return [excerpt(one.prefix, one.last_token, one.next_token) for one in shown]
 
-    return examples(keys, texts)
+    return key_tables(keys, texts)
 
 
 def _handed_in(study: AnnotationStudy, index: Index, what: str) -> list[Judgment]:
@@ -277,7 +284,7 @@ def _composition(judgments: Sequence[Judgment], seed: int) -> Row:
         "n": n,
         "voices": _whose_sheets(judgments),
         "agreement": agreement(pairs(people), related_confusion, seed),
-        "quoted": QUOTED["last-layer-composition"],
+        "quoted": [value._asdict() for value in PAPER_VALUES],
     }
 
 

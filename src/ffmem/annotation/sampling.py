@@ -117,9 +117,9 @@ def draw_plan(
 
 def read_cases(path: Path, index: Index) -> list[dict[str, Any]]:
     """Return the cases of a last-layer-composition result that was measured on this model."""
-    from ffmem.experiments.result import Result
+    from ffmem.experiments.base import ExperimentResult
 
-    result = Result.read(path)
+    result = ExperimentResult.read(path)
     if result.experiment != "last-layer-composition":
         raise StoreError(f"{path} is a result of {result.experiment}, not last-layer-composition.")
     theirs, ours = result.settings.get("model_hash"), index.manifest.model.hash

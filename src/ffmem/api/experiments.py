@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ffmem.api.index import as_index
 from ffmem.api.model import load
 from ffmem.cli_options import from_parameters
-from ffmem.errors import CorpusError, ModelError, StoreError
-from ffmem.experiments.config import ExperimentConfig
-from ffmem.experiments.names import FROM_FOLDER, FROM_SAMPLE, FROM_VALUES, NAMES, NO_STATIC_VALUES
+from ffmem.errors import CorpusError, ModelError, NoStaticValues, StoreError
+from ffmem.experiments.base import NAMES, ExperimentConfig
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
 from ffmem.models.arguments import index_model_errors
@@ -18,7 +17,7 @@ from ffmem.progress import Progress
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
-    from ffmem.experiments.result import Result
+    from ffmem.experiments.base import Experiment, ExperimentResult
     from ffmem.models.memories import Memories
 
 
@@ -43,7 +42,7 @@ def experiment(
     device: str = "auto",
     threads: int | None = ExperimentConfig.threads,
     progress: Progress | None = None,
-) -> "list[Result]":
+) -> "list[ExperimentResult]":
     """Measure figures or tables of the paper, and return their results.
 
     Writes JSON, SVG and PDF of each to `out`. An experiment that is finished there, with the same
@@ -71,10 +70,8 @@ def experiment(
         threads: CPU threads; the last bits of a number may depend on it.
         progress: Where progress is shown. Default: nowhere.
     """
-    from ffmem.reporting.drawing import draw as draw_figure
-
     config = from_parameters(ExperimentConfig, locals())
-    results = _measure(
+    return _run(
         [names] if isinstance(names, str) else names,
         as_index(folder),
         Path(out),
@@ -87,9 +84,6 @@ def experiment(
         device,
         progress or Progress(quiet=True),
     )
-    for result in results:
-        draw_figure(result, Path(out))
-    return results
 
 
 def report(
@@ -117,17 +111,21 @@ def report(
     The parameters are those of `experiment`. A stopped report keeps the experiments that it has
     finished. If memories have no static values, experiments that read values are left out.
     """
-    from ffmem.reporting.report import write_report
+    from ffmem.experiments.base import find_all
+    from ffmem.experiments.report import write_report
 
     config = from_parameters(ExperimentConfig, locals())
     progress = progress or Progress(quiet=True)
     index = as_index(folder)
     names: Sequence[str] = NAMES
     if not index.manifest.model.has_values:
-        names = [name for name in NAMES if name not in FROM_VALUES]
-        progress.say(f"Left out ({NO_STATIC_VALUES}): {', '.join(FROM_VALUES)}.")
+        left_out = [one.name for one in find_all() if one.needs_values]
+        names = [name for name in NAMES if name not in left_out]
+        progress.say(
+            f"Left out (memories of a lambda layer have no static values): {', '.join(left_out)}."
+        )
     reading = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
-    results = _measure(
+    results = _run(
         names, index, Path(out), config, corpus, reading, None, model, dtype, device, progress
     )
     return write_report(Path(out), results, index)
@@ -142,7 +140,7 @@ def output_folder(out: Path) -> Iterator[None]:
         yield
 
 
-def _measure(
+def _run(
     names: Sequence[str],
     index: Index,
     out: Path,
@@ -154,27 +152,25 @@ def _measure(
     dtype: str | None,
     device: str,
     progress: Progress,
-) -> "list[Result]":
-    """Measure some experiments, and write each result as soon as it is there."""
+) -> "list[ExperimentResult]":
+    """Measure some experiments, and write each as soon as it is there."""
     with output_folder(out):
-        from ffmem.experiments import catalogue
+        from ffmem.experiments.base import find_all
 
-        asked = catalogue.known(names)
+        experiments = find_all(names)
         if not index.manifest.model.has_values:
-            catalogue.refuse_without_values(asked, index.manifest.model.source)
-        if set(asked) <= set(FROM_FOLDER) and prompt is None:
-            return _write(catalogue.read(index, asked, config.seed, progress), out, progress)
-        source = _corpus(asked, index, corpus, reading, prompt)
-        memories = _model(index, model, dtype, device, progress)
+            check_static_values(experiments, index.manifest.model.source)
+        source = _corpus(experiments, index, corpus, reading, prompt)
 
         import torch
 
         from ffmem.experiments.context import ExperimentContext
+        from ffmem.experiments.run import run_experiments
         from ffmem.models.arguments import use_threads
 
         context = ExperimentContext(
             index=index,
-            memories=memories,
+            model=lambda: _model(index, model, dtype, device, progress),
             corpus=source,
             prompt=prompt,
             sample=config.n_prefixes,
@@ -185,24 +181,24 @@ def _measure(
             progress=progress,
         )
         with use_threads(config.threads or torch.get_num_threads()):
-            return _write(catalogue.measure(context, asked, out), out, progress)
+            return run_experiments(context, experiments, out)
 
 
-def _write(results: "Iterator[Result]", out: Path, progress: Progress) -> "list[Result]":
-    """Write every result as soon as it is there, so that a stopped run keeps it; return all."""
-    written = []
-    try:
-        for result in results:
-            result.write(out)
-            written.append(result)
-    except KeyboardInterrupt:
-        progress.say(f"Stopped. Rerun the command: experiments finished in {out} are kept.")
-        raise
-    return written
+def check_static_values(experiments: "Sequence[Experiment]", model: str) -> None:
+    """Raise if one of these reads static values; `model` has none."""
+    from ffmem.experiments.base import find_all
+
+    needing = [one.name for one in experiments if one.needs_values]
+    if needing:
+        others = ", ".join(one.name for one in find_all() if not one.needs_values)
+        raise NoStaticValues(
+            f"{', '.join(needing)} reads static values, and memories of {model} have none."
+            f" Experiments that need none: {others}."
+        )
 
 
 def _corpus(
-    names: Sequence[str],
+    experiments: "Sequence[Experiment]",
     index: Index,
     corpus: "Corpus | str | Path | None",
     reading: dict[str, Any],
@@ -217,9 +213,10 @@ def _corpus(
             f"{', '.join(asked)} need the name of a corpus. Give --corpus too; if you pass a"
             " Corpus, pass these options to Corpus()."
         )
-    needed = bool(set(names) & set(FROM_SAMPLE))
+    needed = any(one.metrics for one in experiments)
     if prompt is not None and not needed:
-        raise CorpusError(f"{', '.join(names)} reads only the index. Drop the prompt.")
+        names = ", ".join(one.name for one in experiments)
+        raise CorpusError(f"{names} reads only the index. Drop the prompt.")
     if corpus is not None:
         corpus.check_exists()
     elif prompt is None and needed:

@@ -16,8 +16,7 @@ from ffmem.cli.options import (
 )
 from ffmem.cli_options import dataclass_options
 from ffmem.corpus.corpus import Corpus
-from ffmem.experiments.config import ExperimentConfig
-from ffmem.experiments.names import NAMES
+from ffmem.experiments.base import NAMES, ExperimentConfig
 from ffmem.progress import Progress
 
 experiment_options = add_options(
@@ -46,7 +45,8 @@ def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
     Writes NAME.json, NAME.svg and NAME.pdf to OUT, unless OUT has a result with the same index,
     settings and versions. The corpus is read as that of the index by default.
     """
-    ffmem.experiment(name, folder, out, progress=Progress(), **options)
+    (result,) = ffmem.experiment(name, folder, out, progress=Progress(), **options)
+    click.echo(result)
     click.echo(f"Wrote {name}.json, {name}.svg and {name}.pdf to {out}.")
 
 

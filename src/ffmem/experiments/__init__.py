@@ -1,1 +1,1 @@
-"""Every figure and table of the paper, as rows measured on a model."""
+"""Every figure and table of the paper, measured on a model: one file per experiment."""

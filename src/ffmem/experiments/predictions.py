@@ -1,4 +1,4 @@
-"""What residual, feed-forward output and layer output predict, layer by layer (Figures 9 to 11).
+"""What residual r, feed-forward output y and layer output o predict: Figures 8 to 11 share it.
 
 top(h) = argmax of h's logits;   r and o are read by the head, y is read folded
 """

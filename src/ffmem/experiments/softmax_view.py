@@ -13,7 +13,7 @@ different function, whatever its temperature τ and scale s. The share of a laye
 
     loss = min over s, τ of  ‖y − b − s · MN_τ(x)‖² / ‖y − b‖²        0 ≤ loss ≤ 1
 
-`softmax_memory` compares the layer with MN as it stands (s = τ = 1); here MN gets its best
+`neural_memory.py` compares the layer with MN as it stands (s = τ = 1); here MN gets its best
 temperature and scale in each layer. In gated models, MN takes the gate's keys.
 """
 
@@ -26,7 +26,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ffmem.errors import CorpusError
-from ffmem.experiments.result import Row
+from ffmem.experiments.base import Row
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 

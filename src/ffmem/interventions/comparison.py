@@ -18,13 +18,25 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Layout
+from ffmem.experiments.charts import (
+    VERMILION,
+    Chart,
+    boxes,
+    chart_svg,
+    empty_plot,
+    layer_axis,
+    panels,
+    plot,
+    quantity,
+    same_axis,
+    series_color,
+    styled,
+    write_svg_and_pdf,
+)
+from ffmem.experiments.rows import known
 from ffmem.files import write_text
 from ffmem.indexing.memory import NO_VALUES, visible_token
 from ffmem.indexing.tables import write_table
-from ffmem.reporting.drawing import framed, write_figure
-from ffmem.reporting.marks import boxes, by_series, nothing, panels, plot, same, up
-from ffmem.reporting.numbers import known
-from ffmem.reporting.style import VERMILION, Chart, layer_axis, styled
 from ffmem.text import format_number, format_share, pluralize
 
 LISTED = 10
@@ -74,7 +86,7 @@ class Comparison:
         write_table(folder / "memories.parquet", self.table())
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
         write_text(folder / "compare.json", text + "\n")
-        write_figure("compare", self.to_svg(), folder)
+        write_svg_and_pdf("compare", self.to_svg(), folder)
 
     def table(self) -> pa.Table:
         """Return all numbers of all memories."""
@@ -91,7 +103,7 @@ class Comparison:
         sides = [self.settings[which] for which in ("second", "first")]
         names = [f"{side['index']} ({side['model']})" for side in sides]
         heading = f"Memories of {names[0]} compared with {names[1]}"
-        return framed("compare", heading, DESCRIPTION, draw_chart(self.settings, self.rows))
+        return chart_svg("compare", heading, DESCRIPTION, draw_chart(self.settings, self.rows))
 
     def __str__(self) -> str:
         lines = [*_heading(self.settings), "", *_medians(self), "", *_most_changed(self)]
@@ -211,19 +223,22 @@ def draw_chart(settings: Row, rows: list[Row]) -> Chart:
         lowest = min(row["q1"] for row in spread)
         # Small changes are visible, and large ones fit.
         floor = 0.99 if lowest >= 0.99 else min(0.9, math.floor(10 * lowest) / 10)
-        y = up("q1", "cosine", (floor, 1), tickCount=4)
+        y = quantity("q1", "cosine", (floor, 1), tickCount=4)
         drawn.append(("cosine of the two values", boxes(spread, n_layers, y, None)))
     what = "share of prefixes with open gate" if gated else "share of prefixes that activate"
     spread = _quartiles(rows, "active_change", 100)
     drawn.append(
-        (f"change of the {what}", boxes(spread, n_layers, up("q1", "points of %", tickCount=4)))
+        (
+            f"change of the {what}",
+            boxes(spread, n_layers, quantity("q1", "points of %", tickCount=4)),
+        )
     )
     charts = [one.properties(height=PANEL_HEIGHT, title=title) for title, one in drawn]
-    return styled(panels(charts) if charts else nothing())
+    return styled(panels(charts) if charts else empty_plot())
 
 
 def _trigger_panel(rows: list[Row], sign: str, n_layers: int) -> Chart:
-    y = up("q1", "overlap", (0, 1), values=[0, 0.5, 1])
+    y = quantity("q1", "overlap", (0, 1), values=[0, 0.5, 1])
     box = boxes(_quartiles(rows, f"{sign}rbo"), n_layers, y, None)
     medians = [
         {"layer": row["layer"] + 1, "jaccard": row[f"{sign}jaccard"]["median"], "series": JACCARD}
@@ -231,7 +246,9 @@ def _trigger_panel(rows: list[Row], sign: str, n_layers: int) -> Chart:
     ]
     points = plot(known(medians, "jaccard")).mark_point(size=22)
     marks = points.encode(
-        x=layer_axis(n_layers, None), y=same(y, "jaccard"), color=by_series({JACCARD: VERMILION})
+        x=layer_axis(n_layers, None),
+        y=same_axis(y, "jaccard"),
+        color=series_color({JACCARD: VERMILION}),
     )
     return alt.LayerChart(layer=[box, marks])
 

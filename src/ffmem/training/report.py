@@ -7,10 +7,19 @@ from typing import Any
 
 import altair as alt
 
+from ffmem.experiments.charts import (
+    BLUE,
+    VERMILION,
+    Chart,
+    chart_svg,
+    layered,
+    plot,
+    series,
+    series_color,
+    styled,
+    svg_file,
+)
 from ffmem.files import write_text
-from ffmem.reporting.drawing import dark_style, framed
-from ffmem.reporting.marks import by_series, layered, plot, series
-from ffmem.reporting.style import BLUE, VERMILION, Chart, styled
 from ffmem.text import pluralize
 from ffmem.training.config import TrainConfig
 from ffmem.training.data import StreamStats
@@ -181,9 +190,8 @@ def draw_curve(rows: Sequence[Row], folder: Path, result: TrainResult) -> None:
         "Mean negative log-probability per token over the tokens read: of training steps, averaged"
         " over some of them, and of the whole validation text."
     )
-    svg = framed("curve", title, description, curve_chart(rows))
-    svg = svg.replace("<title", f"<style>{dark_style()}</style><title", 1)
-    write_text(folder / "curve.svg", svg + "\n")
+    svg = chart_svg("curve", title, description, curve_chart(rows))
+    write_text(folder / "curve.svg", svg_file(svg))
 
 
 def curve_chart(rows: Sequence[Row]) -> Chart:
@@ -198,7 +206,7 @@ def curve_chart(rows: Sequence[Row]) -> Chart:
     x = alt.X("tokens:Q", title="tokens read", axis=alt.Axis(format="~s", tickCount=6))
     scale = alt.Scale(domain=[math.floor(min(nats)), math.ceil(max(nats))])
     y = alt.Y("nats:Q", title="−log p per token", scale=scale, axis=alt.Axis(tickCount=5))
-    color = by_series({"training": BLUE, "validation": VERMILION})
+    color = series_color({"training": BLUE, "validation": VERMILION})
     steps = plot(series(training, "training")).mark_line(strokeWidth=1.2)
     evaluations = plot(series(validation, "validation"))
     return styled(

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from typing_extensions import TypedDict
 
-from ffmem.experiments.result import Result
+from ffmem.experiments.base import ExperimentResult
 from ffmem.web.library import Shelf
 from ffmem.web.limits import NotHere
 from ffmem.web.site import Site
@@ -119,7 +119,7 @@ def router(site: Site) -> APIRouter:
     return routes
 
 
-def found(shelf: Shelf, name: str) -> Result:
+def found(shelf: Shelf, name: str) -> ExperimentResult:
     """Return the result of an experiment on an index, if it was measured."""
     if name not in shelf.results:
         there = ", ".join(shelf.results) or "none yet; `ffmem report` measures them"
@@ -131,10 +131,10 @@ def found(shelf: Shelf, name: str) -> Result:
 
 def sections(shelf: Shelf, *names: str) -> list[Any]:
     """Return what a report says of some experiments, of all without a name, in its order."""
-    from ffmem.reporting.page import Page
+    from ffmem.experiments.report import Report
 
     results = [found(shelf, name) for name in names] or list(shelf.results.values())
-    return Page(results).sections if results else []
+    return Report(results).sections if results else []
 
 
 def drawn(spec: Spec) -> Response:
@@ -183,12 +183,12 @@ def _file(shelf: Shelf, name: str, ending: str, media_type: str) -> Response:
 @lru_cache(maxsize=MOST_FILES)
 def _files(shelf: Shelf, name: str) -> tuple[bytes, bytes]:
     """Return the same bytes of a figure, as SVG and as PDF, that `ffmem report` writes."""
-    from ffmem.reporting.drawing import draw
+    from ffmem.experiments.charts import write_figure
 
     with tempfile.TemporaryDirectory(prefix="ffmem-") as folder:
-        svg, pdf = draw(shelf.results[name], Path(folder))
+        svg, pdf = write_figure(shelf.results[name], Path(folder))
         return svg.read_bytes(), pdf.read_bytes()
 
 
-def _saved(result: Result, ending: str) -> dict[str, str]:
+def _saved(result: ExperimentResult, ending: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{result.experiment}.{ending}"'}

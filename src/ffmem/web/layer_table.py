@@ -21,7 +21,7 @@ from numpy import ndarray
 from pydantic import BeforeValidator, Field
 
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.experiments.top_triggers import NO_SIGN, NONE, TopTriggers, listed, top_triggers
+from ffmem.experiments.triggers import NO_SIGN, NONE, TopTriggers, top_triggers, trigger_table
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
@@ -219,7 +219,7 @@ def _said(index: Index, layer: int, head: TopTriggers) -> _Said:
     said = np.where(head.sign < 0, firsts[-1], firsts[1])
     agreement = np.where(head.exists, said == head.next_token, -1)
     for sign, first in firsts.items():
-        following = listed(index, layer, sign).next
+        following = trigger_table(index, layer, sign).next
         followed += (following == first[:, None]).sum(axis=1)
         followable += (following != NONE).sum(axis=1)
     return _Said(

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ffmem.errors import FfmemError, StoreError
-from ffmem.experiments.names import NAMES
-from ffmem.experiments.result import Result
+from ffmem.experiments.base import NAMES, ExperimentResult
 from ffmem.indexing.search import Search
 from ffmem.indexing.store import Index
 from ffmem.web.limits import NotHere
@@ -18,7 +17,7 @@ from ffmem.web.limits import NotHere
 class Shelf:
     """One index, by the name that addresses give it."""
 
-    def __init__(self, name: str, index: Index, results: dict[str, Result]) -> None:
+    def __init__(self, name: str, index: Index, results: dict[str, ExperimentResult]) -> None:
         self.name = name
         self.index = index
         self.results = results
@@ -67,7 +66,7 @@ class Library:
         used: set[Path] = set()
         for folder in folders:
             index = Index(folder)
-            results: dict[str, Result] = {}
+            results: dict[str, ExperimentResult] = {}
             for place in (folder.resolve().with_name(f"{folder.resolve().name}-report"), *reports):
                 found = measured(index, place)
                 if found:
@@ -92,14 +91,14 @@ class Library:
         return self.shelves[name]
 
 
-def measured(index: Index, folder: Path) -> dict[str, Result]:
+def measured(index: Index, folder: Path) -> dict[str, ExperimentResult]:
     """Return the results in a folder that are of this very model and corpus, by experiment."""
     found = {}
     for name in NAMES:
         path = folder / f"{name}.json"
         if not path.is_file():
             continue
-        result = Result.read(path)
+        result = ExperimentResult.read(path)
         settings = result.settings
         corpus = settings.get("corpus")
         hashes = (settings.get("model_hash"), isinstance(corpus, dict) and corpus.get("hash"))

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
-from ffmem.experiments.top_triggers import NONE, listed
+from ffmem.experiments.triggers import NONE, trigger_table
 from ffmem.indexing.manifest import SourceRecord
 from ffmem.indexing.memory import Trigger, visible, visible_token
 from ffmem.indexing.store import Index
@@ -113,6 +113,7 @@ class ClaimAnswer:
     experiment: str
     paper: str
     model: str
+    n: str
     verdict: str
     rule: str
 
@@ -295,16 +296,16 @@ def _context(shelf: Shelf) -> dict[str, Any]:
 
 
 def _claims(shelf: Shelf) -> list[ClaimAnswer]:
-    from ffmem.reporting.claims import claims
+    from ffmem.experiments.base import check_claims
 
     return [
-        ClaimAnswer(one.claim, one.experiment, one.paper, one.model, one.verdict, one.rule)
-        for one in claims(list(shelf.results.values()))
+        ClaimAnswer(one.claim, one.experiment, one.paper, one.model, one.n, one.verdict, one.rule)
+        for one in check_claims(list(shelf.results.values()))
     ]
 
 
 def _verdicts(claims: list[ClaimAnswer]) -> dict[str, int]:
-    from ffmem.reporting.claims import VERDICTS
+    from ffmem.experiments.base import VERDICTS
 
     given = [one.verdict for one in claims]
     return {verdict: given.count(verdict) for verdict in VERDICTS} if given else {}
@@ -392,7 +393,7 @@ def _by_last_token(index: Index, layer: int, taken: set[str | None]) -> Example 
     """
     best: tuple[float, int, int, int, int, int] | None = None
     for sign in (1, -1) if index.manifest.model.gated else (1,):
-        last = listed(index, layer, sign).last[:, :STRONGEST]
+        last = trigger_table(index, layer, sign).last[:, :STRONGEST]
         every = Counter(last[last != NONE].tolist())
         total = sum(every.values())
         for memory, ids in enumerate(last.tolist()):

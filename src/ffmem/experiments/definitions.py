@@ -1,0 +1,94 @@
+"""Definitions and limits that a reader of a report needs, by kind of memory."""
+
+from ffmem.experiments.base import LAMBDA, PERSISTENT, SOFTMAX, Row
+
+SUBJECTS = {
+    SOFTMAX: "Its softmax memories",
+    PERSISTENT: "The persistent slots of its attention",
+    LAMBDA: "The static keys of its lambda layers",
+}
+"""What of a model is read as memories, where it is not the feed-forward layers."""
+
+KINDS = {
+    SOFTMAX: "softmax",
+    PERSISTENT: "persistent slots in attention",
+    LAMBDA: "static keys of lambda layers, without static values",
+}
+
+_NOTATION = (
+    "Notation: x is the input of a feed-forward layer, K its keys, V its values, m = f(x·Kᵀ) the"
+    " coefficients; y = m·V + b is what the layer adds to the residual r, and o = r + y its"
+    " output."
+)
+_NOTATIONS = {
+    SOFTMAX: "Notation: x is the input of a softmax memory, K its keys, V its values,"
+    " m = softmax(x·Kᵀ) the coefficients; y = m·V is what the layer adds to the residual r, and"
+    " o = r + y its output.",
+    PERSISTENT: "Notation: the layer is attention with persistent memory. Each head has one softmax"
+    " over the tokens and its own slots; x is its input, a slot's score is x·k, the coefficient m"
+    " is the attention on the slot, and v what the slot adds at m = 1. y = m·V is what all slots"
+    " add, r the residual with what was read from the tokens, and o = r + y. r is not free of the"
+    " slots: what they take of the attention is missing there.",
+    LAMBDA: "Notation: memories are the static keys of lambda layers, one for each head and"
+    " distance. x is the layer's input, the coefficient m is x·k where a token lies at that"
+    " distance in front, and 0 elsewhere. It multiplies a vector of that token, another one in"
+    " every text: there is no static value v, and whatever reads values is left out. y is what the"
+    " static keys add, r all else, the feed-forward layer's output too, and o = r + y.",
+}
+_AGREEMENT = (
+    "A memory's top trigger is its strongest trigger that has a next token. Baselines of agreement:"
+    " the same next tokens permuted among a layer's memories, the most frequent token for all of"
+    " them, and the trigger's last token in place of the next."
+)
+_PROJECTIONS = {
+    "folded": "Parts of the residual stream (values v and the output y) are read “folded”: with the"
+    " gain of the final norm, without its denominator and bias. The paper's model has no final"
+    " norm.",
+    "raw": "Parts of the residual stream (values v and the output y) are read “raw”: by the output"
+    " embedding alone, without the final norm. The paper's model has none.",
+}
+_GATED = (
+    "The model is gated: m = f(g·x)·(u·x) has either sign, and a sign means nothing by itself."
+    " Triggers are kept for m > 0 and m < 0, a value is read for the sign of its coefficient, and"
+    " the top trigger is the one of larger |m|. Active is an open gate, g·x > 0, where one"
+    " definition is needed; the paper's m > 0 stands beside it."
+)
+_UNGATED = (
+    "The model is ungated: only coefficients m > 0 trigger, and active means m > 0. Where f lets"
+    " small negative coefficients through, they count as inactive, but not for the effect."
+)
+_ALL_POSITIVE = (
+    "Every weight of a softmax is above 0: all memories are active on every prefix, unless a weight"
+    " rounds to 0, and a trigger is a prefix of large weight."
+)
+_SIGNS = {
+    SOFTMAX: _ALL_POSITIVE,
+    PERSISTENT: _ALL_POSITIVE,
+    LAMBDA: "Coefficients are linear in x and of either sign; only those above 0 trigger, though"
+    " those below do as much.",
+}
+
+
+def definitions(settings: Row) -> list[str]:
+    """Return the definitions and limits that belong to a model."""
+    kind = str(settings.get("kind"))
+    lines = [
+        _NOTATIONS.get(kind, _NOTATION),
+        "top(h) is the token of largest logit. r and o are read by the model's own output head, its"
+        " final norm included.",
+        _PROJECTIONS.get(str(settings.get("projection"))),
+        _SIGNS.get(kind, _GATED if settings.get("gated") else _UNGATED),
+        "Intervals are Wilson's at 95 %; they speak of memories or prefixes drawn at random, not of"
+        " another corpus, another model or another seed. Boxes go from the first to the third"
+        " quartile with the median between.",
+        "A verdict needs at least 30 cases, and one about depth at least 6 layers. Labels of"
+        " programs are never compared with those of people.",
+        None if kind == LAMBDA else _AGREEMENT,
+        "Section 5's prefixes are drawn one per sentence unless the settings say otherwise, so"
+        " short prefixes are more frequent than in running text.",
+        "Sentences are read on their own, as in the paper: no memory sees what precedes them.",
+        "The paper's model reads whole words of WikiText-103; a subword model's next token may be a"
+        " piece of a word, and shares of agreement and of stop words shift for that reason alone.",
+        "No number is read off a figure of the paper: where its text has none, none stands here.",
+    ]
+    return [line for line in lines if line is not None]

@@ -1,0 +1,362 @@
+"""Memories worth a look, picked from an index by rules that anybody can repeat.
+
+Table 1: in each of five layers, evenly spread over those with patterns, one shallow and one
+semantic pattern: the one that most triggers show; ties go to the memory with more patterns, then to
+the lower memory. Where nobody has looked for patterns: the memory whose 25 strongest triggers share
+most often one last token, or, in the upper half, one next token; the token must have two letters or
+more, if any such is shared. Ties go to the token that fewest memories of the layer share so, then
+to the lower memory, m > 0 first.
+
+Table 2: of the most predictive values, first those that some trigger bears out, then by their
+probability; with the strongest trigger that the predicted token follows.
+
+Table 3: all triggers of one memory of Table 1 with the numbers of the patterns that they show: the
+memory with patterns of both kinds, if there is one, then of most patterns, then the lowest.
+
+Texts are excerpts: at most the last ten words of a prefix.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ffmem.cells import Cell
+from ffmem.experiments.base import ExperimentResult, Row
+from ffmem.experiments.triggers import NONE, trigger_table
+from ffmem.indexing.memory import Memory, Trigger, visible, visible_token
+from ffmem.indexing.store import Index
+from ffmem.patterns.kept import Patterns, kept
+from ffmem.patterns.main_list import main_sign
+from ffmem.patterns.pattern import KINDS, TOP
+from ffmem.text import shorten_prefix
+
+LAYERS, STRONGEST, EXCERPTS, VALUES, TOKENS = 5, 25, 3, 6, 8
+
+
+class Excerpt(NamedTuple):
+    """The end of a prefix as it is shown, its last token apart, and the token that follows."""
+
+    before: str
+    last: str
+    next: str
+
+
+def excerpt(prefix: str, last_token: str | None, next_token: str | None) -> Excerpt:
+    """Return the end of a prefix, its last token apart, and the token that follows."""
+    last = last_token or ""
+    marked = last if prefix.endswith(last) else ""
+    end = shorten_prefix(prefix)
+    if len(marked) > len(end.removeprefix("…")):
+        marked = ""
+    before = end.removesuffix(marked)
+    return Excerpt(visible(before), visible(marked), visible_token(next_token))
+
+
+def trigger_excerpt(trigger: Trigger) -> Excerpt:
+    """Return the end of a trigger's prefix."""
+    return excerpt(trigger.prefix, trigger.last_token, trigger.next_token)
+
+
+def triggers_of_sign(memory: Memory, sign: int) -> list[Trigger]:
+    """Return a memory's triggers of one sign of the coefficient."""
+    return memory.triggers if sign > 0 else memory.negative_triggers if memory.gated else []
+
+
+def spread_layers(layers: Sequence[int]) -> list[int]:
+    """Return five of some layers, evenly spread from the first to the last."""
+    if not layers:
+        return []
+    places = {round(place * (len(layers) - 1) / (LAYERS - 1)) for place in range(LAYERS)}
+    return [layers[place] for place in sorted(places)]
+
+
+# Table 1 without patterns: memories whose triggers share a token
+
+
+class SharedToken(NamedTuple):
+    """A memory whose triggers share a token: a row of Table 1."""
+
+    cell: str
+    layer: int
+    sign: int
+    which: str
+    """The token that is shared: last or next."""
+    token: str
+    n: int
+    of: int
+    excerpts: list[Excerpt]
+
+
+class _Mode(NamedTuple):
+    """The token that most of a memory's strongest triggers share, and how many do."""
+
+    n: int
+    which: str
+    id: int
+    memory: int
+    sign: int
+
+
+def shared_tokens(index: Index) -> list[SharedToken]:
+    """Return the rows of Table 1 of an index without patterns."""
+    found = (_most_shared(index, layer) for layer in spread_layers(index.layout.memory_layers))
+    return [row for row in found if row is not None]
+
+
+def _most_shared(index: Index, layer: int) -> SharedToken | None:
+    """Return the memory of a layer whose triggers share a token most often."""
+    every = list(_modes(index, layer))
+    words = {id for id in {one.id for one in every} if _is_word(index.token(id))}
+    candidates = [one for one in every if one.id in words] or every
+    if not candidates:
+        return None
+    alike = Counter((one.which, one.id) for one in candidates)
+    best = min(
+        candidates, key=lambda one: (-one.n, alike[one.which, one.id], one.memory, -one.sign)
+    )
+    cell, token = index.layout.cell(layer, best.memory), index.token(best.id)
+    triggers = triggers_of_sign(index.memory(cell), best.sign)[:STRONGEST]
+    sharing = [one for one in triggers if getattr(one, f"{best.which}_token") == token]
+    excerpts = [trigger_excerpt(one) for one in sharing[:EXCERPTS]]
+    return SharedToken(
+        str(cell), layer, best.sign, best.which, token, best.n, len(triggers), excerpts
+    )
+
+
+def _modes(index: Index, layer: int) -> Iterator[_Mode]:
+    """Return what the triggers of each memory of a layer share, by last and by next token."""
+    kinds = ("next", "last") if 2 * layer >= index.n_layers else ("last",)
+    # Columns of token ids: whole memories with all their texts would take seconds per layer.
+    for sign in (1, -1) if index.manifest.model.gated else (1,):
+        triggers = trigger_table(index, layer, sign)
+        for which in kinds:
+            rows = getattr(triggers, which)[:, :STRONGEST].tolist()
+            for memory, ids in enumerate(rows):
+                counted = Counter(id for id in ids if id != NONE)
+                if counted:
+                    id, n = counted.most_common(1)[0]
+                    yield _Mode(n, which, id, memory, sign)
+
+
+def _is_word(token: str) -> bool:
+    return sum(character.isalpha() for character in token) > 1
+
+
+# Tables 1 and 3 with patterns
+
+
+class ShownPattern(NamedTuple):
+    """A pattern as tables show it."""
+
+    number: int
+    kind: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+class LabelledKey(NamedTuple):
+    """A list of triggers with everything that somebody saw in it."""
+
+    cell: Cell
+    sign: int
+    source: str
+    n: int
+    patterns: tuple[ShownPattern, ...]
+
+
+class KeyExample(NamedTuple):
+    """A pattern of a key: a row of Table 1."""
+
+    cell: str
+    layer: int
+    sign: int
+    source: str
+    kind: str
+    description: str
+    marked: int
+    of: int
+    excerpts: list[Excerpt]
+
+
+class KeyTable(NamedTuple):
+    """All triggers of one key: Table 3."""
+
+    cell: str
+    layer: int
+    sign: int
+    source: str
+    patterns: list[ShownPattern]
+    lines: list["KeyLine"]
+
+
+class KeyLine(NamedTuple):
+    """A trigger with the numbers of the patterns that it shows: a row of Table 3."""
+
+    rank: int
+    excerpt: Excerpt
+    numbers: list[int]
+
+
+def pattern_tables(index: Index) -> tuple[list[KeyExample], KeyTable | None]:
+    """Return Table 1 and Table 3 of the first source of patterns that an index keeps."""
+    sources = kept(index)
+    if not sources:
+        return [], None
+    there = [layer for layer in range(index.n_layers) if sources[0].layer(layer)]
+    keys = [
+        key for layer in spread_layers(there) for key in labelled_keys(index, sources[0], layer)
+    ]
+
+    def texts(key: LabelledKey) -> list[Excerpt]:
+        triggers = triggers_of_sign(index.memory(key.cell), key.sign)
+        return [trigger_excerpt(one) for one in triggers[:TOP]]
+
+    return key_tables(keys, texts)
+
+
+def labelled_keys(index: Index, found: Patterns, layer: int) -> list[LabelledKey]:
+    """Return the main lists of a layer in which a source saw patterns."""
+    main = main_sign(index, layer)
+    keys = []
+    for one in found.lists(layer):
+        own = [pattern for pattern in found.of(one.cell) if pattern.sign == one.sign]
+        if own and one.sign == main[one.cell.memory]:
+            shown = [ShownPattern(p.number, p.kind, p.description, p.ranks) for p in own]
+            keys.append(LabelledKey(one.cell, one.sign, found.source, one.n, tuple(shown)))
+    return keys
+
+
+def key_tables(
+    keys: Iterable[LabelledKey], texts: Callable[[LabelledKey], Sequence[Excerpt]]
+) -> tuple[list[KeyExample], KeyTable | None]:
+    """Return Table 1 of some keys, and Table 3 of one; `texts` returns the triggers of a key."""
+    by_layer: dict[int, list[LabelledKey]] = {}
+    for key in sorted(keys, key=lambda key: (key.cell, -key.sign)):
+        by_layer.setdefault(key.cell.layer, []).append(key)
+    chosen = [
+        best
+        for own in by_layer.values()
+        for kind in KINDS
+        if (best := _most_marked(own, kind)) is not None
+    ]
+    if not chosen:
+        return [], None
+    rows = []
+    for key, pattern in chosen:
+        all_texts = texts(key)
+        shown = [all_texts[rank - 1] for rank in pattern.ranks[:EXCERPTS]]
+        marked, place = len(pattern.ranks), (str(key.cell), key.cell.layer, key.sign, key.source)
+        rows.append(KeyExample(*place, pattern.kind, pattern.description, marked, key.n, shown))
+    key = min((key for key, _ in chosen), key=_by_kinds)
+    lines = [
+        KeyLine(rank, text, [one.number for one in key.patterns if rank in one.ranks])
+        for rank, text in enumerate(texts(key)[: key.n], start=1)
+    ]
+    table = KeyTable(str(key.cell), key.cell.layer, key.sign, key.source, list(key.patterns), lines)
+    return rows, table
+
+
+def _most_marked(keys: Sequence[LabelledKey], kind: str) -> tuple[LabelledKey, ShownPattern] | None:
+    """Return the pattern of a kind that most triggers show, with its key."""
+    candidates = [(key, one) for key in keys for one in key.patterns if one.kind == kind]
+    return min(
+        candidates,
+        key=lambda found: (-len(found[1].ranks), -len(found[0].patterns), found[0].cell),
+        default=None,
+    )
+
+
+def _by_kinds(key: LabelledKey) -> tuple[int, int, Cell]:
+    return -len({one.kind for one in key.patterns}), -len(key.patterns), key.cell
+
+
+# Table 2
+
+
+class PredictiveExample(NamedTuple):
+    """A value and a trigger it predicts: a row of Table 2."""
+
+    cell: str
+    layer: int
+    sign: int
+    token: str
+    probability: float
+    precision: float | None
+    n_triggers: int
+    agrees: bool
+    """Whether the predicted token follows the excerpt."""
+    excerpt: Excerpt | None
+
+
+def predictive_examples(index: Index | None, result: ExperimentResult) -> list[PredictiveExample]:
+    """Return the rows of Table 2; without an index, without their excerpts."""
+
+    def order(row: Row) -> tuple[bool, float, Cell]:
+        return not row.get("agreeing"), -(row["probability"] or 0.0), Cell.parse(row["cell"])
+
+    rows = []
+    for row in sorted(result.rows, key=order)[:VALUES]:
+        sign = int(row.get("sign") or 1)
+        triggers = triggers_of_sign(index[row["cell"]], sign) if index else []
+        followed = [one for one in triggers if one.next_token is not None]
+        agreeing = [one for one in followed if one.next_token == row["token"]]
+        chosen = next(iter(agreeing or followed), None)
+        rows.append(
+            PredictiveExample(
+                row["cell"],
+                row["layer"],
+                sign,
+                row["token"],
+                row["probability"],
+                row.get("precision"),
+                row.get("n_triggers") or 0,
+                bool(agreeing),
+                trigger_excerpt(chosen) if chosen else None,
+            )
+        )
+    return rows
+
+
+# Cards
+
+
+class CardSide(NamedTuple):
+    """What a memory does with coefficients of one sign."""
+
+    sign: int
+    tokens: list[str]
+    excerpts: list[Excerpt]
+    note: str | None
+    """Why there are no tokens, where there is no static value."""
+
+
+class MemoryCard(NamedTuple):
+    """A memory that the report cites."""
+
+    cell: str
+    layer: int
+    sides: list[CardSide]
+
+
+def memory_cards(index: Index, cited: Iterable[tuple[str, int]]) -> list[MemoryCard]:
+    """Return a card of each cited memory, in the order of the model; `cited` gives cell, sign."""
+    signs: dict[Cell, set[int]] = {}
+    for name, sign in cited:
+        signs.setdefault(index.layout.resolve(name), set()).add(sign)
+    found = []
+    for cell in sorted(signs):
+        memory = index.memory(cell)
+        sides = []
+        for sign in sorted(signs[cell], reverse=True):
+            tokens = memory.value.top if sign > 0 else memory.value.bottom
+            texts = triggers_of_sign(memory, sign)[:EXCERPTS]
+            sides.append(
+                CardSide(
+                    sign,
+                    [one.token for one in tokens[:TOKENS]],
+                    [trigger_excerpt(one) for one in texts],
+                    memory.value.note,
+                )
+            )
+        found.append(MemoryCard(str(cell), cell.layer, sides))
+    return found

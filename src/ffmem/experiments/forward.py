@@ -1,0 +1,232 @@
+"""One forward pass over a sample of prefixes: everything that Section 5 measures.
+
+A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length run
+together; what they computed at their drawn places is held until a few hundred of them are read at
+once: `HELD` bytes of it, and one batch more, at most, in the same buffers for all groups.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from ffmem.errors import NoStaticValues
+from ffmem.experiments.base import LayerWork, SampleMetric
+from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.projection import Projector
+from ffmem.experiments.sample import PromptSample
+from ffmem.indexing.chunks import Batch, pad
+from ffmem.models.memories import Memories
+from ffmem.models.trace import LayerTrace
+
+if TYPE_CHECKING:
+    from ffmem.experiments.context import ExperimentContext
+
+HELD = 1 << 29
+"""Bytes of what layers computed that are held at a time."""
+
+TOGETHER = 512
+"""Prefixes that are projected together, if `HELD` allows so many."""
+
+FULL = 512
+"""Tokens that fill a batch well enough."""
+
+COUNTED = 64
+"""Prefixes whose memories are counted at a time: as many as the cache holds."""
+
+
+class Places(NamedTuple):
+    """A batch, and where its drawn prefixes end in it."""
+
+    tokens: Int[Tensor, "batch position"]
+    at: Int[Tensor, "row 2"]
+    """(sentence of the batch, position) of each."""
+    examples: Int64[ndarray, " row"]
+    """The number of each among all drawn prefixes."""
+
+
+def places(
+    sample: PromptSample, start: int | None, memories: Memories, batch_tokens: int = 2048
+) -> Iterator[Places]:
+    """Return the batches of a sample, none with more prefixes than `HELD` has room for.
+
+    One sentence with so many is a batch by itself. The trunk is about as fast on `FULL` tokens as
+    on more: so many of one length run without the longer ones, and need no padding.
+    """
+    most = max(1, HELD // held_by(memories))
+    first = np.cumsum([0, *(len(example.lengths) for example in sample.examples)])
+    extra = 0 if start is None else 1
+    ordered = sorted(range(len(first) - 1), key=lambda number: sample.examples[number].lengths[-1])
+    some: list[tuple[int, list[int]]] = []
+    shorter = n_drawn = 0
+    for number in ordered:
+        example = sample.examples[number]
+        length = example.lengths[-1] + extra
+        full = length > shorter and shorter * len(some) >= FULL
+        large = length * (len(some) + 1) > batch_tokens or n_drawn + len(example.lengths) > most
+        if some and (full or large):
+            yield _places(pad(some, start), sample, first, extra - 1)
+            some, n_drawn = [], 0
+        some.append((number, example.sentence.ids[: example.lengths[-1]]))
+        n_drawn += len(example.lengths)
+        shorter = length
+    if some:
+        yield _places(pad(some, start), sample, first, extra - 1)
+
+
+def _places(batch: Batch, sample: PromptSample, first: Int64[ndarray, " _"], shift: int) -> Places:
+    at, examples = [], []
+    for row, number in enumerate(batch.offsets):
+        for rank, length in enumerate(sample.examples[number].lengths):
+            at.append((row, length + shift))
+            examples.append(int(first[number]) + rank)
+    return Places(batch.tokens, torch.tensor(at), np.array(examples))
+
+
+def groups(sample: PromptSample, start: int | None, memories: Memories) -> Iterator[list[Places]]:
+    """Return the batches of a sample as they are read together: this decides the last bits.
+
+    Long prefixes come few to a batch, and a projection of few rows wastes its time on reading the
+    output embedding: several batches are read at once.
+    """
+    enough = min(TOGETHER, HELD // held_by(memories))
+    waiting: list[Places] = []
+    for some in places(sample, start, memories):
+        waiting.append(some)
+        if sum(len(one.examples) for one in waiting) >= enough:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
+def held_by(memories: Memories) -> int:
+    """Return the bytes of one prefix's traces of all layers."""
+    return 4 * (6 * memories.hidden * memories.n_layers + 2 * len(memories.layout))
+
+
+def evaluate_sample(
+    context: "ExperimentContext", kinds: Collection[type[Any]]
+) -> dict[type[Any], Any]:
+    """Run the model on the sample once, and return each kind of metric filled in."""
+    memories, sample = context.memories, context.prompt_sample
+    reading = sorted(kind.__name__ for kind in kinds if getattr(kind, "needs_values", False))
+    if reading and not memories.has_values:
+        raise NoStaticValues(
+            f"{', '.join(reading)} reads static values, and memories of {memories.source} have"
+            " none: they are static keys."
+        )
+    n_prefixes = len(sample.lengths)
+    context.progress.say(f"Running the model on {n_prefixes:,} prefixes.")
+    metrics: dict[type[Any], SampleMetric] = {
+        kind: kind(context, n_prefixes) for kind in kinds if kind is not Predictions
+    }
+    predictions = None
+    if Predictions in kinds or any(kind.needs_predictions for kind in metrics):
+        predictions = Predictions.empty(n_prefixes, memories.n_layers)
+    evaluator = SampleEvaluator(memories, list(metrics.values()), predictions, context.details)
+    start = context.index.manifest.start.id
+    with context.progress.bar("Section 5", n_prefixes, "prefixes") as step:
+        for group in groups(sample, start, memories):
+            evaluator.read(group)
+            step(sum(len(some.examples) for some in group))
+    return metrics if predictions is None else {**metrics, Predictions: predictions}
+
+
+class SampleEvaluator:
+    """Runs prefixes through the model once, and fills in metrics and predictions."""
+
+    def __init__(
+        self,
+        memories: Memories,
+        metrics: Sequence[SampleMetric],
+        predictions: Predictions | None,
+        details: bool = False,
+    ) -> None:
+        self.memories = memories
+        self.metrics = metrics
+        self.predictions = predictions
+        self.projector = None if predictions is None else Projector(memories, details=details)
+        self.buffers: dict[tuple[int, str], Tensor] = {}
+        """Of a group's traces, used again for the next: fresh memory is slow."""
+        self.norms: list[Float32[ndarray, " memory"] | None] = [
+            memories.output_directions(layer).float().norm(dim=1).cpu().numpy()
+            if memories.has_values and metrics
+            else None
+            for layer in range(memories.n_layers)
+        ]
+
+    @torch.inference_mode()
+    def read(self, group: Sequence[Places]) -> None:
+        """Run some batches, and read what they computed together."""
+        examples = np.concatenate([some.examples for some in group])
+        traces = self._traces(group, len(examples))
+        final = self.projector.final(traces[-1]) if self.projector else None
+        for layer, trace in enumerate(traces):
+            self._layer(examples, layer, trace, final)
+
+    def _traces(self, group: Sequence[Places], n: int) -> list[LayerTrace]:
+        """Run the batches of a group, and return what each layer computed at the drawn places."""
+        kept: dict[int, LayerTrace] = {}
+        begin = 0
+
+        def keep(layer: int, trace: LayerTrace) -> None:
+            kept[layer] = LayerTrace._make(
+                None if part is None else self._hold(layer, name, n, begin, part)
+                for name, part in trace._asdict().items()
+            )
+
+        for some in group:
+            with self.memories.trace_layers(keep, some.tokens, some.at):
+                self.memories.forward(some.tokens)
+            begin += len(some.examples)
+        return [kept[layer] for layer in range(self.memories.n_layers)]
+
+    def _hold(self, layer: int, name: str, n: int, begin: int, part: Tensor) -> Tensor:
+        """Copy a batch's part to its place among all of the group, and return all."""
+        buffer = self.buffers.get((layer, name))
+        if buffer is None or len(buffer) < n:
+            buffer = self.buffers[layer, name] = part.new_empty(n, part.shape[1])
+        buffer[begin : begin + len(part)] = part
+        return buffer[:n]
+
+    def _layer(
+        self,
+        examples: Int64[ndarray, " row"],
+        layer: int,
+        trace: LayerTrace,
+        final: Int64[ndarray, " row"] | None,
+    ) -> None:
+        if self.predictions is not None and self.projector is not None and final is not None:
+            columns = self.projector.read(trace, final)
+            for table, column in zip(self.predictions, columns, strict=True):
+                table[examples, layer] = column[:, 0]
+        if not self.memories.layout.widths[layer]:
+            return
+        for begin in range(0, len(examples), COUNTED):
+            rows = slice(begin, begin + COUNTED)
+            work = self._work(examples[rows], layer, trace, rows)
+            for metric in self.metrics:
+                metric.read(examples[rows], layer, work)
+
+    def _work(
+        self, examples: Int64[ndarray, " row"], layer: int, trace: LayerTrace, rows: slice
+    ) -> LayerWork:
+        """Return what a layer does on some prefixes."""
+        part = LayerTrace._make(None if tensor is None else tensor[rows] for tensor in trace)
+        coefficients = part.coefficients.float().cpu().numpy()
+        gate = None if part.gate is None else part.gate.float().cpu().numpy()
+        norms, tops = self.norms[layer], self.predictions
+        return LayerWork(
+            coefficients,
+            gate,
+            # In output-normed blocks all of a row's are divided by one number: no share notices.
+            None if norms is None else np.abs(coefficients) * norms,
+            None if tops is None else tops.ff_top[examples, layer],
+            None if tops is None else tops.output_top[examples, layer],
+            part,
+        )

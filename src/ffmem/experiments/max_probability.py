@@ -1,0 +1,167 @@
+"""Figure 6 (§4): the surer a value, the more often it agrees with its top trigger.
+
+Memories of all layers are binned by the largest probability of their value's distribution.
+"""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import altair as alt
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray
+
+from ffmem.experiments.agreement import agrees
+from ffmem.experiments.base import (
+    ClaimCheck,
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Measurement,
+    Row,
+)
+from ffmem.experiments.charts import BLUE, Chart, layered, plot, quantity, same_axis
+from ffmem.experiments.rows import known
+from ffmem.stats import share, wilson
+from ffmem.text import format_interval, format_number, format_share
+
+if TYPE_CHECKING:
+    from ffmem.experiments.context import ExperimentContext
+
+BINS = 8
+"""Of equal width, over the range of the probabilities that were found."""
+
+ENOUGH = 30
+"""Memories that a bin needs before a sentence speaks of it."""
+
+
+def measure(context: "ExperimentContext") -> Measurement:
+    """Measure how often values agree with their top triggers, by their top token's probability."""
+    exists = np.concatenate([triggers.exists for triggers in context.top_triggers])
+    probability = np.concatenate([values.probability for values in context.values])[exists]
+    pairs = zip(context.top_triggers, context.values, strict=True)
+    agreeing = np.concatenate([agrees(triggers, values) for triggers, values in pairs])[exists]
+    return Measurement(bins(probability, agreeing), {"auc": auc(probability, agreeing)})
+
+
+def bins(probability: Float[ndarray, " n"], agreeing: Bool[ndarray, " n"]) -> list[Row]:
+    """Return the rate in bins of equal width; one bin if all probabilities are equal."""
+    if not len(probability):
+        return []
+    exact = probability.astype(np.float64)
+    low, high = float(exact.min()), float(exact.max())
+    edges = np.linspace(low, high, BINS + 1) if low < high else np.array([low, high])
+    place = np.searchsorted(edges, exact, side="right") - 1
+    place = place.clip(0, len(edges) - 2)  # the last bin holds its upper edge
+    rows = []
+    for number, (left, right) in enumerate(pairwise(edges)):
+        inside = place == number
+        n, part = int(inside.sum()), int(agreeing[inside].sum())
+        low_rate, high_rate = wilson(part, n)
+        row = {"low": float(left), "high": float(right), "n": n, "rate": share(part, n)}
+        rows.append(row | {"low_rate": low_rate, "high_rate": high_rate})
+    return rows
+
+
+def auc(probability: Float[ndarray, " n"], agreeing: Bool[ndarray, " n"]) -> float | None:
+    """Return how well the probability tells agreeing values from others; None without both."""
+    if agreeing.all() or not agreeing.any():
+        return None
+    from sklearn.metrics import roc_auc_score  # half a second that other experiments do not need
+
+    return float(roc_auc_score(agreeing, probability))
+
+
+def chart(result: ExperimentResult) -> Chart:
+    """Draw the rate of each bin, with its interval and its size."""
+    rows = [
+        row | {"top": row["rate"] if row.get("high_rate") is None else row["high_rate"]}
+        for row in known(result.rows, "rate")
+    ]
+    edges = sorted({row[end] for row in result.rows for end in ("low", "high")})
+    top = max([0.0, *(row["top"] for row in rows)])
+    title = "largest probability of the value's distribution"
+    x = alt.X(
+        "low:Q",
+        bin="binned",
+        title=title,
+        scale=alt.Scale(domain=_domain(edges), nice=False),
+        axis=alt.Axis(values=edges[::2], format=_digits(edges)),
+    )
+    y = quantity("rate", "agreement rate", (0.0, min(1.15, 1.15 * top) or 1.0))
+    bar = plot(rows).mark_bar(color=BLUE).encode(x=x, x2="high:Q", y=y)
+    middle = "(datum.low + datum.high) / 2"
+    over = plot(rows).transform_calculate(middle=middle).encode(x=alt.X("middle:Q", title=title))
+    interval = over.mark_rule().encode(y=same_axis(y, "low_rate"), y2="high_rate:Q")
+    counts = over.mark_text(dy=-7).encode(y=same_axis(y, "top"), text=alt.Text("n:Q", format=","))
+    return layered(bar, interval, counts)
+
+
+def _domain(edges: list[Any]) -> list[float]:
+    """Return where the x axis of bins begins and ends; some room even if all is one number."""
+    if not edges:
+        return [0.0, 1.0]
+    low, high = float(edges[0]), float(edges[-1])
+    return [low, high] if low < high else [0.9 * low, 1.1 * high or 1.0]
+
+
+def _digits(edges: list[Any]) -> str:
+    """Return the format that shows edges of bins as different numbers."""
+    if not edges or edges[-1] >= 0.2:
+        return ".2~f"
+    return ".3~f" if edges[-1] >= 0.01 else ".1~e" if edges[-1] < 0.0001 else ".5~f"
+
+
+def summary(result: ExperimentResult) -> str:
+    """Say how often the least and the most decided values agree."""
+    rows = [row for row in known(result.rows, "rate") if row["n"] >= ENOUGH]
+    auc = result.also.get("auc")
+    detector = (
+        "As a detector of agreement, the largest probability has an area under the curve of"
+        f" {format_number(auc)} (0.5 is chance)."
+        if auc is not None
+        else "No area under the curve is defined: no memory agrees, or all do."
+    )
+    if not rows:
+        return f"No bin holds {ENOUGH} memories or more. {detector}"
+    shares = [
+        f"{format_share(row['rate'])} ({format_interval(row.get('low_rate'), row.get('high_rate'))}"
+        f", n = {format_number(row['n'])})"
+        for row in ([rows[0], rows[-1]] if len(rows) > 1 else rows)
+    ]
+    return (
+        f"Of the bins with at least {ENOUGH} memories, the lowest agrees in"
+        f" {' and the highest in '.join(shares)}. {detector}"
+    )
+
+
+def check_detector(result: ExperimentResult) -> Evidence | None:
+    """Check: values with a larger maximum agree more often."""
+    auc = result.also.get("auc")
+    if auc is None:
+        return None
+    agreeing = sum(round(row["rate"] * row["n"]) for row in known(result.rows, "rate", "n"))
+    shown = f"area under the curve {format_number(auc)}"
+    return Evidence(shown, agreeing, "agreeing memories", auc >= 0.7, auc > 0.5)
+
+
+EXPERIMENT = Experiment(
+    name="max-probability",
+    paper="Fig. 6",
+    title="Agreement by largest probability",
+    description="Share of memories that agree, among memories whose value's largest probability"
+    " lies in the same bin; all layers together.",
+    finding="The paper found that the larger a value's maximum probability, the more often it"
+    " agrees with its key; its text gives no number.",
+    measure=measure,
+    chart=chart,
+    summary=summary,
+    needs_values=True,
+    claims=(
+        ClaimCheck(
+            claim="The larger a value's maximum, the more often it agrees",
+            rule="the area under the curve is 0.7 or more; in part if above 0.5",
+            check=check_detector,
+        ),
+    ),
+)

@@ -1,0 +1,778 @@
+"""The report: all figures of one model on one page, and the same as Markdown for a repository.
+
+    write_report(folder, results, index) → folder/report.html, folder/report.md
+
+`Report` holds everything that a report says; the HTML template and `to_markdown` only lay it out.
+The same results and index give the same bytes. The page is one file without network and script.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ffmem.cells import Cell
+from ffmem.errors import FfmemError
+from ffmem.experiments.base import (
+    LAMBDA,
+    NAMES,
+    VERDICTS,
+    Claim,
+    ExperimentResult,
+    Row,
+    check_claims,
+    find,
+    find_all,
+)
+from ffmem.experiments.charts import GROUND, figure_svg
+from ffmem.experiments.definitions import KINDS, SUBJECTS, definitions
+from ffmem.experiments.examples import (
+    Excerpt,
+    KeyExample,
+    KeyTable,
+    MemoryCard,
+    PredictiveExample,
+    SharedToken,
+    memory_cards,
+    pattern_tables,
+    predictive_examples,
+    shared_tokens,
+)
+from ffmem.experiments.rows import count_layers, format_layers, upper_layers
+from ffmem.files import write_text
+from ffmem.indexing.memory import visible, visible_token
+from ffmem.indexing.store import Index
+from ffmem.models.arguments import IN_MEMORY
+from ffmem.text import MISSING, format_number, format_share, shorten_prefix
+
+TITLE = "“Transformer Feed-Forward Layers Are Key-Value Memories” (Geva et al., 2021)"
+MARKS = dict(zip(VERDICTS, "✓◐✗–", strict=True))
+
+
+class Link(NamedTuple):
+    """The name of a memory, which leads to its card where there is one."""
+
+    cell: str
+
+
+class Token(NamedTuple):
+    """A token as the model has it."""
+
+    text: str
+
+
+class Small(NamedTuple):
+    """A side remark."""
+
+    text: str
+
+
+Piece = str | Excerpt | Link | Token | Small
+"""A part of a table's entry; each kind of piece has its look in HTML and in Markdown."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of examples."""
+
+    id: str
+    title: str
+    source: str
+    note: list[Piece]
+    columns: list[str]
+    rows: list[list[list[Piece]]]
+    legend: list[list[Piece]]
+    """A list above the table."""
+
+
+class Entry(NamedTuple):
+    """One entry of a table of data."""
+
+    text: str
+    link: str | None
+    """The memory whose card it names."""
+    is_number: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment of the report."""
+
+    name: str
+    title: str
+    paper: str
+    measured: str
+    paper_says: str
+    shows: str
+    settings: str
+    sample: str
+    columns: list[str]
+    entries: list[list[Entry]]
+
+
+class Report:
+    """Everything that a report says about one model."""
+
+    def __init__(
+        self,
+        results: Sequence[ExperimentResult],
+        index: Index | None = None,
+        command: str | None = None,
+    ) -> None:
+        self.results = sorted(results, key=lambda result: NAMES.index(result.experiment))
+        self.index = index
+        # Figure 2 is read from the index: the others say in which dtype the model ran.
+        self.settings = min(self.results, key=lambda one: one.experiment == "patterns").settings
+        self.commands = [
+            *index_commands(self.settings, index),
+            command or report_command(self.results),
+        ]
+        self.version = version("ffmem")
+        self.model = visible(str(self.settings.get("model", "a model")))
+        self.n_layers = max(count_layers(result) for result in self.results)
+        self.gated = bool(self.settings.get("gated"))
+        self.kind = str(self.settings.get("kind"))
+        corpus = self.settings.get("corpus")
+        self.index_corpus: Row = (
+            corpus if isinstance(corpus, dict) else {"sources": [str(corpus or MISSING)]}
+        )
+        self.sources = [str(source) for source in self.index_corpus.get("sources", [])]
+        self.sample = next(
+            (visible(sample_line(one)) for one in self.results if one.settings.get("sample")), ""
+        )
+
+    @property
+    def lead(self) -> str:
+        """What the report is, in one sentence."""
+        subject = SUBJECTS.get(self.kind, "Its feed-forward layers")
+        figures = "all figures that need no values" if self.left_out else "every figure"
+        corpus = visible(", ".join(self.sources))
+        return (
+            f"{subject} read as key-value memories over {corpus}: {figures} of {TITLE}, measured on"
+            " this model."
+        )
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """The table at the top."""
+        return check_claims(self.results)
+
+    @property
+    def verdicts(self) -> list[tuple[str, int]]:
+        """How many claims got each verdict, those that some got."""
+        given = [claim.verdict for claim in self.claims]
+        return [(verdict, given.count(verdict)) for verdict in VERDICTS if verdict in given]
+
+    @property
+    def claims_note(self) -> str:
+        """How to read the table of claims."""
+        n = self.n_layers
+        depths = f"{format_layers(upper_layers(n, 10))} and {format_layers(upper_layers(n, 11))}"
+        return (
+            "The paper’s model has 16 layers; its layers are compared with those of the same"
+            f" relative depth. Its layers 10–16 and 11–16 are {depths} of {n} here. Values of the"
+            " paper are those of its text. A verdict follows from the rows by the rule beside its"
+            " claim, and rests on the n beside it."
+        )
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """The experiments that there are, in the paper's order."""
+        return [self._section(result) for result in self.results]
+
+    @property
+    def figures_note(self) -> str:
+        """How to read the figures, and what is not there."""
+        there = {result.experiment for result in self.results}
+        left_out = {one.name for one in find_all() if one.needs_values and self.kind == LAMBDA}
+        missing = [find(name).title for name in NAMES if name not in {*there, *left_out}]
+        parts = ["Layers count from 1 as in the paper; names of memories, such as L0N12, from 0."]
+        if "patterns" not in there:
+            missing.remove(find("patterns").title)
+            parts.append(
+                "Figure 2 (patterns that people or programs see in triggers) is left out: nobody"
+                " has looked for patterns in this index. `ffmem patterns detect DIR` does."
+            )
+        if self.left_out:
+            parts.append(self.left_out)
+        if missing:
+            parts.append(f"Not measured, so left out: {'; '.join(missing)}.")
+        return " ".join(parts)
+
+    @property
+    def left_out(self) -> str:
+        """Which experiments cannot be measured on memories of this kind, and why."""
+        if self.kind != LAMBDA:
+            return ""
+        titles = [f"{one.title} ({one.name})" for one in find_all() if one.needs_values]
+        return (
+            "Memories of a lambda layer have no static values, and these read values:"
+            f" {'; '.join(titles)}; so does the definition “effect” of active memories. They are"
+            " left out."
+        )
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """How the report was made, as pairs of what and how."""
+        settings = self.settings
+        memories = settings.get("memories")
+        shape = (
+            f"{self.n_layers} layers with {format_number(sum(memories))} memories in all"
+            if isinstance(memories, list)
+            else f"{self.n_layers} layers × {format_number(memories)} memories"
+        )
+        gated = KINDS.get(self.kind, "gated" if self.gated else "ungated")
+        hashed = str(settings.get("model_hash", ""))[:12]
+        read = [
+            f"{format_number(self.index_corpus[what])} {what}"
+            for what in ("sentences", "tokens")
+            if what in self.index_corpus
+        ]
+        start = ""
+        if "start" in settings:
+            start = "none" if settings["start"] is None else visible_token(str(settings["start"]))
+        threads = next((r.settings["threads"] for r in self.results if "threads" in r.settings), "")
+        facts = {
+            "Model": f"{self.model} ({shape}, {gated}; hash {hashed})",
+            "Index over": ", ".join([visible(", ".join(self.sources)), *read]),
+            "Sample of Section 5": self.sample,
+            "Arithmetic": str(settings.get("dtype", MISSING)),
+            "y is read" if self.kind == LAMBDA else "Values and y are read": str(
+                settings.get("projection", MISSING)
+            ),
+            "Start token": start,
+            "Seed": str(settings.get("seed", MISSING)),
+            "CPU threads": str(threads),
+            "ffmem": self.version,
+        }
+        return [(what, how) for what, how in facts.items() if how]
+
+    @property
+    def definitions(self) -> list[str]:
+        """What a reader must know to judge the numbers."""
+        return definitions(self.settings)
+
+    @cached_property
+    def _keys(self) -> tuple[list[KeyExample], KeyTable | None]:
+        measured = any(result.experiment == "patterns" for result in self.results)
+        return pattern_tables(self.index) if self.index and measured else ([], None)
+
+    @cached_property
+    def _shared(self) -> list[SharedToken]:
+        return shared_tokens(self.index) if self.index and not self._keys[0] else []
+
+    @cached_property
+    def _predictive(self) -> list[PredictiveExample]:
+        results = [one for one in self.results if one.experiment == "predictive-values"]
+        return [row for one in results for row in predictive_examples(self.index, one)]
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """The paper's tables of examples: 1, 3 and 2."""
+        found = []
+        if self._keys[0]:
+            found.append(self._pattern_table(self._keys[0]))
+        if self._keys[1]:
+            found.append(self._key_table(self._keys[1]))
+        if self._shared:
+            found.append(self._shared_table(self._shared))
+        if self._predictive:
+            found.append(self._predictive_table(self._predictive))
+        return found
+
+    def _place(self, row: Any) -> list[Piece]:
+        """Return a memory's name, its layer, and the sign of the coefficient in gated models."""
+        sign = f" · m {'>' if row.sign > 0 else '<'} 0" if self.gated else ""
+        return [Link(row.cell), Small(f"layer {row.layer + 1}{sign}")]
+
+    def _pattern_table(self, rows: list[KeyExample]) -> Table:
+        source = rows[0].source
+        note = (
+            "In each of five layers, spread evenly, one shallow and one semantic pattern, where"
+            " there are any: the one that most of a memory’s first triggers show; ties go to the"
+            " memory with more patterns, then to the lower one."
+        )
+        if source != "human":
+            note += " Labels of programs are not the paper’s protocol."
+        body: list[list[list[Piece]]] = [
+            [
+                self._place(row),
+                [
+                    visible(row.description),
+                    Small(f"{row.kind} · {row.marked} of {row.of} triggers"),
+                ],
+                [*row.excerpts],
+            ]
+            for row in rows
+        ]
+        columns = ["Memory", "Pattern", "Three triggers, and what follows"]
+        title = "Keys and the patterns of their triggers"
+        return Table("table-1", title, f"Table 1 · source: {source}", [note], columns, body, [])
+
+    def _key_table(self, key: KeyTable) -> Table:
+        note: list[Piece] = [
+            Link(key.cell),
+            f", layer {key.layer + 1}: of the memories above, the one with patterns of both kinds,"
+            " if any, then of most patterns.",
+        ]
+        legend: list[list[Piece]] = [
+            [f"{one.number}: {visible(one.description)}", Small(one.kind)] for one in key.patterns
+        ]
+        body: list[list[list[Piece]]] = [
+            [[str(rank)], [", ".join(map(str, numbers)) or MISSING], [text]]
+            for rank, text, numbers in key.lines
+        ]
+        columns = ["Rank", "Patterns", "Trigger, and what follows"]
+        source = f"Table 3 · source: {key.source}"
+        return Table(
+            "table-3", "One key with all its triggers", source, note, columns, body, legend
+        )
+
+    def _shared_table(self, rows: list[SharedToken]) -> Table:
+        note = (
+            "In each of five layers, spread evenly: the memory whose 25 strongest triggers share"
+            " most often one last token, or in the upper half one next token, of two letters or"
+            " more; ties go to the token that fewest memories share."
+        )
+        how = {"last": "end with", "next": "are followed by"}
+        body: list[list[list[Piece]]] = [
+            [
+                self._place(row),
+                [f"{row.n} of {row.of} {how[row.which]} ", Token(row.token)],
+                [*row.excerpts],
+            ]
+            for row in rows
+        ]
+        columns = ["Memory", "Its triggers", "Three of them, and what follows"]
+        return Table("table-1", "Keys and what triggers them", "Table 1", [note], columns, body, [])
+
+    def _predictive_table(self, rows: list[PredictiveExample]) -> Table:
+        note = (
+            "Of the most predictive values, first those that a trigger bears out, then by"
+            " probability. Precision: the share of a memory’s triggers that the predicted token"
+            " follows."
+        )
+        columns = ["Value", "Predicts", "Precision"]
+        body: list[list[list[Piece]]] = [
+            [
+                self._place(row),
+                [Token(row.token), Small(format_share(row.probability))],
+                [format_share(row.precision), Small(f"{row.n_triggers} triggers")],
+            ]
+            for row in rows
+        ]
+        if self.index:
+            columns.append("A trigger, and what follows")
+            for line, row in zip(body, rows, strict=True):
+                shown: list[Piece] = [row.excerpt] if row.excerpt else []
+                line.append(
+                    shown if row.agrees else [*shown, Small("predicts none of its triggers")]
+                )
+        title = "Values and what they predict"
+        return Table("table-2", title, "Table 2", [note], columns, body, [])
+
+    @property
+    def excerpts_note(self) -> str:
+        """How to read excerpts, and whose text they are."""
+        note = (
+            "Excerpts: at most the last ten words of a prefix; its last token is marked, the next"
+            " one follows. ␣ is a space, ↵ a line end, ∎ the end of the sentence."
+        )
+        if "wikitext" in " ".join([*self.sources, self.sample]):
+            note += (
+                " WikiText: text of Wikipedia's contributors, under CC BY-SA; excerpts of at most"
+                " ten words."
+            )
+        return note
+
+    @cached_property
+    def cards(self) -> list[MemoryCard]:
+        """Every memory that the report names."""
+        if self.index is None:
+            return []
+        cited = [(row.cell, row.sign) for row in self._featured_rows]
+        for result in self.results:
+            cited += [(r["cell"], int(r.get("sign") or 1)) for r in result.rows if "cell" in r]
+        return memory_cards(self.index, cited)
+
+    @cached_property
+    def linked(self) -> frozenset[str]:
+        """The cells that have a card."""
+        return frozenset(card.cell for card in self.cards)
+
+    @cached_property
+    def featured(self) -> frozenset[str]:
+        """The cells of Tables 1 and 2 that have a card: Markdown shows no others."""
+        return frozenset({row.cell for row in self._featured_rows} & self.linked)
+
+    @property
+    def _featured_rows(self) -> list[Any]:
+        return [*self._keys[0], *self._shared, *self._predictive]
+
+    def _section(self, result: ExperimentResult) -> Section:
+        columns = list(dict.fromkeys(name for row in result.rows for name in row))
+        experiment = find(result.experiment)
+        return Section(
+            name=experiment.name,
+            title=experiment.title,
+            paper=visible(result.paper),
+            measured=experiment.describe(result),
+            paper_says=experiment.paper_says,
+            shows=visible(experiment.summary(result)),
+            settings=visible(settings_line(result)),
+            sample=visible(sample_line(result)),
+            columns=columns,
+            entries=[[self._entry(column, row) for column in columns] for row in result.rows],
+        )
+
+    def _entry(self, column: str, row: Row) -> Entry:
+        value = row.get(column)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        link = str(Cell.parse(value)) if column == "cell" and isinstance(value, str) else None
+        return Entry(format_entry(column, value), link if link in self.linked else None, is_number)
+
+
+# Lines of text
+
+_TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
+_COMMON = (
+    *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "kind", "layers"),
+    *("memories", "sample", "vocabulary", "activation", "start", "t", "prefixes", "compat"),
+)
+
+
+def format_entry(column: str, value: Any) -> str:
+    """Return a value of a row as people read it; layers as figures count them."""
+    if column in _TOKENS and (value is None or isinstance(value, str)):
+        return visible_token(value)
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return format_number(value + 1 if column == "layer" else value, digits=4)
+    if isinstance(value, list):
+        return "  ".join(visible_token(str(one)) for one in value)
+    return visible(shorten_prefix(str(value)))
+
+
+def settings_line(result: ExperimentResult) -> str:
+    """Return the settings of one experiment, those of the whole report aside."""
+    own = {k: v for k, v in result.settings.items() if k not in _COMMON}
+    found = own | {k: v for k, v in result.also.items() if not isinstance(v, list | dict)}
+    for shown_elsewhere in ("rule", "protocol", "note"):
+        found.pop(shown_elsewhere, None)
+    common = [str(result.settings[k]) for k in ("dtype", "projection") if k in result.settings]
+    pairs = [
+        f"{name.replace('_', ' ')} {format_entry('layer' if name == 'upper_from' else name, value)}"
+        for name, value in found.items()
+        if not isinstance(value, dict)
+    ]
+    return " · ".join([*common, f"seed {result.settings.get('seed', MISSING)}", *pairs])
+
+
+def sample_line(result: ExperimentResult) -> str:
+    """Return what the rows are computed over."""
+    sample = result.settings.get("sample")
+    if not sample:
+        sizes = [row["n"] for row in result.rows if row.get("n") is not None]
+        if not sizes:
+            return f"{format_number(len(result.rows))} rows"
+        low, high = format_number(min(sizes)), format_number(max(sizes))
+        return f"n = {low} per row" if low == high else f"n = {low} to {high} per row"
+    prefixes = format_number(sample.get("prefixes"))
+    if "prompt" in sample:
+        return f"one prompt, {prefixes} prefix"
+    asked = sample.get("asked")
+    drawn = "one per sentence" if sample.get("draw") == "sentences" else "over all tokens"
+    how = "all" if asked == "all" else f"{format_number(asked)} asked for, {drawn}"
+    cut = (
+        f"; {format_number(sample['cut'])} sentences cut at the context"
+        if sample.get("cut")
+        else ""
+    )
+    return f"{prefixes} prefixes of {sample.get('corpus', MISSING)} ({how}{cut})"
+
+
+def report_command(results: Sequence[ExperimentResult]) -> str:
+    """Return the command that measures all this again."""
+    words = ["ffmem", "report", "DIR"]
+    samples = [one.settings["sample"] for one in results if one.settings.get("sample")]
+    if samples and samples[0].get("corpus"):
+        sample = samples[0]
+        words += ["--corpus", str(sample["corpus"]), "--out", "OUT"]
+        words += ["--sample", str(sample.get("asked", "all"))]
+        if sample.get("draw", "sentences") != "sentences":
+            words += ["--draw", str(sample["draw"])]
+        for name in ("unit", "column", "limit"):  # where they are not the index's own
+            words += [f"--{name}", str(sample[name])] if sample.get(name) is not None else []
+    else:
+        words += ["--corpus", "VALID", "--out", "OUT"]
+    words += ["--seed", str(results[0].settings.get("seed", 0))]
+    for result in results:
+        for name in ("per_layer", "triggers"):  # of token removal
+            if name in result.settings:
+                words += [f"--{name.replace('_', '-')}", str(result.settings[name])]
+    ran = [one.settings["dtype"] for one in results if one.settings.get("dtype")]
+    if ran:
+        words += ["--dtype", str(ran[-1])]  # the first is Figure 2, which no model ran for
+    return shlex.join(words)
+
+
+def index_commands(settings: Row, index: Index | None) -> list[str]:
+    """Return the commands that make the index: one for each source of its corpus."""
+    if index is None:
+        corpus = settings.get("corpus")
+        sources = corpus.get("sources", []) if isinstance(corpus, dict) else [corpus or "CORPUS"]
+        model = str(settings.get("model", "MODEL"))
+        first = shlex.join(["ffmem", "index", model, str(sources[0] if sources else "CORPUS")])
+        return [f"{first} --out DIR", *(f"ffmem extend DIR {shlex.quote(s)}" for s in sources[1:])]
+    manifest = index.manifest
+    model = "MODEL" if manifest.model.source == IN_MEMORY else manifest.model.source
+    commands = []
+    for number, source in enumerate(manifest.corpus.sources):
+        words = ["ffmem", "extend", "DIR", source.source]
+        if number == 0:
+            words = ["ffmem", "index", model, source.source, "--out", "DIR"]
+            words += ["-t", str(manifest.t), "--prefixes", manifest.prefixes]
+            words += ["--dtype", manifest.dtype, "--start", manifest.start.asked]
+        words += ["--unit", source.unit]
+        words += [] if source.limit is None else ["--limit", str(source.limit)]
+        words += ["--compat", manifest.compat] if manifest.compat and number == 0 else []
+        commands.append(shlex.join(words))
+    return commands
+
+
+# Files
+
+
+def write_report(
+    folder: Path,
+    results: Sequence[ExperimentResult],
+    index: Index | None = None,
+    command: str | None = None,
+) -> Path:
+    """Write report.html and report.md beside the results' own files; return the page's path.
+
+    Without an index there are no examples and no cards; `command` is the one to repeat it all.
+    """
+    if not results:
+        raise FfmemError(
+            f"A report of no experiment was asked for in {folder}."
+            " Measure at least one: `ffmem experiment`."
+        )
+    models = sorted({str(result.settings.get("model_hash")) for result in results})
+    names = [result.experiment for result in results]
+    if len(models) > 1 or len(set(names)) < len(names):
+        raise FfmemError(
+            f"One report of {len(models)} models with {', '.join(names)} was asked for."
+            " A report is of one model, each experiment once: give every model a folder of its own."
+        )
+    report = Report(results, index, command)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "report.html"
+    write_text(path, to_html(report))
+    write_text(folder / "report.md", to_markdown(report))
+    return path
+
+
+def to_html(report: Report) -> str:
+    """Return the report as one file of HTML."""
+    environment = Environment(
+        loader=PackageLoader("ffmem.experiments"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "html": lambda piece: piece_html(piece, report.linked),
+        "visible": visible,
+        "visible_token": visible_token,
+        "slug": lambda verdict: verdict.replace(" ", "-"),
+    }
+    figures = {one.experiment: Markup(figure_svg(one)) for one in report.results}
+    template = environment.get_template("report.html")
+    return template.render(report=report, figures=figures, ground=GROUND, marks=MARKS) + "\n"
+
+
+def piece_html(piece: Piece, linked: frozenset[str]) -> Markup:
+    """Return a piece of a table as HTML; everything in it is escaped."""
+    if isinstance(piece, Excerpt):
+        return Markup(
+            '<span class="excerpt"><bdi>{}<mark>{}</mark></bdi> <ins><bdi>{}</bdi></ins></span>'
+        ).format(*piece)
+    if isinstance(piece, Link):
+        if piece.cell in linked:
+            return Markup('<a class="cell" href="#{0}">{0}</a>').format(piece.cell)
+        return Markup('<span class="cell">{}</span>').format(piece.cell)
+    if isinstance(piece, Token):
+        return Markup('<bdi class="token">{}</bdi>').format(visible_token(piece.text))
+    if isinstance(piece, Small):
+        return Markup('<span class="small">{}</span>').format(piece.text)
+    return Markup("<bdi>{}</bdi>").format(piece)
+
+
+def result_html(result: ExperimentResult) -> str:
+    """Return one experiment for a notebook: its figure, and what it shows."""
+    experiment = find(result.experiment)
+    claims = Markup("").join(
+        Markup("<li>{} {} ({}): {}</li>").format(MARKS[one.verdict], one.verdict, one.n, one.claim)
+        for one in check_claims([result])
+    )
+    text = Markup("<h4>{} ({})</h4><p>{}</p><ul>{}</ul>").format(
+        experiment.title, result.paper, visible(experiment.summary(result)), claims
+    )
+    return figure_svg(result) + str(text)
+
+
+# Markdown
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*_\[\]|~$#@]|:(?=//)|(?<=www)\.")
+
+
+def escape_markdown(value: Any) -> Markup:
+    """Return text of any origin as GitHub-flavored Markdown that shows it and does nothing else.
+
+    What is already Markdown (`Markup`) stays as it is.
+    """
+    if isinstance(value, Markup):
+        return value
+    text = "".join(_ENTITIES.get(character, character) for character in str(value))
+    return Markup(_SPECIAL.sub(r"\\\g<0>", text))
+
+
+def fenced(line: str) -> Markup:
+    """Return a line that stands as it is in a fence of ```."""
+    return Markup(visible(line).replace("```", "` ` `"))
+
+
+def markdown_environment(package: str) -> Environment:
+    """Return what fills the Markdown templates of a package; everything put in is escaped."""
+    made = Environment(
+        loader=PackageLoader(package),
+        autoescape=False,
+        finalize=escape_markdown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"percent": format_share, "visible": visible, "visible_token": visible_token}
+    return made
+
+
+def to_markdown(report: Report) -> str:
+    """Return the report as GitHub-flavored Markdown, with its figures as files beside it."""
+    md = escape_markdown
+    verdicts = " · ".join(f"{verdict}: **{n}**" for verdict, n in report.verdicts)
+    lines = [
+        f"# {md(report.model)} as key-value memories",
+        f"{md(report.lead)} Made by ffmem {report.version}.",
+        verdicts,
+        "## What the paper says, what this model shows",
+        md(report.claims_note),
+        _markdown_table(
+            ["claim", "paper", "this model", "n", "verdict", "rule"],
+            [
+                [
+                    f"[{md(one.claim)}](#{one.experiment})",
+                    md(one.paper),
+                    md(one.model),
+                    md(one.n),
+                    f"**{one.verdict}**",
+                    md(one.rule),
+                ]
+                for one in report.claims
+            ],
+        ),
+    ]
+    if report.tables:
+        lines.append("## Examples")
+    for table in report.tables:
+        lines.append(f"### {md(table.source)}: {md(table.title)}")
+        lines.append(_join_pieces(table.note, report.featured))
+        lines += [f"- {_join_pieces(entry, report.featured)}" for entry in table.legend]
+        rows = [[_join_pieces(entry, report.featured) for entry in row] for row in table.rows]
+        lines.append(_markdown_table(table.columns, rows))
+    if report.tables and report.index:
+        lines.append(md(report.excerpts_note))
+    lines += ["## Figures", Markup(md(report.figures_note).replace("\\`", "`"))]
+    for section in report.sections:
+        lines += _markdown_section(section)
+    facts = [[md(what), md(how)] for what, how in report.facts]
+    commands = "\n".join(fenced(line) for line in report.commands)
+    lines += ["## How it was made", _markdown_table(["", ""], facts), f"```sh\n{commands}\n```"]
+    lines += ["## Limits and definitions", "\n".join(f"- {md(one)}" for one in report.definitions)]
+    if report.featured:
+        lines.append("## Memories")
+    for card in report.cards:
+        if card.cell in report.featured:
+            lines += _markdown_card(report, card)
+    return "\n\n".join(str(line) for line in lines if line) + "\n"
+
+
+def _markdown_section(section: Section) -> list[str]:
+    md, name = escape_markdown, section.name
+    links = " · ".join(f"[{end.upper()}]({name}.{end})" for end in ("json", "svg", "pdf"))
+    rows = [[md(entry.text) for entry in row] for row in section.entries]
+    return [
+        f'<a id="{name}"></a>',
+        f"### {md(section.paper)}: {md(section.title)}",
+        f"![{md(section.title)}]({name}.svg)",
+        f"**Measured.** {md(section.measured)}",
+        f"**The paper.** {md(section.paper_says)}",
+        f"**This model.** {md(section.shows)}",
+        f"**Sample and settings.** {md(section.sample)}. {md(section.settings)}.",
+        links,
+        f"<details><summary>Data, {len(rows)} rows</summary>",
+        _markdown_table([md(visible(column)) for column in section.columns], rows),
+        "</details>",
+    ]
+
+
+def _markdown_card(report: Report, card: MemoryCard) -> list[str]:
+    md = escape_markdown
+    lines = [
+        f'<a id="{card.cell}"></a>',
+        f"**{card.cell}**, layer {card.layer + 1} of {report.n_layers}"
+        f" (`ffmem show DIR {card.cell}`)",
+    ]
+    for side in card.sides:
+        sign = f"m {md('>' if side.sign > 0 else '<')} 0: " if report.gated else ""
+        tokens = " ".join(f"“{md(visible_token(text))}”" for text in side.tokens)
+        promoted = md(side.note) if side.note else f"promotes {tokens}"
+        excerpts = [f"  - {_piece_markdown(one, report.featured)}" for one in side.excerpts]
+        lines.append("\n".join([f"- {sign}{promoted}", *excerpts]))
+    return lines
+
+
+def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _join_pieces(pieces: Sequence[Piece], linked: frozenset[str]) -> str:
+    between = "<br>" if any(isinstance(piece, Excerpt) for piece in pieces) else " "
+    return between.join(_piece_markdown(piece, linked) for piece in pieces)
+
+
+def _piece_markdown(piece: Piece, linked: frozenset[str]) -> str:
+    md = escape_markdown
+    if isinstance(piece, Excerpt):
+        last = f"<b>{md(piece.last)}</b>" if piece.last else ""
+        return f"{md(piece.before)}{last} → {md(piece.next)}"
+    if isinstance(piece, Link):
+        return f"[{piece.cell}](#{piece.cell})" if piece.cell in linked else piece.cell
+    if isinstance(piece, Token):
+        return f"“{md(visible_token(piece.text))}”"
+    if isinstance(piece, Small):
+        return f"({md(piece.text)})"
+    return str(md(piece))

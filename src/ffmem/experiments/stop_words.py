@@ -1,0 +1,204 @@
+"""Section 5.1: what is special about cases in which a memory does agree with its layer?
+
+A case is a (prefix, layer). The paper counts how often its target is a stop word, and how often its
+prefix is short; the same shares of all cases stand beside, without which neither says much.
+"""
+
+from typing import TYPE_CHECKING
+
+import altair as alt
+import numpy as np
+from jaxtyping import Bool, Shaped
+from numpy import ndarray
+
+from ffmem.experiments.base import (
+    ClaimCheck,
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Measurement,
+    PaperValue,
+    Row,
+)
+from ffmem.experiments.charts import (
+    BLUE,
+    GREY,
+    Chart,
+    layered,
+    plot,
+    quantity,
+    same_axis,
+    series_color,
+)
+from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.rows import case_interval, independent_cases, known
+from ffmem.experiments.zero_agreement import TokenHits
+from ffmem.stats import share, wilson
+from ffmem.text import format_interval, format_number, format_share
+
+if TYPE_CHECKING:
+    from ffmem.experiments.context import ExperimentContext
+
+SHORT = 5
+"""A prefix of fewer tokens is short."""
+
+STOP_WORDS = "scikit-learn's ENGLISH_STOP_WORDS, of tokens without case and surrounding space"
+
+
+def measure(context: "ExperimentContext") -> Measurement:
+    """Measure stop words and short prefixes, among cases with an agreeing memory and among all."""
+    predictions, hits = context.measured(Predictions), context.measured(TokenHits)
+    is_stop = are_stop_words(context.memories.tokenizer.token_texts(context.memories.vocabulary))
+    layers = context.memories.layout.memory_layers
+    tokens = {"y": predictions.ff_top[:, layers], "o": predictions.output_top[:, layers]}
+    variants = []
+    for target, memories, place in hits.variants():
+        agreeing = hits.agreeing[place][:, layers] > 0
+        for group, cases in (("agreeing", agreeing), ("all", np.ones_like(agreeing))):
+            row = {"target": target, "memories": memories, "group": group}
+            variants.append(row | _shares(context, is_stop, tokens[target], cases))
+    main = [row for row in variants if (row["target"], row["memories"]) == ("y", "all")]
+    rows = [{k: v for k, v in row.items() if k not in ("target", "memories")} for row in main]
+    also = {"variants": variants, "stop_words": STOP_WORDS, "short": f"fewer than {SHORT} tokens"}
+    return Measurement(rows, also)
+
+
+def _shares(
+    context: "ExperimentContext",
+    is_stop: Bool[ndarray, " vocab"],
+    tokens: Shaped[ndarray, "prefix layer"],
+    cases: Bool[ndarray, "prefix layer"],
+) -> Row:
+    """Return the shares of stop words and short prefixes among some cases."""
+    shape = cases.shape
+    short = np.broadcast_to((context.prompt_sample.lengths < SHORT)[:, None], shape)
+    following = context.prompt_sample.next_tokens()
+    has_next = np.broadcast_to((following >= 0)[:, None], shape) & cases
+    next_stop = np.broadcast_to(is_stop[following][:, None], shape)
+    n, next_n = int(cases.sum()), int(has_next.sum())
+    return {
+        "stop_word_share": share(int(is_stop[tokens][cases].sum()), n),
+        "short_prefix_share": share(int(short[cases].sum()), n),
+        "n": n,
+        "next_stop_word_share": share(int(next_stop[has_next].sum()), next_n),
+        "next_n": next_n,
+    }
+
+
+def are_stop_words(tokens: list[str]) -> Bool[ndarray, " token"]:
+    """Return which tokens, as they are shown, are common English stop words."""
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    return np.array([token.strip().lower() in ENGLISH_STOP_WORDS for token in tokens])
+
+
+def chart(result: ExperimentResult) -> Chart:
+    """Draw both groups side by side."""
+    measures = (
+        ("stop_word_share", "n", "target is|a stop word"),
+        ("short_prefix_share", "n", "prefix of less|than 5 tokens"),
+        ("next_stop_word_share", "next_n", "next token is|a stop word"),
+    )
+    rows = []
+    for row in result.rows:
+        for field, size, name in measures:
+            if row.get(field) is not None:
+                low, high = wilson(round(row[field] * (row.get(size) or 0)), row.get(size) or 0)
+                ends = {"low": low and 100 * low, "high": high and 100 * high}
+                group = "an agreeing memory" if row["group"] == "agreeing" else "all cases"
+                rows.append({"what": name, "share": 100 * row[field], "group": group} | ends)
+    colors = {"an agreeing memory": BLUE, "all cases": GREY}
+    wrapped = alt.Axis(labelExpr="split(datum.label, '|')")
+    x = alt.X("what:N", title=None, sort=[name for *_, name in measures], axis=wrapped)
+    y = quantity("share", "% of cases", (0, 100))
+    offset = alt.XOffset("group:N", sort=list(colors))
+    bar = plot(rows).mark_bar()
+    interval = plot(known(rows, "low", "high")).mark_rule()
+    return layered(
+        bar.encode(
+            x=x.scale(paddingInner=0.35), xOffset=offset, y=y, color=series_color(colors, "group")
+        ),
+        interval.encode(x=x, xOffset=offset, y=same_axis(y, "low"), y2="high:Q"),
+    )
+
+
+def summary(result: ExperimentResult) -> str:
+    """Say whether agreement prefers stop words and short prefixes."""
+    groups = {row["group"]: row for row in result.rows}
+    agreeing, every = groups.get("agreeing"), groups.get("all")
+    if agreeing is None or not agreeing.get("n"):
+        return "No memory agreed with its layer on any prefix: there is no case to describe."
+
+    def shown(field: str) -> str:
+        interval = format_interval(*case_interval(result, agreeing, field))
+        base = f", {format_share(every.get(field))} of all cases" if every else ""
+        return f"{format_share(agreeing[field])} ({interval}{base})"
+
+    return (
+        f"Of {format_number(agreeing['n'])} cases with an agreeing memory, the target is a stop"
+        f" word in {shown('stop_word_share')}, and the prefix is shorter than five tokens in"
+        f" {shown('short_prefix_share')}."
+    )
+
+
+def check_stop_words(result: ExperimentResult) -> Evidence | None:
+    """Check: targets of agreeing cases are mostly stop words."""
+    return _preference(result, "stop_word_share", 0.5)
+
+
+def check_short_prefixes(result: ExperimentResult) -> Evidence | None:
+    """Check: prefixes of agreeing cases are often short."""
+    return _preference(result, "short_prefix_share", 0.33)
+
+
+def _preference(result: ExperimentResult, field: str, enough: float) -> Evidence | None:
+    groups = {row["group"]: row for row in known(result.rows, field)}
+    if not {"agreeing", "all"} <= set(groups):
+        return None
+    found, base = groups["agreeing"][field], groups["all"][field]
+    low, high = case_interval(result, groups["agreeing"], field)
+    more = low is not None and low > base
+    shown = (
+        f"{format_share(found)} ({format_interval(low, high)}); {format_share(base)} of all cases"
+    )
+    n = independent_cases(result, groups["agreeing"])
+    return Evidence(shown, n, "independent cases", more and found >= enough, more)
+
+
+_RULE = (
+    "the share is at most 10 points below the paper's and its interval above the share of all"
+    " cases; in part if only the latter"
+)
+
+EXPERIMENT = Experiment(
+    name="stop-words",
+    paper="Sec. 5.1",
+    title="Stop words and short prefixes",
+    description="Among the pairs of prefix and layer in which some memory agrees with the layer:"
+    " how often the target is a stop word, and the prefix shorter than five tokens.",
+    finding="The paper found that where a memory does agree with its layer, the target is mostly a"
+    " stop word or the prefix very short.",
+    measure=measure,
+    chart=chart,
+    summary=summary,
+    metrics=(TokenHits, Predictions),
+    needs_values=True,
+    paper_values=(
+        PaperValue("agreeing cases whose target is a stop word", "60 %", "Sec. 5.1"),
+        PaperValue("agreeing cases with a prefix of less than 5 tokens", "43 %", "Sec. 5.1"),
+    ),
+    claims=(
+        ClaimCheck(
+            claim="Where a memory does agree, the target is mostly a stop word",
+            rule=_RULE,
+            check=check_stop_words,
+            values=(0,),
+        ),
+        ClaimCheck(
+            claim="… and the prefix often very short",
+            rule=_RULE,
+            check=check_short_prefixes,
+            values=(1,),
+        ),
+    ),
+)

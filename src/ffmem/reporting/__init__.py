@@ -1,1 +1,0 @@
-"""Figures and the report, made from the rows of the experiments alone."""
