@@ -33,18 +33,9 @@ from tests.tiny import TINY, tiny, tiny_tokenizer
 SWITCHED = [name for name in TINY if FAMILIES[TINY[name].model_type].bias_flag and " " not in name]
 
 SAVED = (
-    *(
-        "bloom",
-        "falcon",
-        "gemma2",
-        "gemma3",
-        "gpt2",
-        "gptj",
-        "llama",
-        "nemotron_h",
-        "opt post-norm",
-    ),
-    *("phi3", "qwen2", "ffmem_adaptive", "ffmem_adaptive lambda", "ffmem_adaptive persistent"),
+    *("bloom", "falcon", "gemma2", "gemma3", "gpt2", "gptj", "llama", "nemotron_h"),
+    *("opt post-norm", "phi3", "qwen2"),
+    *(OURS[kind] for kind in ("relu", "persistent", "lambda")),
 )
 
 

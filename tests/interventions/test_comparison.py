@@ -1,10 +1,8 @@
-"""Laws of whole comparisons, planted changes that must come first, the figure and the command."""
+"""Laws of whole comparisons, planted changes that must come first, and the command."""
 
 import json
 import re
 import shutil
-import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,9 +16,7 @@ from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.memory import NO_VALUES
 from ffmem.interventions.checkpoint import edit_weights
 from ffmem.interventions.compare import check_comparable, compare, summarize
-from ffmem.interventions.comparison import draw_chart
 from ffmem.interventions.edits import Edits
-from ffmem.reporting.style import DARK
 from tests.conftest import OURS
 from tests.indexing.folders import content as files_of
 from tests.interventions.pairs import compared, index_of, model
@@ -265,70 +261,6 @@ def test_kinds_are_not_compared_with_each_other(tmp_path):
     persistent = index_of(tmp_path / "persistent", model(OURS["persistent"]))
     with pytest.raises(StoreError, match="memory: softmax in the first, persistent in the second"):
         check_comparable(softmax, persistent)
-
-
-# The figure
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-HOSTILE = "<script>alert(1)</script>&\"'\x00]]>"
-
-
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
-def comparison(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chart")
-    return compared(folder, model(request.param), model(request.param, seed=1))
-
-
-def titles(comparison):
-    drawn = draw_chart(comparison.settings, comparison.rows).to_dict()
-    return [panel["title"] for panel in drawn["vconcat"]]
-
-
-def test_the_figure_has_a_panel_for_every_list_for_the_values_and_for_activity(comparison):
-    gated = comparison.settings["gated"]
-    lists = 2 if gated else 1
-    assert len(titles(comparison)) == lists + 2
-    assert titles(comparison)[0].startswith("rank-biased overlap of triggers")
-    assert "cosine of the two values" in titles(comparison)
-    assert ("open gate" in titles(comparison)[-1]) == gated
-
-
-def test_without_models_there_is_no_panel_of_cosines(comparison):
-    missing = dict.fromkeys(("mean", "q1", "median", "q3")) | {"n": 0}
-    rows = [row | {"value_cosine": missing} for row in comparison.rows]
-    without = replace(comparison, rows=rows)
-    assert "cosine of the two values" not in titles(without)
-    without.to_svg()
-
-
-def test_layers_count_from_1_and_medians_are_the_rows(comparison):
-    drawn = draw_chart(comparison.settings, comparison.rows).to_dict()
-    panel, data = drawn["vconcat"][0], drawn["datasets"]
-    points = data[panel["layer"][-1]["data"]["name"]]
-    assert [point["layer"] for point in points] == [1, 2]
-    medians = [row["jaccard"]["median"] for row in comparison.rows]
-    assert [point["jaccard"] for point in points] == medians
-    boxes = data[panel["layer"][0]["data"]["name"]]
-    assert [box["q1"] for box in boxes] == [row["rbo"]["q1"] for row in comparison.rows]
-
-
-def test_the_figure_is_xml_with_a_title_a_description_and_a_dark_side(comparison, tmp_path):
-    hostile = comparison.settings["second"] | {"model": HOSTILE}
-    replace(comparison, settings=comparison.settings | {"second": hostile}).write(tmp_path)
-    svg, pdf = tmp_path / "compare.svg", tmp_path / "compare.pdf"
-    root = ET.fromstring(svg.read_text(encoding="utf-8"))
-    assert "alert(1)" in root.find(f"{SVG}title").text
-    assert root.find(f"{SVG}desc").text.startswith("By layer")
-    assert "prefers-color-scheme:dark" in root.find(f"{SVG}style").text
-    assert not re.findall("script", svg.read_text().split("</title>")[1])
-    assert pdf.read_bytes().startswith(b"%PDF")
-
-
-def test_no_colour_of_the_ground_is_fixed_for_light_pages_alone(comparison):
-    used = set(re.findall(r'(?:fill|stroke)="(#[0-9a-fA-F]{6})"', comparison.to_svg()))
-    assert used & set(DARK)
-    assert not used & {"#ffffff", "#000000"}
 
 
 # The command
