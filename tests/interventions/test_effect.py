@@ -1,19 +1,108 @@
-"""The effect of memories on one prompt: planted, against plain passes, and what is refused."""
+"""The effect of memories on one prompt: ablations that share passes against one whole pass each."""
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ffmem
-from ffmem.errors import FfmemError, ModelError, UnknownCell
+from ffmem.cells import Cell
+from ffmem.cli import cli
+from ffmem.errors import CorpusError, FfmemError, ModelError, UnknownCell
+from ffmem.interventions import effect as module
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.effect import effect
-from ffmem.interventions.forward import apply_edits
+from ffmem.interventions.effect import ablate, effect
+from ffmem.interventions.forward import PartialForward, apply_edits
 from ffmem.interventions.prompts import read_prompt
 from tests.interventions.planted import planted, with_start
-from tests.tiny import tiny, tiny_tokenizer
+from tests.tiny import TINY, read, tiny, tiny_tokenizer
+
+IDS = [0, 5, 9, 2, 17, 30, 8]
+TARGET = 11
+
+
+@pytest.fixture(scope="module", params=list(TINY))
+def memories(request):
+    return read(request.param)
+
+
+def one_by_one(memories, cells, at, positions=None):
+    """One whole forward pass per memory."""
+    clean, found = log_p(memories, IDS, at, TARGET), []
+    for cell in cells:
+        with apply_edits(memories, Edits.of(off=[cell], positions=positions)):
+            found.append(log_p(memories, IDS, at, TARGET) - clean)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    """A few rows in each, from several layers."""
+    monkeypatch.setattr("ffmem.interventions.forward.BATCH_TOKENS", 30)
+    monkeypatch.setattr(module, "OVERHEAD", 1000)
+
+
+def compare_ablations(memories, at, positions):
+    cells = [
+        Cell(layer, memory)
+        for memory in range(0, memories.layout.widths[0], 7)
+        for layer in reversed(memories.layout.memory_layers)
+    ]
+    steps = []
+    found = ablate(PartialForward(memories, IDS, at), TARGET, cells, positions, steps.append)
+    expected = one_by_one(memories, cells, at, positions)
+    assert float(expected.abs().max()) > 1e-3
+    assert float((found - expected).abs().max()) <= 1e-4
+    assert sum(steps) == len(cells)
+
+
+def test_a_change_is_that_of_a_whole_pass(memories, small_batches):
+    compare_ablations(memories, 3, None)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "bloom", "falcon", "gemma2"])
+def test_memories_are_off_where_they_are_told_to_be(name, small_batches):
+    compare_ablations(ffmem.load(tiny(name), tiny_tokenizer()), 6, [1, 6])
+
+
+def test_a_memory_that_rests_changes_nothing():
+    memories = ffmem.load(tiny("opt"), tiny_tokenizer())
+    memories.bank(1).keys.bias[4] = -1000
+    found = ablate(PartialForward(memories, IDS, 6), TARGET, [Cell(1, 4)])
+    assert abs(float(found[0])) < 1e-6
+
+
+def cost(layers, cuts, n_layers, n_tokens):
+    return sum(
+        (n_layers - layers[begin] + 1) * ((end - begin) * n_tokens + module.OVERHEAD)
+        for begin, end in pairwise(cuts)
+    )
+
+
+def every_way(n, most):
+    """All ways to cut n rows into batches of at most so many."""
+    if n == 0:
+        return [[0]]
+    return [[*cuts, n] for begin in range(max(0, n - most), n) for cuts in every_way(begin, most)]
+
+
+@given(
+    st.lists(st.integers(0, 11), max_size=9).map(sorted), st.integers(1, 9), st.integers(1, 2000)
+)
+def test_rows_are_cut_the_cheapest_way(layers, most, n_tokens):
+    cuts = module.cheapest_cuts(layers, 12, n_tokens, most)
+    assert cuts in every_way(len(layers), most)
+    cheapest = min(cost(layers, way, 12, n_tokens) for way in every_way(len(layers), most))
+    assert cost(layers, cuts, 12, n_tokens) == cheapest
+
+
+# Effects
+
 
 TEXT = "w5 w9 w2 w17 w30"
 
@@ -138,3 +227,88 @@ def test_the_page_escapes_what_comes_from_prompt_and_model(llama):
 def test_what_cannot_be_asked_is_refused(llama, options, error, says):
     with pytest.raises(error, match=says):
         measured(llama, **options)
+
+
+# The command
+
+
+def run_effect(*arguments, code=0):
+    result = CliRunner().invoke(cli, ["effect", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+@pytest.fixture
+def facts(tmp_path):
+    path = tmp_path / "facts.txt"
+    path.write_text("The river\nA town\n")
+    return path
+
+
+def test_a_prompt_gives_a_table_or_json(model_folder):
+    options = ("--top", 4, "--candidates", 9, "--cell", "L0N3", "--start", "none")
+    table = run_effect(model_folder, "The river", *options)
+    content = json.loads(run_effect(model_folder, "The river", *options, "--json"))
+    assert len(content["memories"]) == 4
+    assert content["candidates"] in (9, 10)
+    assert all(memory["cell"] in table for memory in content["memories"])
+
+
+def test_a_position_and_places_of_the_ablation_are_passed_on(model_folder):
+    options = ("--start", "none", "--candidates", 3, "--position", 0, "--at", 0, "--json")
+    content = json.loads(run_effect(model_folder, "The river", *options))
+    assert content["position"] == 0
+    assert content["positions"] == [0]
+
+
+def test_an_index_stands_for_its_model(model_folder, tiny_index):
+    options = ("--model", model_folder, "--candidates", 3, "--json")
+    content = json.loads(run_effect(tiny_index.folder, "The river", *options))
+    assert content["ablation"] == "off"
+
+
+def test_a_file_of_prompts_gives_a_table_or_json(model_folder, facts):
+    options = ("--prompts", facts, "--against", facts, "--candidates", 5, "--start", "none")
+    assert "2 prompts of" in run_effect(model_folder, *options)
+    content = json.loads(run_effect(model_folder, *options, "--integrated", "--steps", 2, "--json"))
+    assert content["prompts"] == 2
+    assert all(abs(memory["difference"]) < 1e-9 for memory in content["memories"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("a", "--prompts", "facts.txt"),
+        ("a", "--against", "facts.txt"),
+        ("--prompts", "facts.txt", "--target", "b"),
+        ("--prompts", "facts.txt", "--position", "0"),
+        ("--prompts", "facts.txt", "--at", "0"),
+        ("a", "--steps", "0"),
+    ],
+)
+def test_what_does_not_go_together_is_wrong_usage(model_folder, arguments):
+    assert "Error" in run_effect(model_folder, *arguments, code=2)
+
+
+def test_errors_are_answers(model_folder, tmp_path):
+    with pytest.raises(UnknownCell, match="L99N0"):
+        run_effect(model_folder, "The river", "--cell", "L99N0")
+    with pytest.raises(CorpusError, match="empty"):
+        run_effect(model_folder, "")
+    with pytest.raises(CorpusError, match="No such file"):
+        run_effect(model_folder, "--prompts", tmp_path / "none.txt")
+
+
+def test_several_cells_stand_between_commas_and_steps_need_integration(model_folder):
+    options = ("--candidates", 0, "--cell", "L0N3,L1N4", "--json")
+    found = json.loads(run_effect(model_folder, "The river", *options))
+    assert {memory["cell"] for memory in found["memories"]} == {"L0N3", "L1N4"}
+    run_effect(model_folder, "The river", "--steps", 5, code=2)
+
+
+def test_a_memory_off_behind_the_position_is_refused(model_folder):
+    with pytest.raises(FfmemError, match="cannot have an effect"):
+        run_effect(model_folder, "The river", "--at", 2, "--position", 1)

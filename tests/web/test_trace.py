@@ -313,15 +313,22 @@ def test_a_link_from_another_site_shows_the_filled_in_form_and_runs_nothing(clie
 
 @pytest.fixture
 def worked(client, monkeypatch):
-    """Counts jobs of the worker."""
+    """The requests whose jobs the worker ran."""
     seen, run = [], Worker.run
 
-    async def counted(self, *arguments):
-        seen.append(1)
-        return await run(self, *arguments)
+    async def counted(self, shelf, job, request):
+        seen.append(request)
+        return await run(self, shelf, job, request)
 
     monkeypatch.setattr(Worker, "run", counted)
     return seen
+
+
+def test_the_worker_knows_whose_request_it_runs(client, worked):
+    """So that it can drop work whose client has gone."""
+    for path in ("/trace", "/api/trace", "/api/effect"):
+        client.get(path, params={"text": TEXT, "generate": 0})
+    assert [request.url.path for request in worked] == ["/trace", "/api/trace", "/api/effect"]
 
 
 # The page's own numbers and links

@@ -44,9 +44,10 @@ class LoadedModel:
         """The token in front of every prompt; measured when it is first needed."""
         if self.index is not None and self.requested_start is None:
             return self.index.manifest.start.id
-        encodings = self.memories.tokenizer.encode(list(START_SENTENCES))
-        sentences = [encoding.ids for encoding in encodings]
-        return choose_start(self.memories, sentences, self.requested_start or "auto")[0].id
+        requested = self.requested_start or "auto"
+        texts = list(START_SENTENCES) if requested == "auto" else []
+        sentences = [encoding.ids for encoding in self.memories.tokenizer.encode(texts)]
+        return choose_start(self.memories, sentences, requested)[0].id
 
 
 def open_model(

@@ -365,42 +365,39 @@ def trace(
     at = resolve_position(position, len(read.ids))
     edits = (edits or Edits()).resolve(memories.layout, len(read.ids))
 
+    index = loaded.index
+
     def sample(cell: Cell) -> Any:
-        assert loaded.index is not None
-        return remember(("sample", cell), 4, lambda: loaded.index.sample(cell))  # type: ignore[union-attr]
-
-    def compute(name: str, size: int, under: Edits, key: Hashable, run: Callable[[], T]) -> T:
-        def run_edited() -> T:
-            with apply_edits(memories, under):
-                return run()
-
-        found: T = remember((name, read.text, under, key), size, run_edited)
-        return found
+        assert index is not None
+        return remember(("sample", cell), 4, lambda: index.sample(cell))
 
     def run(under: Edits) -> tuple[TraceRun, Continuation | None, Grid | None]:
+        def compute(
+            part: str, size: int, key: tuple[Hashable, ...], read: Callable[[], Any]
+        ) -> Any:
+            def read_edited() -> Any:
+                with apply_edits(memories, under):
+                    return read()
+
+            return remember((part, prompt, under, *key), size, read_edited)
+
         size = memories.n_layers * 4 * top + memories.vocabulary // 100
-        percentiles = None if loaded.index is None else sample
-        return (
-            compute(
-                *("run", size, under, (at, top)),
-                lambda: read_layers(memories, read.ids, at, top, percentiles),
-            ),
-            compute(
-                *("generate", generate, under, (generate, temperature, seed)),
-                lambda: continue_prompt(memories, read, generate, temperature, seed),
-            )
-            if generate
-            else None,
-            compute(
-                *("grid", memories.n_layers * len(read.ids), under, None),
-                lambda: read_grid(memories, read.ids),
-            )
-            if grid
-            else None,
+        percentiles = None if index is None else sample
+        traced = compute(
+            *("layers", size, (at, top)),
+            lambda: read_layers(memories, read.ids, at, top, percentiles),
         )
+        written = generate and compute(
+            *("continuation", generate, (generate, temperature, seed)),
+            lambda: continue_prompt(memories, read, generate, temperature, seed),
+        )
+        points = grid and compute(
+            *("grid", memories.n_layers * len(read.ids), ()),
+            lambda: read_grid(memories, read.ids),
+        )
+        return traced, written or None, points or None
 
     plain, generated, plain_grid = run(Edits())
-    sampled = generate and temperature is not None
     found = TraceResult(
         read.text,
         read.tokens,
@@ -408,7 +405,7 @@ def trace(
         plain,
         generated=generated,
         grid=plain_grid,
-        sampling=Sampling(temperature, seed) if sampled and temperature is not None else None,
+        sampling=Sampling(temperature, seed) if generate and temperature is not None else None,
         notes=_notes(loaded, at, len(read.ids), edits, generate),
     )
     if not edits:
