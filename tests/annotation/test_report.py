@@ -74,7 +74,9 @@ def test_a_key_counts_by_its_adjudicated_sheet_or_by_the_mean_of_its_annotators(
     assert row["semantic"] == pytest.approx(25 / 50)
     assert row["patterns_per_key"] == pytest.approx((0.5 + 1) / 2)
     assert row["with_pattern"] == pytest.approx(0.75)
-    assert summarize(study)["voices"].startswith("1 of 2 items count by their adjudicated sheet")
+    assert summarize(study)["voices"] == (
+        "Counted by the adjudicated sheet: 1 of 2 items; by the mean of the annotators: 1."
+    )
 
 
 def test_planted_error_rates_are_found_again():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -384,6 +385,23 @@ def test_the_same_save_from_many_threads_is_one_revision(study, ana):
     with ThreadPoolExecutor(WRITERS) as pool:
         assert len(set(pool.map(write, range(WRITERS)))) == 1
     assert len(study.history("ana", "k1")) == 1
+
+
+def test_who_looks_at_the_newest_version_to_save_keeps_others_waiting(study, ana, monkeypatch):
+    newest, others = AnnotationStudy._newest, []
+
+    def slow(self, db, key, owner):
+        found = newest(self, db, key, owner)
+        if not others:  # somebody else comes between looking and saving
+            others.append(pool.submit(study.save, ana, "k1", 0, sheet(2)))
+            time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(AnnotationStudy, "_newest", slow)
+    with ThreadPoolExecutor(1) as pool:
+        assert study.save(ana, "k1", 0, sheet(1)).version == 1
+        with pytest.raises(SaveConflict):
+            others[0].result()
 
 
 SAVER = """

@@ -270,6 +270,17 @@ def test_a_reload_after_a_lost_answer_goes_on_from_both_marks(enter, study):
     assert now(study, "K") == [("", None, [1, 2, 3])]
 
 
+def test_a_mark_set_just_before_leaving_the_page_is_saved(enter, study):
+    page = opened(enter("L"))
+    row(page, 1).click()
+    page.goto("/annotate/guide")
+    for _ in range(100):
+        if now(study, "L"):
+            break
+        time.sleep(0.1)
+    assert now(study, "L") == [("", None, [1])]
+
+
 def test_keys_and_drag_do_all_that_clicks_do(enter, study):
     page = opened(enter("C"))
     page.keyboard.press("j")  # to the texts

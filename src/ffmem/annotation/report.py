@@ -59,7 +59,7 @@ from ffmem.indexing.store import Index
 from ffmem.patterns.kept import Patterns, Writing, fingerprint
 from ffmem.patterns.pattern import Examined, Pattern
 from ffmem.stats import wilson
-from ffmem.text import format_number, format_share
+from ffmem.text import format_number, format_share, pluralize
 
 PROTOCOL = (
     "The paper's protocol asks people. Labels of programs (automatic, explained) are not that"
@@ -148,6 +148,7 @@ def write_report(study: AnnotationStudy, index: Index, out: Path, seed: int = 0)
     filled = markdown_environment("ffmem.annotation")
     filled.filters |= {
         "number": format_number,
+        "pluralize": pluralize,
         "percent": format_share,
         "share": _with_interval,
         "measure": lambda row, name: _with_interval(row, name, format_number),
@@ -311,8 +312,8 @@ def _whose_sheets(judgments: Sequence[Judgment]) -> str:
         return "Nothing was handed in."
     adjudicated = sum(sheets[0].role == ADJUDICATOR for sheets in found)
     return (
-        f"{adjudicated} of {len(found)} items count by their adjudicated sheet,"
-        f" {len(found) - adjudicated} by the mean of their annotators."
+        f"Counted by the adjudicated sheet: {adjudicated} of {pluralize(len(found), 'items')}; by"
+        f" the mean of the annotators: {len(found) - adjudicated}."
     )
 
 

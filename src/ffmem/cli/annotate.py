@@ -3,6 +3,7 @@
 The study is the file DIR-annotations.sqlite, unless `--db` names another.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import ffmem
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
+    Command,
     OrderedGroup,
     db_option,
     folder_argument,
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
     from ffmem.annotation.study import AnnotationStudy
 
 
+def count_option(name: str, default: int | None, text: str) -> Callable[[Command], Command]:
+    """Return an option that takes a number of 1 or more."""
+    return click.option(
+        name, type=AT_LEAST_1, default=default, show_default=default is not None, help=text
+    )
+
+
 @click.group(cls=OrderedGroup)
 def annotate() -> None:
     """Run a study with human annotators.
@@ -39,33 +48,11 @@ def annotate() -> None:
 
 @annotate.command()
 @folder_argument
-@click.option(
-    "--per-layer",
-    type=AT_LEAST_1,
-    default=10,
-    show_default=True,
-    help="Memories per layer, drawn from those with triggers.",
-)
-@click.option(
-    "--top",
-    type=AT_LEAST_1,
-    default=25,
-    show_default=True,
-    help="Triggers to show per memory.",
-)
-@click.option(
-    "--annotators",
-    type=AT_LEAST_1,
-    help="Number of annotators. Default: 3.",
-)
+@count_option("--per-layer", 10, "Memories per layer, drawn from those with triggers.")
+@count_option("--top", 25, "Triggers to show per memory.")
+@count_option("--annotators", None, "Number of annotators. Default: 3.")
 @click.option("--names", metavar="NAMES", help="Annotators by name, like ana,ben,cai.")
-@click.option(
-    "--adjudicators",
-    type=AT_LEAST_1,
-    default=1,
-    show_default=True,
-    help="Number of adjudicators; they share one sheet per item.",
-)
+@count_option("--adjudicators", 1, "Number of adjudicators; they share one sheet per item.")
 @click.option(
     "--controls",
     type=click.FloatRange(0, 0.9),

@@ -170,7 +170,6 @@ async function refresh() {
 }
 
 document.addEventListener("visibilitychange", () => (document.hidden ? save() : refresh()));
-addEventListener("pagehide", save);
 addEventListener("pageshow", (event) => event.persisted && location.reload());
 if ("shared" in dataset) setInterval(refresh, 3_000); // adjudicators see each other's work soon
 

@@ -150,12 +150,17 @@ class Visit(NamedTuple):
         code = self.person.code.encode()
         return hmac.new(code, b"mark", hashlib.sha256).hexdigest()[:16]
 
-    def open(self, key: str) -> Judgment:
-        """Return an item of the person's queue."""
+    def open(self, key: str) -> tuple[Judgment, list[Judgment]]:
+        """Return an item of the person's queue, and the queue."""
+        queue = self.study.queue(self.person)
+        for one in queue:
+            if one.item.key == key:
+                return one, queue
         try:
-            return self.study.open_item(self.person, key)
+            self.study.open_item(self.person, key)
         except NotAssigned as error:
             raise NotHere(str(error)) from None
+        raise NotHere("This item has just changed. Load the page again.")
 
     def next_open(self, key: str) -> str | None:
         """Return the next item that is not handed in, after this one and then from the start."""
@@ -262,10 +267,8 @@ def _add_pages(routes: APIRouter, site: Site) -> None:
             visit = _visit(site, request, state)
         except HTTPException:
             return RedirectResponse(state.link("/annotate"), 303)
-        opened = visit.open(key)
-        tasks = visit.study.queue(visit.person)
+        opened, tasks = visit.open(key)
         keys = [one.item.key for one in tasks]
-        here = keys.index(key)
         is_adjudicator = visit.person.role == ADJUDICATOR
         sheets = visit.study.sheets(key) if is_adjudicator else {}
         rows = align_patterns(sheets)
@@ -276,11 +279,10 @@ def _add_pages(routes: APIRouter, site: Site) -> None:
             "item",
             visit=visit,
             opened=opened,
-            place=here + 1,
             of=len(tasks),
             done=sum(one.sheet.done for one in tasks),
-            previous=keys[here - 1] if here else None,
-            following=keys[here + 1] if here + 1 < len(keys) else None,
+            previous=keys[opened.place - 2] if opened.place > 1 else None,
+            following=keys[opened.place] if opened.place < len(keys) else None,
             sheet_state=visit.sheet_state(opened),
             lines=[_split(text) for text in opened.item.texts],
             is_adjudicator=is_adjudicator,
@@ -309,8 +311,7 @@ def _add_api(routes: APIRouter, site: Site) -> None:
     )
     def item(request: Request, key: str, state: Asked) -> Response:
         visit = _visit(site, request, state)
-        opened = visit.open(key)
-        keys = [one.item.key for one in visit.study.queue(visit.person)]
+        opened, tasks = visit.open(key)
         is_adjudicator = visit.person.role == ADJUDICATOR
         sheets = visit.study.sheets(key) if is_adjudicator else {}
         # Field by field, so that neither memory nor kind can slip out.
@@ -320,8 +321,8 @@ def _add_api(routes: APIRouter, site: Site) -> None:
             "form": "composition" if opened.item.is_composition else "patterns",
             "texts": [text._asdict() for text in opened.item.texts],
             "words": list(opened.item.words),
-            "place": keys.index(key) + 1,
-            "of": len(keys),
+            "place": opened.place,
+            "of": len(tasks),
             "sheets": {name: sheet.to_dict() for name, sheet in sheets.items()}
             if is_adjudicator
             else None,
