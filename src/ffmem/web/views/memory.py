@@ -198,12 +198,20 @@ def router(site: Site) -> APIRouter:
             return RedirectResponse(state.link(f"/m/{named}", **wanted.parameters()), 307)
         if is_cross_site(request):  # the page has buttons for what needs the model
             similar, tokens = None, False
-        context = await run_in_threadpool(_context, shelf, named, wanted, interval)
-        context |= {"similar": similar, "tokens": tokens}
-        context["model"] = site.worker.readiness(shelf)
+        shared = {
+            "similar": similar,
+            "tokens": tokens,
+            "model": site.worker.readiness(shelf),
+        }
         if similar is None and not tokens:
-            context |= {"neighbours": None, **await run_in_threadpool(_lists, context, {})}
-            return await run_in_threadpool(site.page, request, state, "memory.html", **context)
+
+            def plain() -> Response:
+                context = _context(shelf, named, wanted, interval) | shared
+                context |= {"neighbours": None, **_lists(context, {})}
+                return site.page(request, state, "memory.html", **context)
+
+            return await run_in_threadpool(plain)
+        context = await run_in_threadpool(_context, shelf, named, wanted, interval) | shared
 
         async def coming() -> dict[str, Any]:
             pieces: Pieces = {}
