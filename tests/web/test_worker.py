@@ -166,6 +166,19 @@ def test_a_model_can_be_loaded_before_anybody_asks(library, worker):
     assert worker.waiting == 0
 
 
+def test_a_model_that_cannot_be_loaded_leaves_the_pages_without_it(library, capfd):
+    worker = Worker("nowhere-at-all", "cpu")
+    worker.load_all(library.shelves.values())
+    with pytest.raises(ffmem.FfmemError, match="nowhere-at-all"):
+        asyncio.run(worker.run(library.shelf(), lambda _: None))
+    assert worker.readiness(library.shelf()) == "none"
+    assert worker.loading is None
+    said = capfd.readouterr().err
+    for name in library.shelves:
+        assert f"The model of {name} was not loaded" in said
+    worker.close()
+
+
 def test_an_error_leaves_the_line_moving(library, worker):
     def fail(_):
         raise ffmem.FfmemError("no")
