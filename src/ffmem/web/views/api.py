@@ -41,7 +41,8 @@ def router(site: Site) -> APIRouter:
 
 def describe(openapi: dict[str, Any]) -> tuple[list[Route], list[Parameter]]:
     """Return the routes of an OpenAPI document, and the parameters of the state."""
-    routes, shared = [], {}
+    routes: list[Route] = []
+    shared: dict[str, Parameter] = {}
     for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             parameters = [_parameter(one) for one in operation.get("parameters", [])]

@@ -314,13 +314,12 @@ def _lists(context: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
         signs = (1, -1) if memory.gated else (1,)
         sides = [side(memory, sign, context["sample"], pieces) for sign in signs]
         return {"sides": sides, "examples": []}
-    triggers = _first(context)
-    weaker = [float((context["sample"] <= one.coefficient).mean()) for one in triggers]
-    shown = [
-        _shown(one, context["largest"], below, pieces)
-        for one, below in zip(triggers, weaker, strict=True)
-    ]
-    return {"sides": [], "examples": shown}
+    examples = []
+    for one in _first(context):
+        sign = -1 if one.coefficient < 0 else 1
+        weaker = float((sign * context["sample"] <= sign * np.float32(one.coefficient)).mean())
+        examples.append(_shown(one, context["largest"], weaker, pieces))
+    return {"sides": [], "examples": examples}
 
 
 def _first(context: dict[str, Any]) -> list[Trigger]:
