@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import ffmem
+from ffmem.cells import Cell
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.web.app import make_app
 from ffmem.web.layer_table import Wanted, chosen, layer_table
@@ -196,10 +197,17 @@ def test_an_interval_is_a_page(client, library):
     page = client.get("/m/L1N3").text
     for number, one in enumerate(found):
         assert f'href="/m/L1N3?interval={number}"' in page
-        shown = text_of(client.get(f"/m/L1N3?interval={number}").text)
+        here = client.get(f"/m/L1N3?interval={number}").text
+        shown = text_of(here)
         for example in one.examples:
             tail = visible(example.prefix)[1 - BEFORE :]
             assert re.sub(r"\s+", " ", tail).strip() in shown
+        percentiles = re.findall(r'class="percentile"[^>]*>p([\d.]+)', here)
+        sample = index.sample(Cell(1, 3))
+        for percentile, example in zip(percentiles, one.examples, strict=True):
+            m = np.float32(example.coefficient)
+            weaker = (sample <= m) if m >= 0 else (sample >= m)
+            assert float(percentile) == pytest.approx(100 * weaker.mean(), rel=1e-3)
     assert client.get(f"/m/L1N3?interval={len(found)}").status_code == 404
     assert client.get("/m/L1N3?interval=-1").status_code == 404
 

@@ -1,12 +1,11 @@
-"""The numbers of all memories of a layer, as a table that can be sorted, filtered and paged.
+"""The numbers of all memories of a layer, as a table to sort, filter and page through.
 
     agrees ⇔ top(sign·v) is the next token of the memory's top trigger (experiments/top_triggers.py)
     followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
 
-Where memories have no static values (a lambda layer's), nothing of this is known, and what asks
-for it is refused. Everything comes from columns of the index; no model is needed. The index lists
-no token that its tokenizer cannot show, so top(v) is the best of those that it can. Sorting is
-stable both ways: equals stay in the order of their numbers, memories without a number come last.
+Memories without static values (a lambda layer's) have none of this, and asking for it is an error.
+Sorting is stable both ways: equals keep the order of their numbers, memories without a number come
+last.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from numpy import ndarray
 from pydantic import BeforeValidator, Field
 
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.experiments.triggers import NO_SIGN, NONE, TopTriggers, top_triggers, trigger_table
+from ffmem.experiments.triggers import NO_SIGN, NONE, top_triggers, trigger_table
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
@@ -175,60 +174,42 @@ class Wanted:
 
 @lru_cache(maxsize=MOST_LAYERS)
 def layer_table(index: Index, layer: int) -> LayerTable:
-    """Return the table of a layer, kept for the next who asks."""
+    """Return the table of a layer, kept for the next request."""
     refuse_other_layers(index, layer)
     stats = read_columns(
         index.folder / layer_file("stats", layer), ["active", "max", "min", "mean"]
     )
-    head = top_triggers(index, layer)
-    said = _said(index, layer, head)
-    return LayerTable(
-        layer,
-        said.top,
-        said.bottom,
-        stats["active"] / index.manifest.corpus.prefixes,
-        stats["max"].astype(np.float64),
-        stats["min"].astype(np.float64),
-        stats["mean"].astype(np.float64),
-        said.probability,
-        head.sign,
-        *said[3:],
-    )
-
-
-class _Said(NamedTuple):
-    """What the values of a layer say of what follows: the columns that need them."""
-
-    top: Int32[ndarray, "memory token"]
-    bottom: Int32[ndarray, "memory token"]
-    probability: Float64[ndarray, " memory"]
-    agreement: Int8[ndarray, " memory"]
-    followed: Int64[ndarray, " memory"]
-    followable: Int64[ndarray, " memory"]
-
-
-def _said(index: Index, layer: int, head: TopTriggers) -> _Said:
     n = index.layout.widths[layer]
-    followed, followable = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    head = top_triggers(index, layer)
+    found = LayerTable(
+        layer=layer,
+        top=np.empty((n, 0), np.int32),
+        bottom=np.empty((n, 0), np.int32),
+        active_share=stats["active"] / index.manifest.corpus.prefixes,
+        max=stats["max"].astype(np.float64),
+        min=stats["min"].astype(np.float64),
+        mean=stats["mean"].astype(np.float64),
+        probability=np.full(n, np.nan),
+        sign=head.sign,
+        agreement=np.full(n, -1, np.int8),
+        followed=np.zeros(n, np.int64),
+        followable=np.zeros(n, np.int64),
+    )
     if not index.manifest.model.has_values:
-        nobody, nothing = np.full(n, -1, np.int8), np.empty((n, 0), np.int32)
-        return _Said(nothing, nothing, np.full(n, np.nan), nobody, followed, followable)
+        return found
     names = ["top_ids", "bottom_ids", "top_probabilities"]
     values = read_columns(index.folder / layer_file("values", layer), names)
     firsts = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
-    said = np.where(head.sign < 0, firsts[-1], firsts[1])
-    agreement = np.where(head.exists, said == head.next_token, -1)
     for sign, first in firsts.items():
         following = trigger_table(index, layer, sign).next
-        followed += (following == first[:, None]).sum(axis=1)
-        followable += (following != NONE).sum(axis=1)
-    return _Said(
-        values["top_ids"][:, :SHOWN].copy(),  # a view would keep the whole column
-        values["bottom_ids"][:, :SHOWN].copy(),
-        values["top_probabilities"][:, 0].astype(np.float64),
-        agreement.astype(np.int8),
-        followed,
-        followable,
+        found.followed[:] += (following == first[:, None]).sum(axis=1)
+        found.followable[:] += (following != NONE).sum(axis=1)
+    predicted = np.where(head.sign < 0, firsts[-1], firsts[1])
+    return found._replace(
+        top=values["top_ids"][:, :SHOWN].copy(),  # a view would keep the whole column
+        bottom=values["bottom_ids"][:, :SHOWN].copy(),
+        probability=values["top_probabilities"][:, 0].astype(np.float64),
+        agreement=np.where(head.exists, predicted == head.next_token, -1).astype(np.int8),
     )
 
 

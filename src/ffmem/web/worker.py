@@ -90,8 +90,10 @@ class Worker:
 
         Pages that need a missing model say so themselves.
         """
-        wanted = {_key(shelf): shelf for shelf in reversed(list(shelves))}
-        for shelf in list(wanted.values())[::-1][:MOST_MODELS]:
+        wanted: dict[Key, Shelf] = {}
+        for shelf in shelves:
+            wanted.setdefault(_key(shelf), shelf)
+        for shelf in list(wanted.values())[:MOST_MODELS]:
 
             def report(turn: "Future[None]", shelf: Shelf = shelf) -> None:
                 if not turn.cancelled() and (error := turn.exception()):

@@ -1,10 +1,10 @@
-// Charts that answer: each place holds a still picture, which Vega redraws when it comes near.
+// Interactive charts: each place holds a static picture, which Vega replaces when it scrolls near.
 //
 //   <div class="chart" data-spec="/api/…" data-alt="…"><img alt="…"></div>
 //
 // Vega reads expressions with its interpreter (`ast`), so that no text becomes code, and adds no
-// style of its own. A click on a mark opens the page it stands for, with the visitor's state: the
-// query of the chart's own address. Whatever goes wrong, the still picture stays.
+// style of its own. A click on a mark opens its page, with the visitor's state: the query of the
+// chart's own address. If anything fails, the static picture stays.
 
 const root = document.documentElement;
 const night = matchMedia("(prefers-color-scheme: dark)");
@@ -13,7 +13,7 @@ const NARROW = 430;
 
 const theme = () => root.dataset.theme || (night.matches ? "dark" : "light");
 
-// Vega is large: it is fetched once, when the first chart comes near.
+// Vega is large: fetch it once, when the first chart scrolls near.
 let vega;
 const loaded = (version) => (vega ??= import(`/static/vega.js?v=${encodeURIComponent(version)}`).then(() => window.vegaEmbed));
 
@@ -33,7 +33,7 @@ async function fetched(address) {
   return content;
 }
 
-// A chart of several plots has no width of its place: each plot gets what axes and margins leave.
+// Vega fits a single plot to its container, but not several: give each what the axes leave.
 function fitted(spec, width) {
   const own = structuredClone(spec);
   const gutter = own.usermeta?.gutter;
@@ -54,7 +54,7 @@ async function draw(place) {
     ground.className = "ground";
     const before = drawn.get(place)?.view;
     const still = [...place.children];
-    // In the page but not yet in sight: Vega measures the width of its place.
+    // In the page but not yet visible: Vega measures the width of its container.
     place.append(ground);
     const { view, finalize } = await embed(ground, fitted(spec, now.width), {
       actions: false,
@@ -80,7 +80,7 @@ async function draw(place) {
     if (!place.querySelector(".unmoved")) {
       const said = document.createElement("p");
       said.className = "unmoved fade small";
-      said.textContent = `This picture stands still: ${error.message}`;
+      said.textContent = `This chart is not interactive: ${error.message}`;
       place.append(said);
     }
   }
@@ -88,7 +88,7 @@ async function draw(place) {
 
 const stale = (place, now) => drawn.get(place)?.theme !== now.theme || drawn.get(place)?.width !== now.width;
 
-// What the still picture said to those who do not see it, the chart says too.
+// Keep the picture's alternative text.
 function name(place) {
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", place.dataset.alt);
@@ -105,7 +105,7 @@ function follow(place, event, item) {
   else location.assign(target);
 }
 
-// One tip for all charts; its content is text and never markup.
+// One tooltip for all charts; its content is text, never markup.
 const tip = document.createElement("div");
 tip.className = "tip";
 tip.hidden = true;
@@ -159,7 +159,7 @@ new MutationObserver(again).observe(root, { attributeFilter: ["data-theme"] });
 night.addEventListener("change", again);
 
 for (const place of document.querySelectorAll(".chart[data-spec]")) {
-  // The still picture follows the system's theme by itself; somebody may have chosen the other.
+  // The static picture follows the system's theme; the visitor may have chosen the other.
   const source = place.querySelector("source");
   if (source && root.dataset.theme) source.media = root.dataset.theme === "dark" ? "all" : "not all";
   near.observe(place);

@@ -35,7 +35,7 @@ function tint(trigger, read) {
 async function tintAll() {
   if (running) return;
   running = true;
-  const late = setTimeout(() => (note.textContent = "Reading the coefficient at each token …"), 300);
+  const late = setTimeout(() => (note.textContent = lists.dataset.waits), 300);
   try {
     for (;;) {
       const open = [...lists.querySelectorAll(".trigger[data-at]")].filter((one) => one.checkVisibility());

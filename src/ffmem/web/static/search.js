@@ -2,7 +2,7 @@
 // search. Without this file both are plain forms. Text from the index becomes text, never markup.
 
 const DELAY = 80; // milliseconds without a key before the server is asked
-const SLOW = 200; // and after which a visitor is told that something is going on
+const SLOW = 200; // milliseconds after which the page says that it is searching
 
 if (!document.querySelector('link[href="/static/search.css"]')) {
   const style = document.createElement("link");
@@ -11,7 +11,7 @@ if (!document.querySelector('link[href="/static/search.css"]')) {
   document.head.append(style);
 }
 
-// Return a function that calls `ask(signal)` a little after its last call, and gives up older calls.
+// Return a debounced `ask(signal)`; a new call aborts the one before.
 function patiently(ask) {
   let timer = 0;
   let running = new AbortController();
@@ -45,7 +45,7 @@ function element(name, kind, text = "") {
   return made;
 }
 
-// Spaces and line ends so that they are seen, as the pages of the server show them.
+// Make spaces and line ends visible, as the server's pages do.
 const SIGNS = { "\n": "↵", "\r": "␍", "\t": "⇥" };
 export function visible(text) {
   return text.replace(/[\n\r\t]/g, (sign) => SIGNS[sign]);
@@ -162,7 +162,7 @@ function combobox(input, place) {
       }
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      place.replaceChildren(element("p", "note", "The server does not answer."));
+      place.replaceChildren(element("p", "note", "The server does not respond."));
     } finally {
       clearTimeout(slow);
     }
@@ -171,7 +171,7 @@ function combobox(input, place) {
   input.addEventListener("input", () => (input.value.trim() ? ask() : close()));
   input.addEventListener("focus", () => input.value.trim() && ask());
   form.addEventListener("focusout", (event) => form.contains(event.relatedTarget) || close());
-  // A press on an option must not take the focus, which would close the list before the click.
+  // Keep the focus when an option is pressed, else the list would close before the click.
   place.addEventListener("pointerdown", (event) => event.preventDefault());
   input.addEventListener("keydown", (event) => {
     const open = options.length > 0;

@@ -1,8 +1,8 @@
-// Keys, theme, copying, and the place on the page. Everything works without this file; it is nicer with it.
+// Keys, theme, copy buttons, and the scroll position. Every page works without this file.
 
 const root = document.documentElement;
 
-// Theme: follows the system until somebody chooses.
+// Theme: the system's, until the visitor chooses.
 const button = document.getElementById("theme");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 function theme() {
@@ -15,12 +15,12 @@ if (button) {
     try {
       localStorage.setItem("ffmem-theme", root.dataset.theme);
     } catch {
-      // Not kept: it lasts as long as the page.
+      // Storage is off: the choice lasts as long as the page.
     }
   });
 }
 
-// A bar at the top when the next page takes longer than a moment.
+// A moving bar at the top while the next page is slow to come.
 function leaving() {
   setTimeout(() => root.classList.add("leaving"), 200);
 }
@@ -35,12 +35,12 @@ document.addEventListener("click", (event) => {
   const samePage = link.pathname === location.pathname && link.search === location.search;
   if (samePage && link.hash) return;
   leaving();
-  // The same room again, with an edit more or less: stay where the reader is.
+  // The same page with another edit: keep the scroll position.
   if (link.pathname === location.pathname && !link.hash) {
     try {
       sessionStorage.setItem("ffmem-place", JSON.stringify([link.pathname + link.search, scrollX, scrollY]));
     } catch {
-      // Then the new page begins at its top.
+      // Storage is off: the new page starts at its top.
     }
   }
 });
@@ -49,13 +49,13 @@ try {
   sessionStorage.removeItem("ffmem-place");
   if (address === location.pathname + location.search) scrollTo(x, y);
 } catch {
-  // As above.
+  // Storage is off.
 }
 
-// A list that changes at once: choosing an index opens it.
+// Choosing an index opens it at once.
 document.getElementById("index")?.addEventListener("change", (event) => event.target.form.requestSubmit());
 
-// Copy buttons: shown only where copying works.
+// Copy buttons, which need this script.
 for (const copy of document.querySelectorAll("button[data-copies]")) {
   copy.hidden = false;
   copy.addEventListener("click", async () => {

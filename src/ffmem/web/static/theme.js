@@ -1,7 +1,7 @@
-// Before anything is drawn: the theme that was chosen here, if one was; else the system's.
+// Runs before the first paint: the theme that the visitor chose, else the system's.
 try {
   const chosen = localStorage.getItem("ffmem-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // Storage may be forbidden: then the system's theme it is.
+  // Storage is off: the system's theme.
 }

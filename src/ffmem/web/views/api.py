@@ -6,26 +6,24 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from ffmem.web.site import Site
-from ffmem.web.state import Asked
+from ffmem.web.state import PARAMETERS, Asked
 
 
 class Parameter(NamedTuple):
     """One parameter of a route."""
 
     name: str
-    where: str
     kind: str
     default: str
     description: str
 
 
 class Route(NamedTuple):
-    """One route of the API."""
+    """One route of the API; parameters that every route has are left out."""
 
     method: str
     path: str
-    summary: str
-    description: str
+    says: str
     parameters: list[Parameter]
 
 
@@ -35,24 +33,24 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/api", include_in_schema=False)
     def page(request: Request, state: Asked) -> HTMLResponse:
-        return site.page(request, state, "api.html", routes=described(request.app.openapi()))
+        found = describe(request.app.openapi())
+        return site.page(request, state, "api.html", routes=found[0], shared=found[1])
 
     return routes
 
 
-def described(openapi: dict[str, Any]) -> list[Route]:
-    """Return the routes of an OpenAPI document."""
-    return [
-        Route(
-            method.upper(),
-            path,
-            operation.get("summary", ""),
-            operation.get("description", ""),
-            [_parameter(one) for one in operation.get("parameters", [])],
-        )
-        for path, operations in openapi["paths"].items()
-        for method, operation in operations.items()
-    ]
+def describe(openapi: dict[str, Any]) -> tuple[list[Route], list[Parameter]]:
+    """Return the routes of an OpenAPI document, and the parameters of the state."""
+    routes: list[Route] = []
+    shared: dict[str, Parameter] = {}
+    for path, operations in openapi["paths"].items():
+        for method, operation in operations.items():
+            parameters = [_parameter(one) for one in operation.get("parameters", [])]
+            shared |= {one.name: one for one in parameters if one.name in PARAMETERS}
+            own = [one for one in parameters if one.name not in PARAMETERS]
+            says = operation.get("description") or operation.get("summary", "")
+            routes.append(Route(method.upper(), path, says, own))
+    return routes, list(shared.values())
 
 
 def _parameter(described: dict[str, Any]) -> Parameter:
@@ -61,7 +59,6 @@ def _parameter(described: dict[str, Any]) -> Parameter:
     default = schema.get("default")
     return Parameter(
         described["name"],
-        described["in"],
         " | ".join(kind["enum"]) if "enum" in kind else str(kind.get("type", "")),
         "" if default is None else str(default),
         described.get("description", ""),

@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
@@ -55,82 +55,22 @@ OneLayer = Annotated[int | None, Query(description="Only memories of this layer.
 
 
 @dataclass(frozen=True)
-class SourceAnswer:
-    """One source of the corpus."""
-
-    source: str
-    unit: str
-    sentences: int
-    tokens: int
-    perplexity: float | None
-    """Per token, of the model on a sample."""
-
-
-@dataclass(frozen=True)
-class ModelAnswer:
-    """Which model the memories belong to."""
-
-    source: str
-    revision: str | None
-    hash: str
-    family: str
-    layers: int
-    memories: int | list[int]
-    """Per layer: one number if all layers have the same."""
-    hidden: int
-    vocabulary: int
-    activation: str
-    gated: bool
-    memory: str | None
-    """The kind of memory, in a model of ours."""
-    has_values: bool
-    notes: list[str]
-    """How to read this kind of memory."""
-
-
-@dataclass(frozen=True)
-class MadeAnswer:
-    """How the index was made."""
-
-    t: int
-    prefixes: str
-    compat: str | None
-    coefficient: str
-    projection: str
-    dtype: str
-    start: str | None
-    start_chosen_by: str
-    versions: dict[str, str]
-    corpus_hash: str
-    tokenizer_hash: str
-
-
-@dataclass(frozen=True)
-class ClaimAnswer:
-    """One claim of the paper beside this model's numbers."""
-
-    claim: str
-    experiment: str
-    paper: str
-    model: str
-    n: str
-    verdict: str
-    rule: str
-
-
-@dataclass(frozen=True)
 class HomeAnswer:
     """What the front page shows."""
 
     index: str
     indexes: list[str]
-    model: ModelAnswer
-    corpus: list[SourceAnswer]
-    made: MadeAnswer
+    model: dict[str, Any]
+    """Source, hash, family, sizes, activation, kind of memory, and how to read it (`notes`)."""
+    corpus: list[dict[str, Any]]
+    """Per source: sentences, tokens, and the model's perplexity per token on a sample."""
+    made: dict[str, Any]
+    """Settings of the index, versions, hashes."""
     layers: list[LayerSpread]
     patterns: list[PatternCount]
     figures: list[str]
-    claims: list[ClaimAnswer]
+    claims: list[dict[str, str]]
+    """Each claim of the paper beside this model's numbers, with the verdict and its rule."""
     verdicts: dict[str, int]
 
 
@@ -227,38 +167,24 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
     manifest = shelf.index.manifest
     model = manifest.model
     claims = _claims(shelf)
+    settings = ("t", "prefixes", "compat", "coefficient", "projection", "dtype", "versions")
     return HomeAnswer(
         index=shelf.name,
         indexes=indexes,
-        model=ModelAnswer(
-            source=shelf.model,
-            revision=model.revision,
-            hash=model.hash,
-            family=model.family,
-            layers=model.layers,
-            memories=model.layout.per_layer,
-            hidden=model.hidden,
-            vocabulary=model.vocabulary,
-            activation=model.activation,
-            gated=model.gated,
-            memory=model.memory,
-            has_values=model.has_values,
-            notes=model.kind.notes,
-        ),
+        model={
+            **{name: value for name, value in asdict(model).items() if name != "banks"},
+            "source": shelf.model,
+            "memories": model.layout.per_layer,
+            "notes": model.kind.notes,
+        },
         corpus=[_source(source) for source in manifest.corpus.sources],
-        made=MadeAnswer(
-            t=manifest.t,
-            prefixes=manifest.prefixes,
-            compat=manifest.compat,
-            coefficient=manifest.coefficient,
-            projection=manifest.projection,
-            dtype=manifest.dtype,
-            start=manifest.start.token,
-            start_chosen_by=manifest.start.chosen_by,
-            versions=manifest.versions,
-            corpus_hash=manifest.corpus.hash,
-            tokenizer_hash=manifest.tokenizer,
-        ),
+        made={
+            **{name: getattr(manifest, name) for name in settings},
+            "start": manifest.start.token,
+            "start_chosen_by": manifest.start.chosen_by,
+            "corpus_hash": manifest.corpus.hash,
+            "tokenizer_hash": manifest.tokenizer,
+        },
         layers=spreads(shelf.index),
         patterns=counts(shelf.index),
         figures=list(shelf.results),
@@ -267,15 +193,15 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
     )
 
 
-def _source(source: SourceRecord) -> SourceAnswer:
+def _source(source: SourceRecord) -> dict[str, Any]:
     read = source.perplexity
-    return SourceAnswer(
-        short(source.source),
-        source.unit,
-        source.sentences,
-        source.tokens,
-        read.per_token if read and math.isfinite(read.per_token) else None,
-    )
+    return {
+        "source": short(source.source),
+        "unit": source.unit,
+        "sentences": source.sentences,
+        "tokens": source.tokens,
+        "perplexity": read.per_token if read and math.isfinite(read.per_token) else None,
+    }
 
 
 def _context(shelf: Shelf) -> dict[str, Any]:
@@ -295,19 +221,16 @@ def _context(shelf: Shelf) -> dict[str, Any]:
     }
 
 
-def _claims(shelf: Shelf) -> list[ClaimAnswer]:
+def _claims(shelf: Shelf) -> list[dict[str, str]]:
     from ffmem.experiments.base import check_claims
 
-    return [
-        ClaimAnswer(one.claim, one.experiment, one.paper, one.model, one.n, one.verdict, one.rule)
-        for one in check_claims(list(shelf.results.values()))
-    ]
+    return [asdict(one) for one in check_claims(list(shelf.results.values()))]
 
 
-def _verdicts(claims: list[ClaimAnswer]) -> dict[str, int]:
+def _verdicts(claims: list[dict[str, str]]) -> dict[str, int]:
     from ffmem.experiments.base import VERDICTS
 
-    given = [one.verdict for one in claims]
+    given = [one["verdict"] for one in claims]
     return {verdict: given.count(verdict) for verdict in VERDICTS} if given else {}
 
 

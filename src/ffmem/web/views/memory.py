@@ -198,12 +198,20 @@ def router(site: Site) -> APIRouter:
             return RedirectResponse(state.link(f"/m/{named}", **wanted.parameters()), 307)
         if is_cross_site(request):  # the page has buttons for what needs the model
             similar, tokens = None, False
-        context = await run_in_threadpool(_context, shelf, named, wanted, interval)
-        context |= {"similar": similar, "tokens": tokens}
-        context["model"] = site.worker.readiness(shelf)
+        shared = {
+            "similar": similar,
+            "tokens": tokens,
+            "model": site.worker.readiness(shelf),
+        }
         if similar is None and not tokens:
-            context |= {"neighbours": None, **await run_in_threadpool(_lists, context, {})}
-            return await run_in_threadpool(site.page, request, state, "memory.html", **context)
+
+            def plain() -> Response:
+                context = _context(shelf, named, wanted, interval) | shared
+                context |= {"neighbours": None, **_lists(context, {})}
+                return site.page(request, state, "memory.html", **context)
+
+            return await run_in_threadpool(plain)
+        context = await run_in_threadpool(_context, shelf, named, wanted, interval) | shared
 
         async def coming() -> dict[str, Any]:
             pieces: Pieces = {}
@@ -306,13 +314,12 @@ def _lists(context: dict[str, Any], pieces: Pieces) -> dict[str, Any]:
         signs = (1, -1) if memory.gated else (1,)
         sides = [side(memory, sign, context["sample"], pieces) for sign in signs]
         return {"sides": sides, "examples": []}
-    triggers = _first(context)
-    weaker = [float((context["sample"] <= one.coefficient).mean()) for one in triggers]
-    shown = [
-        _shown(one, context["largest"], below, pieces)
-        for one, below in zip(triggers, weaker, strict=True)
-    ]
-    return {"sides": [], "examples": shown}
+    examples = []
+    for one in _first(context):
+        sign = -1 if one.coefficient < 0 else 1
+        weaker = float((sign * context["sample"] <= sign * np.float32(one.coefficient)).mean())
+        examples.append(_shown(one, context["largest"], weaker, pieces))
+    return {"sides": [], "examples": examples}
 
 
 def _first(context: dict[str, Any]) -> list[Trigger]:
