@@ -29,6 +29,8 @@ OTHERS = [f"{first}{last}" for first in ("mor", "tal", "ved", "sun", "pil") for 
           ("an", "et", "ig", "ox", "ul", "ar", "em", "in")]  # fmt: skip
 YEARS = [str(year) for year in range(1900, 1960)]
 NAMES = [f"{name}son" for name in ("Al", "Bo", "Cy", "Dee", "Ed", "Fay", "Gus", "Hal")]
+RARE, N_RARE = "quoll", 20
+"""A word, and in how many sentences it is."""
 BOILERPLATE = ["the", "naval", "list", "of", "ships", "was", "with", "a", "base", "in", "court"]
 
 
@@ -48,6 +50,8 @@ def sentences(n=1200, seed=0):
                 drawn = rng.choice(YEARS) if word is None else word or rng.choice(NAMES)
                 words.insert(rng.randint(1, len(words)), drawn)
         found.append(" ".join(words))
+    for place in range(N_RARE):
+        found[place * 53] += f" {RARE}"
     for place in range(60):
         found.insert(place * 17, " ".join(BOILERPLATE))
     return found

@@ -34,7 +34,7 @@ def detect(
 
     Args:
         folder: The index.
-        top: Triggers to look at; the next `top` test what they suggest.
+        top: A pattern must recur in the first `top` triggers; twice as many are examined.
         alpha: False discovery rate over all memories and tests.
         seed: Random seed.
         space: Where topics are compared: "lsa" (corpus statistics) or "minilm" (embeddings).

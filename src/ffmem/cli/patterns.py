@@ -59,8 +59,8 @@ def patterns() -> None:
 def detect(folder: Path, as_json: bool, **options: Any) -> None:
     """Find patterns without a language model.
 
-    Looks for patterns in the first 25 triggers of every memory, and keeps those that the next 25
-    confirm.
+    Looks for patterns in every memory's triggers of odd rank, and keeps those that the triggers of
+    even rank confirm.
     """
     print_result(ffmem.detect(folder, progress=Progress(), **options), as_json)
 

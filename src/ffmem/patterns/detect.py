@@ -2,9 +2,9 @@
 
     corpus, two passes ─► view ─► tests of each layer ─► q-values over all tests ─► patterns
 
-A pattern is looked for in the first 25 triggers of a list and kept if the next 25, which had no
-part in the choice, show it too often for chance. The same index and settings give the same bytes,
-whoever examines the layers.
+A pattern is looked for in the triggers of odd rank and kept if those of even rank, which had no
+part in the choice, show it too often for chance, and at least three of the first 25 show it. The
+same index and settings give the same bytes, whoever examines the layers.
 """
 
 from importlib.metadata import version
@@ -31,6 +31,7 @@ from ffmem.patterns.detected import Detected
 from ffmem.patterns.examining import TAKEN_OUT
 from ffmem.patterns.kept import Writing
 from ffmem.patterns.layer_worker import Examination, LayerExaminer, examine_layers
+from ffmem.patterns.lists import n_ranks
 from ffmem.patterns.lsa import LatentSpace
 from ffmem.patterns.pattern import LEAST, TOP
 from ffmem.patterns.significance import false_discovery
@@ -98,10 +99,11 @@ def _refuse(index: Index, top: int, alpha: float, space: str) -> None:
         raise FfmemError(
             f"Patterns are looked for in {LEAST} to 32 triggers of a list, not in {top}."
         )
-    if index.manifest.t <= top:
+    if n_ranks(index, top) < 2 * shallow.LEAST_HELD:
         raise FfmemError(
             f"The index keeps {index.manifest.t} triggers of each memory. Patterns are looked for"
-            f" in the first {top} and tested on those beyond: index with -t {2 * top}."
+            f" in half of them and tested on the other half, of at least {shallow.LEAST_HELD}:"
+            f" index with -t {2 * top}."
         )
     if not 0 < alpha < 1:
         raise FfmemError(f"The false-discovery rate lies between 0 and 1; {alpha} was asked for.")
@@ -123,7 +125,8 @@ def _settings(index: Index, top: int, alpha: float, seed: int, space: TopicSpace
     return {
         "source": "automatic",
         "top": top,
-        "held": min(2 * top, 64, index.manifest.t) - top,
+        "split": "odd ranks against even",
+        "held": n_ranks(index, top) // 2,
         "alpha": alpha,
         "seed": seed,
         "space": space.name,

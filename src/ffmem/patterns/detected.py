@@ -59,15 +59,15 @@ class Detected:
             f"{self.lists_with_pattern:,} of {self.lists:,} lists of triggers have a pattern"
             f" ({share}): {kinds}",
             f"{self.memories_with_pattern:,} of {self.memories:,} memories have one",
-            f"{self.too_short:,} lists have too few different triggers beyond the first to test"
-            " a pattern; they have none",
+            f"{self.too_short:,} lists have too few different triggers to test a pattern; they"
+            " have none",
         ]
         if self.lists and self.too_short == self.lists:
             return "\n".join(
                 [
                     *lines,
-                    "Nothing could be tested: a list needs its first triggers and at least ten"
-                    " more, of different sentences. Index more sentences, or with a larger -t.",
+                    "Nothing could be tested: a list needs ten triggers of even rank, of different"
+                    " sentences. Index more sentences, or with a larger -t.",
                 ]
             )
         lines += [

@@ -1,9 +1,11 @@
 """The lists of triggers of a layer, as rows of a corpus view, and which triggers count.
 
-Ranks 1 … top are where patterns are looked for, the next top where they are tested. Identical
-prefixes are one piece of evidence: a trigger counts (it is *fresh*) if no earlier trigger of its
-list has the same context (its last 8 units, all of them if it has fewer) or is of the same
-sentence. A pattern is marked in all triggers that show it, fresh or not.
+Of the first 2 · top triggers, patterns are looked for in those of odd rank and tested on those of
+even rank. The halves are alike: a word that only 20 sentences of the corpus contain is in 10 of
+each, while ranks 1 … top would use up all 20. Identical prefixes are one piece of evidence: a
+trigger counts (it is *fresh*) if no earlier trigger of its list has the same context (its last 8
+units, all of them if it has fewer) or is of the same sentence. A pattern is marked in all triggers
+that show it, fresh or not.
 """
 
 from typing import NamedTuple
@@ -26,16 +28,22 @@ class Lists(NamedTuple):
     """−1: vacant."""
     fresh: Bool[ndarray, "list rank"]
     top: int
+    """A pattern must be shown by some of the first `top` triggers."""
 
     @property
     def seen(self) -> Bool[ndarray, "list rank"]:
         """Return the fresh triggers in which patterns are looked for."""
-        return self.fresh & (np.arange(self.rows.shape[1]) < self.top)
+        return self.fresh & (np.arange(self.rows.shape[1]) % 2 == 0)
 
     @property
     def held(self) -> Bool[ndarray, "list rank"]:
         """Return the fresh triggers on which patterns are tested."""
-        return self.fresh & (np.arange(self.rows.shape[1]) >= self.top)
+        return self.fresh & (np.arange(self.rows.shape[1]) % 2 == 1)
+
+
+def n_ranks(index: Index, top: int) -> int:
+    """Return how many triggers of each list are examined: one bit each in a 64-bit number."""
+    return min(2 * top, 64, index.manifest.t)
 
 
 def read_lists(
@@ -44,17 +52,16 @@ def read_lists(
     """Return the lists of a layer; with a seed, their triggers are shuffled among them."""
     signs = {1: "prefix", -1: "negative_prefix"} if index.manifest.model.gated else {1: "prefix"}
     columns = read_columns(index.folder / layer_file("triggers", layer), list(signs.values()))
-    # A list has one bit per rank in a 64-bit number.
-    n_ranks = min(2 * top, 64, index.manifest.t)
-    numbers = np.stack([columns[name][:, :n_ranks] for name in signs.values()], axis=1)
-    rows = view.rows(numbers.reshape(-1, n_ranks))
+    n = n_ranks(index, top)
+    numbers = np.stack([columns[name][:, :n] for name in signs.values()], axis=1)
+    rows = view.rows(numbers.reshape(-1, n))
     if shuffled is not None:
         held = rows >= 0
         rows[held] = np.random.default_rng([shuffled, layer]).permutation(rows[held])
-    n = index.layout.widths[layer]
+    n_memories = index.layout.widths[layer]
     return Lists(
-        np.repeat(np.arange(n), len(signs)),
-        np.tile(np.array(list(signs), np.int8), n),
+        np.repeat(np.arange(n_memories), len(signs)),
+        np.tile(np.array(list(signs), np.int8), n_memories),
         rows,
         fresh(view, rows),
         top,

@@ -43,11 +43,11 @@ class Pattern(NamedTuple):
     what: str
     """What the rule looks for: the token, the n-gram, the words of the topic."""
     ranks: tuple[int, ...]
-    """Which of the first TOP triggers show it, from 1."""
+    """Which triggers show it, from 1: of all that somebody looked at, at least the first TOP."""
     held_ranks: tuple[int, ...] = ()
-    """Which of the held-out triggers show it: ranks beyond TOP."""
+    """Which of the held-out triggers show it."""
     held: int = 0
-    """Held-out triggers that were looked at."""
+    """Held-out triggers that count; recall = len(held_ranks) / held."""
     precision: float | None = None
     """recall / (recall + base): of as many random prefixes as triggers, the share that are such."""
     recall: float | None = None
@@ -88,5 +88,6 @@ def labels(n: int, patterns: Iterable[tuple[str, Iterable[int]]]) -> list[str]:
     kinds: list[set[str]] = [set() for _ in range(n)]
     for kind, ranks in patterns:
         for rank in ranks:
-            kinds[rank - 1].add(kind)
+            if rank <= n:
+                kinds[rank - 1].add(kind)
     return [label(shown) for shown in kinds]

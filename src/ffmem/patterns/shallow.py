@@ -1,7 +1,7 @@
 """Shallow patterns: what the triggers of a list end with, hold or look like more often than chance.
 
-A candidate is shown by at least three fresh triggers among the first `top`, improbably so. It is
-then tested on the held-out ones, which had no part in the choice. Its base is the larger of
+A candidate is shown by at least three fresh triggers of odd rank, improbably so. It is then tested
+on the held-out ones, of even rank, which had no part in the choice. Its base is the larger of
 
     (a) the mean share of the corpus' prefixes of the same lengths that show it,
     (b) the share of all triggers of the layer that show it,
@@ -44,7 +44,7 @@ class Candidates(NamedTuple):
     entry: Int64[ndarray, " candidate"]
     """Of the view's table; for shapes −1 − bit; for others whatever their rule says."""
     n_seen: Int64[ndarray, " candidate"]
-    """Fresh triggers among the first `top`."""
+    """Fresh triggers of odd rank."""
     k_seen: Int64[ndarray, " candidate"]
     n_held: Int64[ndarray, " candidate"]
     k_held: Int64[ndarray, " candidate"]
@@ -111,10 +111,10 @@ def tested(
     bases: tuple[Float64[ndarray, " candidate"], Float64[ndarray, " candidate"]],
 ) -> Candidates:
     """Return those of some candidates that are improbable where seen, with their tests."""
-    fresh_marks = marks & as_marks(lists.fresh)[owner]
-    early = np.uint64((1 << lists.top) - 1)
-    k_seen = np.bitwise_count(fresh_marks & early).astype(np.int64)
-    k_held = np.bitwise_count(fresh_marks & ~early).astype(np.int64)
+    k_seen, k_held = (
+        np.bitwise_count(marks & as_marks(which)[owner]).astype(np.int64)
+        for which in (lists.seen, lists.held)
+    )
     n_seen, n_held = shares.n_seen[owner], shares.n_held[owner]
     chosen = (
         (k_seen >= LEAST)
@@ -165,8 +165,7 @@ def _of_entries(
     """Return the candidates among things that triggers show: (list, rank, entry), each once."""
     n_entries = len(view.kinds)
     keys = place * n_entries + entry
-    early = (rank < lists.top) & lists.fresh[place, rank]
-    distinct, counts = np.unique(keys[early], return_counts=True)
+    distinct, counts = np.unique(keys[lists.seen[place, rank]], return_counts=True)
     kept = distinct[counts >= LEAST]
     marks = np.zeros(len(kept), np.uint64)
     if len(kept):
@@ -221,11 +220,11 @@ def _several_words(
     marks: UInt64[ndarray, " candidate"],
 ) -> Bool[ndarray, " candidate"]:
     """Return which candidates have at least three different last words: else the word is it."""
-    ranks = np.arange(lists.top, dtype=np.uint64)
-    shown = (marks[:, None] >> ranks & np.uint64(1)).astype(bool)
-    words = view.codes[np.maximum(lists.rows[owner, : lists.top], 0), LAST_WORD].astype(np.int64)
+    ranks = np.arange(0, lists.rows.shape[1], 2)
+    shown = (marks[:, None] >> ranks.astype(np.uint64) & np.uint64(1)).astype(bool)
+    words = view.codes[np.maximum(lists.rows[owner][:, ranks], 0), LAST_WORD].astype(np.int64)
     # A word that no other row has is different from all others.
-    words = np.where(words < 0, -1 - np.arange(lists.top), words)
+    words = np.where(words < 0, -1 - ranks, words)
     nowhere = np.iinfo(np.int64).min
     ordered = np.sort(np.where(shown, words, nowhere), axis=1)
     new = (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) + 1

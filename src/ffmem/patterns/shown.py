@@ -40,7 +40,8 @@ def seen(memory: Memory, several: Iterable[Patterns]) -> list[Seen]:
 def scores(one: Seen) -> str:
     """Return in words in how many triggers a pattern is seen, and how far that is from chance."""
     pattern = one.pattern
-    said = f"shown by {len(pattern.ranks)} of the first {one.of} triggers"
+    n_shown = sum(rank <= one.of for rank in pattern.ranks)
+    said = f"shown by {n_shown} of the first {one.of} triggers"
     if pattern.held:
         said += f", {len(pattern.held_ranks)} of {pattern.held} held out"
     lift = finite(pattern.lift)

@@ -14,8 +14,8 @@ from ffmem.patterns.corpus_view import CorpusView
 from ffmem.patterns.describing import Describing, Place, rule_of
 from ffmem.patterns.detected import Detected
 from ffmem.patterns.examining import LayerTests, holding, is_content_word, selected
-from ffmem.patterns.pattern import KINDS, Examined, Pattern
-from ffmem.patterns.shallow import Candidates, generalises, spread
+from ffmem.patterns.pattern import KINDS, LEAST, Examined, Pattern
+from ffmem.patterns.shallow import Candidates, as_marks, generalises, spread
 from ffmem.patterns.significance import surprise
 from ffmem.patterns.vocabulary import Vocabulary
 
@@ -116,7 +116,9 @@ class Telling:
         A content word that stands in fewer than half of the triggers, most of them about a topic
         that is told, is one of the words of that topic.
         """
-        topics = (semantic & generalises(one.semantic, closeness.LEAST_LIFT)).nonzero()[0]
+        first = as_marks(one.lists.fresh)[one.semantic.owner] & np.uint64((1 << one.lists.top) - 1)
+        often = np.bitwise_count(one.semantic.marks & first) >= LEAST
+        topics = (often & semantic & generalises(one.semantic, closeness.LEAST_LIFT)).nonzero()[0]
         holds = shallow & holding(self._view, one.shallow)
         about: dict[int, int] = {}
         for place in topics.tolist():
@@ -221,10 +223,9 @@ class Telling:
     ) -> list[tuple[float, Pattern]]:
         """Return patterns without names, each with what it is ranked by."""
         ranked = surprise(found.k_seen + found.k_held, found.n_seen + found.n_held, found.base)
+        tested = (found.marks & as_marks(one.lists.held)[found.owner]).tolist()
         drafts = []
         for place, owner in enumerate(found.owner.tolist()):
-            marks = int(found.marks[place])
-            ranks = [rank + 1 for rank in range(64) if marks >> rank & 1]
             recall, base = found.k_held[place] / found.n_held[place], float(found.base[place])
             pattern = Pattern(
                 self._index.layout.cell(one.layer, int(one.lists.memory[owner])),
@@ -234,8 +235,8 @@ class Telling:
                 "",
                 "",
                 "",
-                tuple(rank for rank in ranks if rank <= one.lists.top),
-                tuple(rank for rank in ranks if rank > one.lists.top),
+                _ranks(int(found.marks[place])),
+                _ranks(tested[place]),
                 int(found.n_held[place]),
                 float(recall / (recall + base)),
                 float(recall),
@@ -246,6 +247,10 @@ class Telling:
             )
             drafts.append((float(ranked[place]), pattern))
         return drafts
+
+
+def _ranks(marks: int) -> tuple[int, ...]:
+    return tuple(rank + 1 for rank in range(64) if marks >> rank & 1)
 
 
 def _numbered(drafts: list[tuple[float, Pattern]]) -> list[Pattern]:

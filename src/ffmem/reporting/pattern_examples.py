@@ -98,7 +98,7 @@ def kept_keys(index: Index, found: Patterns, layer: int) -> list[SeenKey]:
     """Return the main lists of a layer in which a source saw patterns."""
     main = main_sign(index, layer)
     return [
-        SeenKey(one.cell, one.sign, found.source, one.n, tuple(map(_seen, own)))
+        SeenKey(one.cell, one.sign, found.source, one.n, tuple(_seen(p, one.n) for p in own))
         for one in found.lists(layer)
         if one.sign == main[one.cell.memory]
         and (own := [pattern for pattern in found.of(one.cell) if pattern.sign == one.sign])
@@ -162,5 +162,6 @@ def _table(key: SeenKey, texts: Sequence[Excerpt]) -> KeyTable:
     return KeyTable(str(key.cell), key.cell.layer, key.sign, key.source, list(key.patterns), lines)
 
 
-def _seen(pattern: Pattern) -> Seen:
-    return Seen(pattern.number, pattern.kind, pattern.description, pattern.ranks)
+def _seen(pattern: Pattern, n: int) -> Seen:
+    ranks = tuple(rank for rank in pattern.ranks if rank <= n)
+    return Seen(pattern.number, pattern.kind, pattern.description, ranks)

@@ -136,7 +136,7 @@ def of_memory(index: Index, memory: Memory) -> MemoryPatterns:
     for label, one in enumerate(found, start=1):
         view = _view(label, one)
         views.append(view)
-        for rank in (*one.pattern.ranks, *one.pattern.held_ranks):
+        for rank in {*one.pattern.ranks, *one.pattern.held_ranks}:
             marks.setdefault((one.pattern.sign, rank), []).append(view)
     return MemoryPatterns(views, marks, hand.problems, bool(hand.patterns))
 
