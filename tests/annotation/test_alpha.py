@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ffmem.annotation.agreement import ALIKE, NOTHING, agreement
 from ffmem.annotation.couple import couples
 from ffmem.annotation.questions import related_confusion, type_confusion
-from ffmem.patterns.pattern import LABELS
+from ffmem.patterns.store import LABELS
 from tests.annotation.studies import composed, judged
 
 PUBLISHED = (

@@ -13,7 +13,7 @@ from ffmem.annotation.study import AnnotationStudy
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
 from ffmem.experiments.pattern_shares import patterns
-from ffmem.patterns.kept import Patterns, damaged
+from ffmem.patterns.store import Patterns, damaged_files
 from tests.annotation.kept_patterns import copied, first_three, keep
 from tests.annotation.studies import judged, sheet
 
@@ -78,7 +78,7 @@ def test_what_people_saw_is_kept_in_the_index_with_control_and_agreement(study, 
     hand_in(study, three)
     found = publish(study, own)
     assert found.source == "human"
-    assert damaged(own) == []
+    assert damaged_files(own) == []
     items = {one.item.cell: one.item for one in study.judged() if one.item.kind == "triggers"}
     assert len(items) == 4 * own.n_layers
     lists = [one for layer in range(own.n_layers) for one in found.lists(layer)]

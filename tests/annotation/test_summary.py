@@ -8,7 +8,7 @@ import pytest
 
 from ffmem.annotation.coverage import difference, judged_keys, shares
 from ffmem.annotation.summary import summarise
-from ffmem.patterns.pattern import LABELS
+from ffmem.patterns.store import LABELS
 from tests.annotation.studies import composed, judged, simulated
 
 

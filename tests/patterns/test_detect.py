@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 
 from ffmem.errors import FfmemError
-from ffmem.patterns.code_table import BINS
 from ffmem.patterns.detect import detect
-from ffmem.patterns.kept import Patterns
-from ffmem.patterns.pattern import LEAST, TOP
+from ffmem.patterns.features import BINS
+from ffmem.patterns.store import LEAST, TOP, Patterns
 from ffmem.progress import Progress
 from tests.indexing.folders import content
 from tests.patterns.planted import (
@@ -22,6 +21,7 @@ from tests.patterns.planted import (
     TOPICS,
     YEARS,
     T,
+    articles,
     drawn,
     every_prefix,
     index_of,
@@ -239,6 +239,42 @@ def test_marks_are_exactly_the_triggers_that_show_it(found, lists):
                 assert set(one.held_ranks) <= {rank for rank in ranks if rank % 2 == 0}
                 checked += 1
     assert checked >= 2
+
+
+@pytest.fixture(scope="module")
+def from_articles(tmp_path_factory):
+    """Memory 0 fires on a topic, often in one article; memory 1 in that article alone."""
+    root = tmp_path_factory.mktemp("articles")
+    plain = index_of(root / "plain", articles())
+    prefixes = every_prefix(plain)
+    lists = {
+        (layer, memory, sign): drawn(prefixes, seed)
+        for seed, (layer, memory, sign) in enumerate(
+            itertools.product(range(LAYERS), range(MEMORIES), (1, -1))
+        )
+    }
+    naval = [one for one in prefixes if about("naval")(one[2])]
+    inside, outside = ([one for one in naval if (one[1] < 30) == is_in] for is_in in (True, False))
+    mixed = drawn(outside, 1, T - 18)
+    for place, number in enumerate(drawn(inside, 1, 18)):
+        mixed.insert(2 * place + place % 2, number)
+    lists[0, 0, 1] = mixed
+    lists[0, 1, 1] = drawn([one for one in prefixes if one[1] < 30], 2)
+    index = plant(plain, root / "index", lists)
+    detect(index, progress=QUIET)
+    return Patterns(index, "automatic")
+
+
+def test_the_words_of_a_topic_are_not_those_of_one_article(from_articles):
+    topics = [one for one in from_articles.of("L0N0") if one.rule == "topic"]
+    assert topics
+    for one in topics:
+        assert set(one.what.split(", ")) <= set(TOPICS["naval"])
+
+
+def test_what_one_article_carries_is_no_topic(from_articles):
+    patterns = [one for one in from_articles.of("L0N1") if one.sign == 1]
+    assert {one.kind for one in patterns} == {"shallow"}
 
 
 def test_the_same_index_gives_the_same_bytes_with_more_processes(found, plain, lists, tmp_path):

@@ -18,7 +18,7 @@ from ffmem.annotation.couple import by_item
 from ffmem.annotation.item import Judged
 from ffmem.annotation.questions import sheet_labels
 from ffmem.cells import Cell
-from ffmem.patterns.pattern import LABELS
+from ffmem.patterns.store import LABELS
 from ffmem.stats import wilson
 
 Row = dict[str, Any]

@@ -13,8 +13,7 @@ from ffmem.annotation.item import TRIGGERS, Item, Judged, Shown
 from ffmem.annotation.sheet import Sheet, SheetPattern
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Patterns, kept
-from ffmem.patterns.pattern import LEAST
+from ffmem.patterns.store import LEAST, Patterns, open_patterns
 
 Row = dict[str, Any]
 
@@ -26,7 +25,7 @@ def machine_judged(index: Index, items: Iterable[Item]) -> list[Judged]:
     asked = [item for item in items if item.kind == TRIGGERS]
     return [
         Judged(item, patterns.source, _sheet(patterns, item), "machine")
-        for patterns in kept(index)
+        for patterns in open_patterns(index)
         if patterns.source != "human"
         for item in _examined(patterns, asked)
     ]
@@ -34,7 +33,7 @@ def machine_judged(index: Index, items: Iterable[Item]) -> list[Judged]:
 
 def kept_agreements(index: Index, seed: int = 0) -> dict[str, Row]:
     """Return how far each machine's kept patterns agree with people's, where an index has both."""
-    sources = {found.source: found for found in kept(index)}
+    sources = {found.source: found for found in open_patterns(index)}
     people = sources.get("human")
     if people is None:
         return {}

@@ -16,8 +16,7 @@ from ffmem.annotation.summary import summarise
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Patterns, Writing, fingerprint
-from ffmem.patterns.pattern import Examined, Pattern
+from ffmem.patterns.store import Examined, Pattern, Patterns, PatternWriter, fingerprint
 
 RULE = (
     "Of each memory the adjudicated sheet; where there is none, that of the annotator who agrees"
@@ -35,7 +34,7 @@ def publish(study: AnnotationStudy, index: Index) -> Patterns:
             f"Nobody has handed in a memory of the study {study.name} yet: there is nothing to"
             " publish. `ffmem annotate status` tells how far everybody is."
         )
-    writing = Writing(index, "human")
+    writing = PatternWriter(index, "human")
     for layer in range(index.n_layers):
         own = [one for one in sheets if _cell(one).layer == layer]
         examined = [Examined(_cell(one), one.item.sign, len(one.item.texts)) for one in own]

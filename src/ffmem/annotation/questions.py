@@ -13,7 +13,7 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from ffmem.annotation.sheet import Sheet
-from ffmem.patterns.pattern import LABELS, labels
+from ffmem.patterns.store import LABELS, labels
 
 Confusion = Callable[[Sheet, Sheet, int], Int[ndarray, "label label"]]
 """The counts of two sheets about n triggers."""

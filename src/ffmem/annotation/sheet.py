@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ffmem.errors import FfmemError
-from ffmem.patterns.pattern import KINDS, LEAST
+from ffmem.patterns.store import KINDS, LEAST
 
 Value = TypeVar("Value")
 

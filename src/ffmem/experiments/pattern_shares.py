@@ -15,9 +15,16 @@ from ffmem.errors import StoreError
 from ffmem.experiments.result import Result, Row
 from ffmem.experiments.settings import settings
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import SOURCES, Patterns, is_stale, kept
-from ffmem.patterns.main_list import main_sign
-from ffmem.patterns.pattern import LABELS, Examined, labels
+from ffmem.patterns.store import (
+    LABELS,
+    SOURCES,
+    Examined,
+    Patterns,
+    is_stale,
+    labels,
+    main_sign,
+    open_patterns,
+)
 
 FIELDS = (
     *(*LABELS, "patterns_per_key", "n", "keys", "with_pattern"),
@@ -48,12 +55,12 @@ class NoPatterns(StoreError):
 
 def has_patterns(index: Index) -> bool:
     """Return whether there is something to measure."""
-    return bool(kept(index))
+    return bool(open_patterns(index))
 
 
 def patterns(index: Index, seed: int = 0) -> Result:
     """Return the shares of labels by layer and source."""
-    sources = kept(index)
+    sources = open_patterns(index)
     if not sources:
         raise NoPatterns(index)
     rows = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from ffmem.experiments.depth import first_of
 from ffmem.experiments.result import Result
-from ffmem.patterns.kept import SOURCES
+from ffmem.patterns.store import SOURCES
 from ffmem.stats import wilson
 
 Row = dict[str, Any]

@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Patterns, kept
-from ffmem.patterns.main_list import main_sign
-from ffmem.patterns.pattern import KINDS, TOP, Pattern
+from ffmem.patterns.store import KINDS, TOP, Pattern, Patterns, main_sign, open_patterns
 from ffmem.reporting.examples import EXCERPTS, LAYERS, Excerpt, excerpt
 
 
@@ -77,7 +75,7 @@ Texts = Callable[[SeenKey], Sequence[Excerpt]]
 
 def kept_examples(index: Index) -> tuple[list[KeyExample], KeyTable | None]:
     """Return Table 1 and Table 3 of the first source of patterns that an index keeps."""
-    sources = kept(index)
+    sources = open_patterns(index)
     if not sources:
         return [], None
     there = [layer for layer in range(index.n_layers) if sources[0].layer(layer)]

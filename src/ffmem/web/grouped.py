@@ -20,7 +20,7 @@ from ffmem.indexing.search import Excerpt, Match, SearchResult
 from ffmem.indexing.search_db import NotSearchable
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
-from ffmem.patterns.searching import PatternSearch
+from ffmem.patterns.search import PatternSearch
 from ffmem.web.library import Shelf
 from ffmem.web.limits import TooMuch
 from ffmem.web.pattern_view import UNREAD, at_hand
@@ -209,12 +209,12 @@ def _patterns(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Gro
         return []
     try:
         with closing(PatternSearch(index, kept)) as opened:
-            total, found = opened.found_patterns(search.query, search.layer, offset, limit)
+            total, found = opened.search(search.query, search.layer, offset, limit)
     except NotSearchable:
         raise FfmemError(UNWRITABLE) from None
     except StoreError:
         raise FfmemError(UNREAD) from None
-    entries = _entries(index, [one.finding for one in found], tokens=not search.prefix)
+    entries = _entries(index, [one.match for one in found], tokens=not search.prefix)
     for entry, one in zip(entries, found, strict=True):
         entry["kind"], entry["source"] = one.kind, one.source
     return [
