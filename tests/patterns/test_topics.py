@@ -7,7 +7,7 @@ import ffmem
 from ffmem.errors import FfmemError
 from ffmem.indexing.sentences import split_text
 from ffmem.patterns.features import extract_features
-from ffmem.patterns.shallow import TriggerLists, is_fresh
+from ffmem.patterns.shallow import TriggerLists, find_shallow, is_fresh
 from ffmem.patterns.store import LEAST
 from ffmem.patterns.topics import (
     SHARES,
@@ -124,6 +124,38 @@ def test_what_one_word_carries_is_no_topic(corpus):
     shared = [number for number, word in enumerate(words.words) if word in OTHERS]
     holding = [[row for row in rows if word in bag(features, row)] for word in shared[:8]]
     assert sum(found_in(features, space, one) for one in holding) <= 1
+
+
+def test_held_out_triggers_have_no_part_in_the_choice(corpus):
+    """Other triggers of even rank, the same of odd rank: the same candidates are tested."""
+    features, words, space = corpus
+    rng = np.random.default_rng(3)
+    # The longest prefix of each sentence.
+    one_each = len(features.sentence) - 1 - np.unique(features.sentence[::-1], return_index=True)[1]
+    naval = {number for number, word in enumerate(words.words) if word in TOPICS["naval"]}
+    about = [row for row in one_each.tolist() if len(naval & set(bag(features, row))) >= 2]
+    rows = [rng.permutation(about)[:50] for _ in range(10)]
+    rows = np.array(rows + [rng.permutation(one_each)[:50] for _ in range(60)])
+    others = rows.copy()
+    others[:, 1::2] = np.roll(rows[:, 1::2], 7, axis=0)
+    both = [listed(features, some) for some in (rows, others)]
+    comparable = both[0].fresh.all(axis=1) & both[1].fresh.all(axis=1)
+    assert comparable.sum() > 10
+    nothing = np.full((*rows.shape, 1), -1, np.int32)
+    usual = UsualPrefixes.of(features, space, features.sample)
+    for find in (
+        lambda lists: find_topics(features, lists, space, nothing, usual, 0),
+        lambda lists: find_shallow(features, lists),
+    ):
+        first, second = (
+            {
+                (owner, entry, k_seen)
+                for owner, entry, k_seen in zip(*map(np.ndarray.tolist, found), strict=True)
+                if comparable[owner]
+            }
+            for found in ((one.owner, one.entry, one.k_seen) for one in map(find, both))
+        )
+        assert first == second != set()
 
 
 def test_a_trigger_does_not_vouch_for_itself(corpus):

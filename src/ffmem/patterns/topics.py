@@ -389,11 +389,14 @@ def _topics_of(
             pool,
         )
         found = Candidates.make(lists, owner, np.full(len(owner), number), as_marks(shown), *bases)
-        n_passages = [
-            count_passages(features, lists.rows, shown & which)
+        seen, held = (
+            count_passages(features, lists.rows, shown & which) >= LEAST
             for which in (lists.seen, lists.held)
-        ]
-        enough = (members.sum(axis=1) >= LEAST) & (np.minimum(*n_passages) >= LEAST)
+        )
+        # Too few passages among the held-out triggers fail the test. Dropping such topics before
+        # it would let these triggers take part in the choice.
+        found = found._replace(p_value=np.where(held, found.p_value, 1.0))
+        enough = (members.sum(axis=1) >= LEAST) & seen
         parts.append(found.where(enough).chosen(MAX_CHOICE_P, MIN_LIFT))
         left &= ~(members | shown)
     return parts
