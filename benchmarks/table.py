@@ -144,8 +144,8 @@ def _detection(patterns: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             f"patterns of {one['memories']:,} memories over {one['sentences']:,} sentences",
             f"{one['seconds']:,.0f} s, {one['milliseconds_per_memory']:.1f} ms per memory",
-            f"target 600 s; {max(one['peak_mib_of_main_and_of_one_worker']):,} MiB a process;"
-            f" of shuffled triggers: {one['shuffled_share_of_memories']:.2%} of memories",
+            f"target 120 s; {max(one['peak_mib_of_main_and_of_one_worker']):,} MiB a process;"
+            f" of shuffled triggers: {one['shuffled_share_of_lists']:.2%} of lists",
         )
         for one in patterns["indexes"].values()
     ]

@@ -28,7 +28,7 @@ from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import apply_edits
 from ffmem.models.load import describe
 from ffmem.models.memories import Memories
-from ffmem.patterns.kept import Patterns
+from ffmem.patterns.store import Patterns
 from ffmem.web.app import make_app
 from ffmem.web.library import Library
 from ffmem.web.worker import Worker

@@ -4,9 +4,7 @@ import shutil
 
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Writing
-from ffmem.patterns.main_list import main_sign
-from ffmem.patterns.pattern import TOP, Examined, Pattern
+from ffmem.patterns.store import TOP, Examined, Pattern, PatternWriter, main_sign
 
 
 def copied(index, folder):
@@ -21,7 +19,7 @@ def listed(index, cell, sign):
 
 def keep(index, source, seen, settings=None):
     """Keep `seen(cell, sign, n)`, a list of (kind, ranks), of both lists of every memory."""
-    writing = Writing(index, source)
+    writing = PatternWriter(index, source)
     for layer in range(index.n_layers):
         examined, found = [], []
         for memory in range(index.layout.widths[0]):

@@ -22,8 +22,7 @@ from ffmem.annotation.sampling import draw_plan
 from ffmem.annotation.study import AnnotationStudy, Sheet
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
-from ffmem.patterns.kept import Patterns, damaged
-from ffmem.patterns.pattern import LABELS
+from ffmem.patterns.store import LABELS, Patterns, damaged_files
 from tests.annotation.kept_patterns import copied, first_three, keep
 from tests.annotation.studies import composed, judged, sheet, simulated
 from tests.experiments.test_patterns import patterns
@@ -308,7 +307,7 @@ def test_what_people_saw_is_kept_in_the_index_with_control_and_agreement(study, 
     hand_in(study, three)
     found = publish(study, own)
     assert found.source == "human"
-    assert damaged(own) == []
+    assert damaged_files(own) == []
     items = {one.item.cell: one.item for one in study.handed_in() if one.item.kind == "triggers"}
     assert len(items) == 4 * own.n_layers
     lists = [one for layer in range(own.n_layers) for one in found.lists(layer)]

@@ -13,7 +13,7 @@ from ffmem.annotation.study import COMPOSITION, CONTROL, TRIGGERS
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.experiments.base import ExperimentResult
-from ffmem.patterns.main_list import main_sign
+from ffmem.patterns.store import main_sign
 
 ROWS = [
     {"prefix": f"p{i}", "residual_top": " later", "ff_top": " a", "output_top": " sooner"}

@@ -5,8 +5,7 @@ import pytest
 from ffmem.cells import Cell
 from ffmem.experiments.examples import pattern_tables
 from ffmem.experiments.report import Report, write_report
-from ffmem.patterns.kept import Writing
-from ffmem.patterns.pattern import Examined, Pattern
+from ffmem.patterns.store import Examined, Pattern, PatternWriter
 from tests.annotation.kept_patterns import copied, first_three, keep, listed, signs
 from tests.experiments.results import result
 from tests.experiments.test_patterns import patterns
@@ -79,7 +78,7 @@ def test_the_report_shows_the_tables_with_their_source(own, tmp_path):
 def test_descriptions_are_text_never_markup(own, tmp_path):
     sign = int(signs(own)[0][0])
     n = len(listed(own, Cell(0, 0), sign))
-    writing = Writing(own, "automatic")
+    writing = PatternWriter(own, "automatic")
     bad = Pattern(Cell(0, 0), sign, 1, "shallow", "<img src=x> | *x*", "r", "w", (1, 2, 3))
     writing.layer(0, [Examined(Cell(0, 0), sign, n)], [bad])
     writing.commit({})

@@ -9,8 +9,7 @@ from ffmem.errors import StoreError
 from ffmem.experiments.base import check_claims, find
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.patterns import NoPatterns, has_patterns
-from ffmem.patterns.kept import Writing
-from ffmem.patterns.pattern import LABELS, Examined, Pattern
+from ffmem.patterns.store import LABELS, Examined, Pattern, PatternWriter
 from tests.annotation.kept_patterns import copied, first_three, keep, listed, signs
 
 
@@ -85,7 +84,7 @@ def test_every_source_has_all_its_layers_people_first(own):
 def test_layers_in_which_nobody_looked_have_a_row_without_numbers(own):
     sign = int(signs(own)[0][3])
     cell, n = Cell(0, 3), len(listed(own, (0, 3), sign))
-    writing = Writing(own, "human")
+    writing = PatternWriter(own, "human")
     seen = Pattern(cell, sign, 1, "semantic", "a topic", "person", "", (1, 2, 3))
     writing.layer(0, [Examined(cell, sign, n)], [seen])
     writing.commit({})

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import shutil
 import unicodedata
+from unittest import mock
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -15,6 +16,8 @@ from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import fixed, layer_file, open_table, write_table
 from ffmem.models.tokenizer import SubwordTokenizer
+from ffmem.patterns.features import extract_features
+from ffmem.progress import Progress
 from tests.tiny import TINY
 
 MEMORIES, LAYERS, T = 64, 2, 50
@@ -29,6 +32,12 @@ OTHERS = [f"{first}{last}" for first in ("mor", "tal", "ved", "sun", "pil") for 
           ("an", "et", "ig", "ox", "ul", "ar", "em", "in")]  # fmt: skip
 YEARS = [str(year) for year in range(1900, 1960)]
 NAMES = [f"{name}son" for name in ("Al", "Bo", "Cy", "Dee", "Ed", "Fay", "Gus", "Hal")]
+RARE, N_RARE = "quoll", 20
+"""A word, and in how many sentences it is."""
+ARTICLE = ["jackets", "columbus"]
+"""Words that one article repeats in every line, and no other has."""
+DAYS, COLOURS = ("monday", "tuesday", "friday"), ("red", "green", "blue")
+STEMS = ("base", "bases")
 BOILERPLATE = ["the", "naval", "list", "of", "ships", "was", "with", "a", "base", "in", "court"]
 
 
@@ -48,8 +57,29 @@ def sentences(n=1200, seed=0):
                 drawn = rng.choice(YEARS) if word is None else word or rng.choice(NAMES)
                 words.insert(rng.randint(1, len(words)), drawn)
         found.append(" ".join(words))
+    for place in range(N_RARE):
+        found[place * 53] += f" {RARE}"
     for place in range(60):
         found.insert(place * 17, " ".join(BOILERPLATE))
+    return found
+
+
+def articles(n=40, size=30, seed=0):
+    """Return lines of articles, one article after the other.
+
+    Every article has lines about naval matters; the first is about nothing else, and only there
+    are the words of ARTICLE, in every line.
+    """
+    rng = random.Random(seed)
+    found = []
+    for number in range(n):
+        for line in range(size):
+            is_naval = number == 0 or line % 10 == 0
+            topic = TOPICS["naval" if is_naval else rng.choice(list(TOPICS)[1:])]
+            words = [rng.choice(COMMON if rng.random() < 0.4 else topic) for _ in range(14)]
+            words += ARTICLE if number == 0 else rng.sample(OTHERS, 2)
+            rng.shuffle(words)
+            found.append(" ".join(words))
     return found
 
 
@@ -71,6 +101,28 @@ def index_of(folder, lines, n_memories=MEMORIES, name="llama", t=T):
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     corpus = ffmem.Corpus(str(path), unit="line")
     return ffmem.index(ffmem.load(model, tokenizer), corpus, folder, t=t, start="bos", threads=1)
+
+
+def related_features(folder):
+    """Return features of a corpus with words that belong together, and the rows by last word.
+
+    Weekdays stand between the same words; so do colours; base and bases have the same stem.
+    """
+    rng = random.Random(0)
+
+    def filler():
+        return " ".join(rng.choice(OTHERS) for _ in range(rng.randint(1, 8)))
+
+    forms = [(DAYS, "we met on {} at noon"), (COLOURS, "sold the {} car"), (STEMS, "{} fell")]
+    lines = [f"{filler()} {form.format(word)}" for words, form in forms for word in words * 30]
+    lines += [f"{filler()} {filler()}" for _ in range(400)]
+    index = index_of(folder, lines, n_memories=8)
+    with mock.patch("ffmem.patterns.features.SAMPLE", 100_000):  # every prefix
+        features, _ = extract_features(index, 0, Progress(quiet=True))
+    rows = {}
+    for number, _, prefix in every_prefix(index):
+        rows.setdefault(prefix[-1], []).append(int(np.searchsorted(features.numbers, number)))
+    return features, rows
 
 
 def every_prefix(index):

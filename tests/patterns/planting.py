@@ -2,8 +2,7 @@
 
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Writing
-from ffmem.patterns.pattern import Examined, Pattern
+from ffmem.patterns.store import TOP, Examined, Pattern, PatternWriter
 
 
 def pattern(cell, number=1, description="ends with a date", kind="shallow", sign=1, **fields):
@@ -14,9 +13,13 @@ def pattern(cell, number=1, description="ends with a date", kind="shallow", sign
 
 def plant(index: Index, source: str, *patterns: Pattern) -> None:
     """Keep some patterns as those of a source, every list of theirs examined."""
-    writing = Writing(index, source)
+    writing = PatternWriter(index, source)
     for layer in range(index.n_layers):
         here = [one for one in patterns if one.cell.layer == layer]
-        lists = {Examined(one.cell, one.sign, 6) for one in here}
+        lists = set()
+        for one in here:
+            memory = index[str(one.cell)]
+            triggers = memory.triggers if one.sign > 0 else memory.negative_triggers
+            lists.add(Examined(one.cell, one.sign, min(TOP, len(triggers))))
         writing.layer(layer, lists, here)
     writing.commit({})

@@ -64,7 +64,7 @@ def test_patterns_are_shown_searched_and_exported(made, folder, tmp_path):
     assert (shown[0]["source"], shown[0]["ranks"]) == ("automatic", list(one.ranks))
     hits = json.loads(run("search", folder, one.what, "--in", "patterns", "--json").stdout)
     assert cell in {hit["cell"] for hit in hits}
-    assert "(shallow, automatic)" in run("search", folder, one.what, "--in", "patterns").stdout
+    assert "shallow, automatic" in run("search", folder, one.what, "--in", "patterns").stdout
     out = tmp_path / "patterns.parquet"
     assert run("patterns", "export", folder, out).stderr.startswith("Wrote ")
     assert {"source": "automatic", "cell": cell}.items() <= pq.read_table(out).to_pylist()[

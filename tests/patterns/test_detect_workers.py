@@ -10,11 +10,17 @@ import pytest
 import ffmem
 from ffmem.errors import FfmemError, StoreError, WorkerError
 from ffmem.parallel import ExecutionConfig
-from ffmem.patterns import layer_worker
-from ffmem.patterns.corpus_view import look
-from ffmem.patterns.detect import detect
-from ffmem.patterns.layer_worker import Examination, LayerExaminer, LayerWorker, make_worker
-from ffmem.patterns.lsa import LatentSpace
+from ffmem.patterns import detect as detect_module
+from ffmem.patterns.detect import (
+    LayerExaminer,
+    LayerTask,
+    LayerWorker,
+    detect,
+    load_tests,
+    make_worker,
+)
+from ffmem.patterns.features import extract_features
+from ffmem.patterns.topics import LatentSpace
 from ffmem.progress import Progress
 from tests.indexing.folders import content, indexed, write_corpus
 
@@ -49,12 +55,12 @@ class DyingWorker(LayerWorker):
 
     always = False
 
-    def examine(self, layer, shuffled):
+    def examine(self, layer, shuffle_seed):
         marker = self.folder / "died"
         if layer == 1 and (self.always or not marker.exists()):
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        super().examine(layer, shuffled)
+        super().examine(layer, shuffle_seed)
 
 
 def dying(**arguments):
@@ -70,7 +76,7 @@ def deadly(**arguments):
 
 def use(monkeypatch, factory):
     """Let workers be made by a function of this module."""
-    monkeypatch.setattr(layer_worker, "make_worker", factory)
+    monkeypatch.setattr(detect_module, "make_worker", factory)
 
 
 def test_a_killed_worker_changes_nothing(index, plain, scratch, monkeypatch):
@@ -101,10 +107,10 @@ def test_workers_that_cannot_start_end_the_command(index, plain, scratch, monkey
 
 
 def test_workers_of_a_cluster_meet_beside_the_index(index, scratch):
-    with layer_worker._scratch(index, ExecutionConfig(2, "auto")) as folder:
+    with detect_module._scratch_folder(index, ExecutionConfig(2, "auto")) as folder:
         assert folder.parent == index.folder.parent
     assert not folder.exists()
-    with layer_worker._scratch(index, ExecutionConfig(2, "local")) as folder:
+    with detect_module._scratch_folder(index, ExecutionConfig(2, "local")) as folder:
         assert folder.parent == scratch
 
 
@@ -116,22 +122,19 @@ def test_a_missing_temporary_folder_is_an_error(index, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def examiner(index):
-    view, words = look(index, 0, QUIET)
-    return LayerExaminer(index, view, LatentSpace.fit(words), top=25, seed=0)
+    features, words = extract_features(index, 0, QUIET)
+    return LayerExaminer(index, features, LatentSpace.fit(words), top=25, seed=0)
 
 
 @pytest.mark.parametrize("shuffled", [None, 3])
 def test_a_worker_finds_what_this_process_finds(examiner, tmp_path, shuffled):
-    examiner.view.save(tmp_path)
-    np.savez(tmp_path / layer_worker.SPACE, **examiner.space.arrays())
+    examiner.features.save(tmp_path)
+    np.save(tmp_path / "space.npy", examiner.space.words)
     worker = make_worker(str(tmp_path), str(examiner.index.folder), "lsa", 25, 0)
-    asked = Examination(1, shuffled)
-    worker.examine(*asked)
-    found = layer_worker._tests(layer_worker._read_arrays(tmp_path / asked.file))
-    expected = examiner.examine(asked)
-    assert (found.layer, found.words) == (expected.layer, [tuple(w) for w in expected.words])
-    assert found.n_enough == expected.n_enough
-    assert found.lists.top == expected.lists.top == 25
+    task = LayerTask(1, shuffled)
+    worker.examine(*task)
+    found, expected = load_tests(tmp_path, examiner, task), examiner.examine(task)
+    assert found.layer == expected.layer
     for part in ("lists", "shallow", "semantic"):
         for one, other in zip(getattr(found, part), getattr(expected, part), strict=True):
             np.testing.assert_array_equal(one, other)

@@ -37,8 +37,7 @@ from ffmem.annotation.study import (
 )
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Patterns, kept
-from ffmem.patterns.pattern import LABELS, LEAST, labels
+from ffmem.patterns.store import LABELS, LEAST, Patterns, labels, open_patterns
 from ffmem.stats import wilson
 
 Row = dict[str, Any]
@@ -472,7 +471,7 @@ def machine_judgments(index: Index, items: Iterable[Item]) -> list[Judgment]:
     asked = [item for item in items if item.kind == TRIGGERS]
     return [
         Judgment(item, patterns.source, _machine_sheet(patterns, item), MACHINE)
-        for patterns in kept(index)
+        for patterns in open_patterns(index)
         if patterns.source != "human"
         for item in _examined(patterns, asked)
     ]
@@ -480,7 +479,7 @@ def machine_judgments(index: Index, items: Iterable[Item]) -> list[Judgment]:
 
 def kept_agreements(index: Index, seed: int = 0) -> dict[str, Row]:
     """Return how far each program's patterns agree with people's, where an index has both."""
-    sources = {found.source: found for found in kept(index)}
+    sources = {found.source: found for found in open_patterns(index)}
     people = sources.get("human")
     if people is None:
         return {}

@@ -56,8 +56,7 @@ from ffmem.experiments.last_layer_composition import PAPER_VALUES
 from ffmem.experiments.report import markdown_environment
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Patterns, Writing, fingerprint
-from ffmem.patterns.pattern import Examined, Pattern
+from ffmem.patterns.store import Examined, Pattern, Patterns, PatternWriter, fingerprint
 from ffmem.stats import wilson
 from ffmem.text import format_number, format_share, pluralize
 
@@ -171,7 +170,7 @@ def publish(study: AnnotationStudy, index: Index) -> Patterns:
     sheets = published_sheets(judgments)
     if not sheets:
         raise _nothing(study, "publish")
-    writing = Writing(index, "human")
+    writing = PatternWriter(index, "human")
     for layer in range(index.n_layers):
         own = [one for one in sheets if _cell(one).layer == layer]
         examined = [Examined(_cell(one), one.item.sign, len(one.item.texts)) for one in own]

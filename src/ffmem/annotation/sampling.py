@@ -33,9 +33,7 @@ from ffmem.annotation.study import (
 )
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import fingerprint
-from ffmem.patterns.main_list import NO_SIGN, main_sign
-from ffmem.patterns.pattern import TOP
+from ffmem.patterns.store import NO_SIGN, TOP, fingerprint, main_sign
 
 ALL = "all"
 """Every annotator judges every item."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ffmem.errors import FfmemError, StorageFull, StoreError
-from ffmem.patterns.pattern import KINDS, LEAST
+from ffmem.patterns.store import KINDS, LEAST
 
 TRIGGERS, CONTROL, COMPOSITION = "triggers", "control", "composition"
 """Kinds of items: a memory's triggers, random prefixes, two words of a composition."""

@@ -234,7 +234,7 @@ def search(
     from ffmem.indexing.search import Hits, Search
 
     if place == "patterns":
-        from ffmem.patterns.searching import PatternSearch
+        from ffmem.patterns.search import PatternSearch
 
         with closing(PatternSearch(opened)) as patterns:
             found = patterns.find(query, regex=regex, layer=layer, limit=limit)
@@ -265,16 +265,16 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
     """
     from ffmem.indexing import search_db
     from ffmem.indexing.verify import verify as verify_index
-    from ffmem.patterns import searching
-    from ffmem.patterns.kept import damaged
+    from ffmem.patterns import search as pattern_search
+    from ffmem.patterns.store import damaged_files
 
     opened = Index(folder)
-    wrong = [*verify_index(opened), *damaged(opened)]
+    wrong = [*verify_index(opened), *damaged_files(opened)]
     if wrong:
         return wrong
     for name, restore_search in (
         ("search.sqlite", search_db.restore_search),
-        ("patterns/search.sqlite", searching.restore_search),
+        ("patterns/search.sqlite", pattern_search.restore_search),
     ):
         try:
             if restore_search(opened) and progress is not None:

@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffmem.api.index import as_index
-from ffmem.errors import FfmemError
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
     from ffmem.annotation.study import AnnotationStudy
-    from ffmem.patterns.detected import Detected
+    from ffmem.patterns.detect import Detected
     from ffmem.patterns.explain import Explained
-    from ffmem.patterns.kept import Patterns
+    from ffmem.patterns.store import Patterns
 
 
 def detect(
@@ -34,7 +33,7 @@ def detect(
 
     Args:
         folder: The index.
-        top: Triggers to look at; the next `top` test what they suggest.
+        top: A pattern must recur in the first `top` triggers; twice as many are examined.
         alpha: False discovery rate over all memories and tests.
         seed: Random seed.
         space: Where topics are compared: "lsa" (corpus statistics) or "minilm" (embeddings).
@@ -60,22 +59,16 @@ def detect(
 
 def patterns_of(folder: str | Path | Index, source: str = "automatic") -> "Patterns":
     """Return the stored patterns of one source: "automatic", "explained" or "human"."""
-    from ffmem.patterns.kept import Patterns
+    from ffmem.patterns.store import Patterns
 
     return Patterns(as_index(folder), source)
 
 
 def export_patterns(folder: str | Path | Index, out: str | Path) -> int:
     """Write the patterns of all sources as a table (.parquet, .jsonl, .csv); return how many."""
-    from ffmem.patterns.export import export
-    from ffmem.patterns.kept import kept
-    from ffmem.patterns.searching import no_patterns
+    from ffmem.patterns.store import export_patterns as write_patterns
 
-    index = as_index(folder)
-    sources = kept(index)
-    if not sources:
-        raise FfmemError(no_patterns(index))
-    return export(sources, Path(out))
+    return write_patterns(as_index(folder), Path(out))
 
 
 def explain(
@@ -103,7 +96,7 @@ def explain(
         timeout: Seconds to wait for an answer.
         progress: Where progress is shown. Default: nowhere.
     """
-    from ffmem.patterns.endpoint import Endpoint
+    from ffmem.patterns.explain import Endpoint
     from ffmem.patterns.explain import explain as explain_patterns
 
     endpoint = Endpoint(url, model, seed=seed, timeout=timeout)

@@ -59,8 +59,8 @@ def patterns() -> None:
 def detect(folder: Path, as_json: bool, **options: Any) -> None:
     """Find patterns without a language model.
 
-    Looks for patterns in the first 25 triggers of every memory, and keeps those that the next 25
-    confirm.
+    Looks for patterns in every memory's triggers of odd rank, and keeps those that the triggers of
+    even rank confirm.
     """
     print_result(ffmem.detect(folder, progress=Progress(), **options), as_json)
 
@@ -71,20 +71,18 @@ def detect(folder: Path, as_json: bool, **options: Any) -> None:
 @json_option
 def show(folder: Path, cell: str, as_json: bool) -> None:
     """Show the patterns of a memory, from all sources."""
-    from ffmem.patterns.kept import kept
-    from ffmem.patterns.searching import no_patterns
-    from ffmem.patterns.shown import lines, seen, to_dict
+    from ffmem.patterns.store import format_patterns, no_patterns, open_patterns
 
     index = ffmem.open(folder)
     memory = index[cell]
-    sources = kept(index)
+    sources = open_patterns(index)
     if not sources:
         raise FfmemError(no_patterns(index))
-    found = seen(memory, sources)
+    found = [one for source in sources for one in source.of(memory.cell)]
     if as_json:
-        print_json([to_dict(one) for one in found])
+        print_json([one.to_dict() for one in found])
         return
-    click.echo("\n".join([str(memory.cell), *lines(found, memory.gated)]))
+    click.echo("\n".join([str(memory.cell), *format_patterns(found, memory.gated)]))
     if not found:
         names = ", ".join(one.source for one in sources)
         click.echo(f"No pattern was found in its triggers (sources: {names}).")
@@ -128,8 +126,4 @@ def explain(folder: Path, cells: tuple[str, ...], as_json: bool, **options: Any)
 
     Tests each answer blind on other triggers. Interrupted? Rerun the command to resume.
     """
-    found = ffmem.explain(folder, cells, progress=Progress(), **options)
-    if as_json:
-        print_json(found._asdict())
-    else:
-        click.echo(str(found))
+    print_result(ffmem.explain(folder, cells, progress=Progress(), **options), as_json)

@@ -20,22 +20,21 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
 
     CELL names the memory: L5N1234 is memory 1234 of layer 5.
     """
-    from ffmem.patterns.kept import kept
-    from ffmem.patterns.shown import lines, seen, to_dict
+    from ffmem.patterns.store import format_patterns, open_patterns
 
     index = ffmem.open(folder)
     if index.live is not None:
         click.echo(f"The index is unfinished: {index.live.progress}.", err=True)
     memory = index[cell]
     try:
-        patterns = seen(memory, kept(index))
+        patterns = [one for source in open_patterns(index) for one in source.of(memory.cell)]
     except StoreError as error:  # the memory itself is sound
         click.echo(f"Cannot show its patterns. {error}", err=True)
         patterns = []
     if as_json:
-        print_json({**memory.to_dict(), "patterns": [to_dict(one) for one in patterns]})
+        print_json({**memory.to_dict(), "patterns": [one.to_dict() for one in patterns]})
     else:
-        click.echo("\n".join([str(memory), *lines(patterns, memory.gated)]))
+        click.echo("\n".join([str(memory), *format_patterns(patterns, memory.gated)]))
 
 
 @click.command()

@@ -25,9 +25,7 @@ from ffmem.experiments.base import ExperimentResult, Row
 from ffmem.experiments.triggers import NONE, trigger_table
 from ffmem.indexing.memory import Memory, Trigger, visible, visible_token
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import Patterns, kept
-from ffmem.patterns.main_list import main_sign
-from ffmem.patterns.pattern import KINDS, TOP
+from ffmem.patterns.store import KINDS, TOP, Patterns, main_sign, open_patterns
 from ffmem.text import shorten_prefix
 
 LAYERS, STRONGEST, EXCERPTS, VALUES, TOKENS = 5, 25, 3, 6, 8
@@ -199,7 +197,7 @@ class KeyLine(NamedTuple):
 
 def pattern_tables(index: Index) -> tuple[list[KeyExample], KeyTable | None]:
     """Return Table 1 and Table 3 of the first source of patterns that an index keeps."""
-    sources = kept(index)
+    sources = open_patterns(index)
     if not sources:
         return [], None
     there = [layer for layer in range(index.n_layers) if sources[0].layer(layer)]
@@ -221,7 +219,10 @@ def labelled_keys(index: Index, found: Patterns, layer: int) -> list[LabelledKey
     for one in found.lists(layer):
         own = [pattern for pattern in found.of(one.cell) if pattern.sign == one.sign]
         if own and one.sign == main[one.cell.memory]:
-            shown = [ShownPattern(p.number, p.kind, p.description, p.ranks) for p in own]
+            shown = []
+            for p in own:
+                ranks = tuple(rank for rank in p.ranks if rank <= one.n)
+                shown.append(ShownPattern(p.number, p.kind, p.description, ranks))
             keys.append(LabelledKey(one.cell, one.sign, found.source, one.n, tuple(shown)))
     return keys
 

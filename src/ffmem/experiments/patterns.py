@@ -46,9 +46,15 @@ from ffmem.experiments.rows import (
     weighted_mean,
 )
 from ffmem.indexing.store import Index
-from ffmem.patterns.kept import SOURCES, Patterns, is_stale, kept
-from ffmem.patterns.main_list import main_sign
-from ffmem.patterns.pattern import LABELS, labels
+from ffmem.patterns.store import (
+    LABELS,
+    SOURCES,
+    Patterns,
+    is_stale,
+    labels,
+    main_sign,
+    open_patterns,
+)
 from ffmem.text import format_number, format_share
 
 if TYPE_CHECKING:
@@ -94,12 +100,12 @@ class NoPatterns(StoreError):
 
 def has_patterns(index: Index) -> bool:
     """Return whether there is something to measure."""
-    return bool(kept(index))
+    return bool(open_patterns(index))
 
 
 def measure(context: "ExperimentContext") -> Measurement:
     """Measure the shares of labels by layer and source."""
-    index, sources = context.index, kept(context.index)
+    index, sources = context.index, open_patterns(context.index)
     if not sources:
         raise NoPatterns(index)
     rows = [

@@ -61,6 +61,11 @@ class Query(NamedTuple):
         """Return the text as an expression, for texts without words: FTS5 finds only words."""
         return Expression(re.escape(self.text), self._seconds())
 
+    def phrase(self) -> str:
+        """Return what FTS5 is asked for: quoted, so that it sees no operators."""
+        phrase = '"' + self.text.replace("\0", " ").replace('"', '""') + '"'
+        return f"{phrase} *" if self.prefix and ends_in_word(self.text) else phrase
+
     def check(self, layer: int | None, index: Index) -> None:
         """Raise if an index, or one layer of it, cannot be searched for this."""
         if not self.text.strip():

@@ -7,7 +7,7 @@ word finds what the whole word finds.
 """
 
 import html
-import secrets
+import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,18 +23,18 @@ from ffmem.indexing.query import (
     Query,
     count_words,
     end_of_range,
-    end_of_word,
-    ends_in_word,
     has_word,
     token_beginnings,
     token_forms,
 )
 from ffmem.indexing.search_db import (
-    DAMAGED,
+    CLOSE,
+    OPEN,
     TRIGGER_POSTING,
     VALUE_POSTING,
-    connect,
-    is_current,
+    SearchFile,
+    highlighted_span,
+    index_origin,
     make_search_db,
 )
 from ffmem.indexing.store import Index
@@ -42,9 +42,6 @@ from ffmem.text import html_table
 
 EXCERPT_CHARACTERS = 40
 """Characters to show on each side of a match."""
-
-# Marks that FTS5 puts around a match. No corpus contains them on purpose.
-_OPEN, _CLOSE = (f"\x01{secrets.token_hex(8)}{side}" for side in "()")
 
 
 class Hit(NamedTuple):
@@ -140,14 +137,15 @@ class Search:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self._path = index.folder / "search.sqlite"
-        if not is_current(self._path, index):
-            make_search_db(self._path, index)
-        self._db = connect(self._path)
+        self._file = SearchFile(
+            index.folder / "search.sqlite",
+            index_origin(index),
+            lambda path: make_search_db(path, index),
+        )
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._file.close()
 
     def find(
         self,
@@ -172,23 +170,22 @@ class Search:
         _check_place(place, self.index)
         search = self._search_values if place == "values" else self._search_triggers
         part = slice(offset, offset + limit)
-        try:
-            return search(query, query.expression(), layer, part)
-        except DAMAGED:
-            self.close()
-            make_search_db(self._path, self.index)
-            self._db = connect(self._path)
-            return search(query, query.expression(), layer, part)
+        return self._file.search(lambda db: search(db, query, query.expression(), layer, part))
 
     def _search_values(
-        self, query: Query, expression: Expression | None, layer: int | None, part: slice
+        self,
+        db: sqlite3.Connection,
+        query: Query,
+        expression: Expression | None,
+        layer: int | None,
+        part: slice,
     ) -> SearchResult:
         """Find memories by the tokens at the ends of their values."""
-        tokens = {id: (token, blob) for id, token, blob in self._tokens(query, expression)}
+        tokens = {id: (token, blob) for id, token, blob in _matching_tokens(db, query, expression)}
         postings = np.frombuffer(b"".join(blob for _, blob in tokens.values()), VALUE_POSTING)
         sizes = [len(blob) // VALUE_POSTING.itemsize for _, blob in tokens.values()]
         ids = np.repeat(np.asarray(list(tokens), np.int64), sizes)
-        total, best = self._rank(postings, ids, layer, part)
+        total, best = rank_cells(self.index, postings, ids, layer, part)
         hits = [
             Match(
                 str(cell),
@@ -201,45 +198,31 @@ class Search:
         ]
         return SearchResult(total, hits)
 
-    def _tokens(
-        self, query: Query, expression: Expression | None
-    ) -> Iterator[tuple[int, str, bytes]]:
-        """Yield the id, text and postings of every token that matches."""
-        select = "SELECT id, token, postings FROM tokens"
-        if expression is not None:
-            for row in self._db.execute(select):
-                if expression.search(row[1]):
-                    yield row
-            return
-        forms = sorted(token_forms(query.text))
-        marks = ",".join("?" * len(forms))
-        yield from self._db.execute(f"{select} WHERE folded IN ({marks})", forms)
-        if query.prefix:
-            for begin in sorted(token_beginnings(query.text)):
-                yield from self._db.execute(
-                    f"{select} WHERE folded >= ? AND folded < ?", (begin, end_of_range(begin))
-                )
-
     def _search_triggers(
-        self, query: Query, expression: Expression | None, layer: int | None, part: slice
+        self,
+        db: sqlite3.Connection,
+        query: Query,
+        expression: Expression | None,
+        layer: int | None,
+        part: slice,
     ) -> SearchResult:
         """Find memories by the text of their triggers' prefixes."""
         if expression is None and not has_word(query.text):
             expression = query.literal()
         matching = _MatchingSentences(query.max_triggers)
         if expression is None:
-            self._match_words(query, matching)
+            _match_words(db, query, matching)
         else:
-            self._match_expression(query, expression, matching)
+            _match_expression(db, query, expression, matching)
         postings = np.frombuffer(b"".join(matching.postings), TRIGGER_POSTING)
         sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in matching.postings]
         owners = np.repeat(np.arange(len(sizes)), sizes)
         inside = (postings["end"] >= np.asarray(matching.least, np.int64)[owners]).nonzero()[0]
-        total, best = self._rank(postings[inside], inside, layer, part)
+        total, best = rank_cells(self.index, postings[inside], inside, layer, part)
         hits = []
         for cell, count, rank, side, key in best:
             row, end = int(owners[key]), int(postings["end"][key])
-            (text,) = self._db.execute(
+            (text,) = db.execute(
                 "SELECT text FROM sentences WHERE sentence = ?", (matching.sentences[row],)
             ).fetchone()
             span = (
@@ -249,84 +232,99 @@ class Search:
             hits.append(Match(str(cell), count, rank, name, _sentence_excerpt(text, span, end)))
         return SearchResult(total, hits, len(matching.sentences) if matching.is_cut else None)
 
-    def _match_words(self, query: Query, into: "_MatchingSentences") -> None:
-        """Find the sentences with the words of the query in a row, in any case and accents."""
-        # Quoted, so that FTS5 sees no operators.
-        phrase = '"' + query.text.replace("\0", " ").replace('"', '""') + '"'
-        if query.prefix and ends_in_word(query.text):
-            phrase += " *"
-        n_words = count_words(query.text)
-        rows = self._db.execute(
-            "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.postings FROM words"
-            " JOIN sentences ON sentences.sentence = words.rowid WHERE words MATCH ?",
-            (_OPEN, _CLOSE, phrase),
+
+def _matching_tokens(
+    db: sqlite3.Connection, query: Query, expression: Expression | None
+) -> Iterator[tuple[int, str, bytes]]:
+    """Yield the id, text and postings of every token that matches."""
+    select = "SELECT id, token, postings FROM tokens"
+    if expression is not None:
+        for row in db.execute(select):
+            if expression.search(row[1]):
+                yield row
+        return
+    forms = sorted(token_forms(query.text))
+    marks = ",".join("?" * len(forms))
+    yield from db.execute(f"{select} WHERE folded IN ({marks})", forms)
+    if query.prefix:
+        for begin in sorted(token_beginnings(query.text)):
+            yield from db.execute(
+                f"{select} WHERE folded >= ? AND folded < ?", (begin, end_of_range(begin))
+            )
+
+
+def _match_words(db: sqlite3.Connection, query: Query, into: "_MatchingSentences") -> None:
+    """Find the sentences with the words of the query in a row, in any case and accents."""
+    n_words = count_words(query.text)
+    rows = db.execute(
+        "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.postings FROM words"
+        " JOIN sentences ON sentences.sentence = words.rowid WHERE words MATCH ?",
+        (OPEN, CLOSE, query.phrase()),
+    )
+    for sentence, marked, postings in rows:
+        begin, end = highlighted_span(marked, n_words)
+        n_triggers = len(postings) // TRIGGER_POSTING.itemsize
+        if not into.add(sentence, n_triggers, postings, end, (begin, end)):
+            return
+
+
+def _match_expression(
+    db: sqlite3.Connection, query: Query, expression: Expression, into: "_MatchingSentences"
+) -> None:
+    """Find the sentences of which a prefix matches an expression."""
+    rows = db.execute("SELECT sentence, text FROM sentences")
+    if not query.regex:
+        rows = db.execute(
+            "SELECT sentence, text FROM sentences WHERE instr(text, ?)", (query.text,)
         )
-        for sentence, marked, postings in rows:
-            begin = marked.index(_OPEN)
-            end = marked.index(_CLOSE) - len(_OPEN)
-            if n_words > 1:  # FTS5 marks overlapping matches as one
-                match = marked[begin + len(_OPEN) : end + len(_OPEN)]
-                end = begin + end_of_word(match, n_words)
-            n_triggers = len(postings) // TRIGGER_POSTING.itemsize
-            if not into.add(sentence, n_triggers, postings, end, (begin, end)):
-                return
+    for sentence, text in rows:
+        if not expression.may_match(text):
+            continue
+        (blob,) = db.execute(
+            "SELECT postings FROM sentences WHERE sentence = ?", (sentence,)
+        ).fetchone()
+        postings = np.frombuffer(blob, TRIGGER_POSTING)
+        every = sorted(set(postings["end"].tolist()))
+        ends = expression.matching_ends(text, every)
+        if not ends:
+            continue
+        matching = blob
+        if ends != every[-len(ends) :]:  # a longer prefix does not match
+            matching = postings[np.isin(postings["end"], ends)].tobytes()
+        if not into.add(sentence, len(postings), matching, ends[0], (0, 0)):
+            return
 
-    def _match_expression(
-        self, query: Query, expression: Expression, into: "_MatchingSentences"
-    ) -> None:
-        """Find the sentences of which a prefix matches an expression."""
-        rows = self._db.execute("SELECT sentence, text FROM sentences")
-        if not query.regex:
-            rows = self._db.execute(
-                "SELECT sentence, text FROM sentences WHERE instr(text, ?)", (query.text,)
-            )
-        for sentence, text in rows:
-            if not expression.may_match(text):
-                continue
-            (blob,) = self._db.execute(
-                "SELECT postings FROM sentences WHERE sentence = ?", (sentence,)
-            ).fetchone()
-            postings = np.frombuffer(blob, TRIGGER_POSTING)
-            every = sorted(set(postings["end"].tolist()))
-            ends = expression.matching_ends(text, every)
-            if not ends:
-                continue
-            matching = blob
-            if ends != every[-len(ends) :]:  # a longer prefix does not match
-                matching = postings[np.isin(postings["end"], ends)].tobytes()
-            if not into.add(sentence, len(postings), matching, ends[0], (0, 0)):
-                return
 
-    def _rank(
-        self, postings: ndarray, keys: ndarray, layer: int | None, part: slice
-    ) -> tuple[int, list[tuple[Cell, int, int, int, int]]]:
-        """Return how many cells have postings, and some as (cell, count, rank, side, key).
+def rank_cells(
+    index: Index, postings: ndarray, keys: ndarray, layer: int | None, part: slice
+) -> tuple[int, list[tuple[Cell, int, int, int, int]]]:
+    """Return how many cells have postings, and some as (cell, count, rank, side, key).
 
-        Cells with most postings come first; rank, side and key are those of the best posting.
-        """
-        layout = self.index.layout
-        cells = postings["cell"].astype(np.int64)
-        # One integer per posting, smallest for the best: rank, then side, then key.
-        is_negative = (postings["side"] < 0).astype(np.int64)
-        packed = (postings["rank"].astype(np.int64) << 33) | (is_negative << 32) | keys
-        if layer is not None:
-            inside = (cells >= layout.starts[layer]) & (cells < layout.starts[layer + 1])
-            cells, packed = cells[inside], packed[inside]
-        best = np.full(len(self.index), np.iinfo(np.int64).max)
-        np.minimum.at(best, cells, packed)
-        counts = np.bincount(cells, minlength=len(self.index))
-        listed = counts.nonzero()[0]
-        order = listed[np.lexsort((listed, best[listed] >> 33, -counts[listed]))][part]
-        return len(listed), [
-            (
-                layout.at(cell),
-                int(counts[cell]),
-                int(best[cell] >> 33),
-                -1 if best[cell] >> 32 & 1 else 1,
-                int(best[cell] & 0xFFFFFFFF),
-            )
-            for cell in order.tolist()
-        ]
+    Cells with most postings come first; rank, side and key are those of the best posting.
+    """
+    layout = index.layout
+    cells = postings["cell"].astype(np.int64)
+    # One integer per posting, smallest for the best: rank, then side, then key.
+    is_negative = (postings["side"] < 0).astype(np.int64)
+    packed = (postings["rank"].astype(np.int64) << 33) | (is_negative << 32) | keys
+    if layer is not None:
+        inside = (cells >= layout.starts[layer]) & (cells < layout.starts[layer + 1])
+        cells, packed = cells[inside], packed[inside]
+    best = np.full(len(index), np.iinfo(np.int64).max)
+    np.minimum.at(best, cells, packed)
+    counts = np.bincount(cells, minlength=len(index))
+    listed = counts.nonzero()[0]
+    order = listed[np.lexsort((listed, best[listed] >> 33, -counts[listed]))][part]
+    return len(listed), [
+        (
+            layout.at(cell),
+            int(counts[cell]),
+            int(best[cell] >> 33),
+            -1 if best[cell] >> 32 & 1 else 1,
+            int(best[cell] & 0xFFFFFFFF),
+        )
+        for cell in order.tolist()
+    ]
 
 
 @dataclass

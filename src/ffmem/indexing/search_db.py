@@ -6,12 +6,15 @@ missing, damaged, or of another index.
 """
 
 import errno
+import secrets
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import numpy as np
 from numpy import ndarray
@@ -19,20 +22,23 @@ from numpy import ndarray
 from ffmem.errors import StorageFull, StoreError
 from ffmem.files import committing, sha256
 from ffmem.indexing.memory import is_flat
+from ffmem.indexing.query import end_of_word
 from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
-VERSION = 2
+VERSION = 3
 
-SCHEMA = """
-CREATE TABLE origin (version INTEGER, manifest TEXT);
+WORDS = """tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co Mn Mc'\""""
+"""How FTS5 finds words. Marks (Mn, Mc) belong to them; otherwise, Devanagari words would fall apart
+into consonants."""
+
+SCHEMA = f"""
 CREATE TABLE tokens (id INTEGER PRIMARY KEY, token TEXT, folded TEXT, postings BLOB);
 CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, text TEXT, postings BLOB);
 CREATE VIRTUAL TABLE words USING fts5(text, content='sentences', content_rowid='sentence',
-    tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co Mn Mc'");
+    {WORDS});
 """
-# Marks (Mn, Mc) belong to words; otherwise, Devanagari words would fall apart into consonants.
 
 VALUE_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1")])
 """A token at rank `rank` (from 1) of a value's top (side 1) or bottom (side −1)."""
@@ -43,21 +49,61 @@ TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1"), (
 DAMAGED = (sqlite3.DatabaseError, LookupError, TypeError, ValueError, AttributeError)
 """What a search raises on a damaged file; the file is then made again, once."""
 
+# Marks that FTS5 puts around a match. No corpus contains them on purpose.
+OPEN, CLOSE = (f"\x01{secrets.token_hex(8)}{side}" for side in "()")
+
+Origin = tuple[int, str]
+"""Version of the schema, and what the file was made from."""
+
+Result = TypeVar("Result")
+
+_making = threading.Lock()
+
 
 class NotSearchable(StoreError):
     """The index has no search file, and its folder is read-only."""
 
 
-def is_current(path: Path, index: Index) -> bool:
-    """Return whether the file was made from this index."""
+class SearchFile:
+    """A search file that is made again when it is missing, damaged or out of date."""
+
+    def __init__(self, path: Path, origin: Origin, make: Callable[[Path], None]) -> None:
+        self._path, self._make = path, make
+        with _making:  # of two threads, one makes it and the other finds it made
+            if not is_current(path, origin):
+                make(path)
+        self.db = connect(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.db.close()
+
+    def search(self, search: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Return what a search finds; if the file is damaged, make it again first."""
+        try:
+            return search(self.db)
+        except DAMAGED:
+            self.close()
+            with _making:
+                self._make(self._path)
+            self.db = connect(self._path)
+            return search(self.db)
+
+
+def is_current(path: Path, origin: Origin) -> bool:
+    """Return whether the file was made from what is there now."""
     if not path.exists():
         return False
     try:
         with closing(connect(path)) as db:
-            origin = db.execute("SELECT version, manifest FROM origin").fetchone()
+            return bool(db.execute("SELECT version, state FROM origin").fetchone() == origin)
     except sqlite3.DatabaseError:
         return False  # damaged
-    return bool(origin == (VERSION, sha256(index.folder / "manifest.json")))
+
+
+def index_origin(index: Index) -> Origin:
+    """Return what tells the search file of this index from others."""
+    return VERSION, sha256(index.folder / "manifest.json")
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -67,21 +113,36 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def make_search_db(path: Path, index: Index) -> None:
     """Write the inverted lists of an index."""
+
+    def fill(db: sqlite3.Connection) -> None:
+        db.executemany("INSERT INTO tokens VALUES (?, ?, ?, ?)", _tokens(index))
+        db.execute("CREATE INDEX by_token ON tokens (folded)")
+        db.executemany("INSERT INTO sentences VALUES (?, ?, ?)", _sentences(index))
+
+    missing = f"The index at {index.folder} has no search file (search.sqlite) yet"
+    write_search_file(path, index_origin(index), SCHEMA, fill, missing)
+
+
+def write_search_file(
+    path: Path,
+    origin: Origin,
+    schema: str,
+    fill: Callable[[sqlite3.Connection], None],
+    missing: str,
+) -> None:
+    """Write a search file: `fill` inserts the texts that the table `words` of the schema indexes.
+
+    `missing` says what the file is needed for, in case it cannot be written.
+    """
     with committing(path) as temporary:
-        check_writable(
-            temporary, f"The index at {index.folder} has no search file (search.sqlite) yet"
-        )
+        check_writable(temporary, missing)
         db = sqlite3.connect(temporary)
         try:
-            db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
-            db.executemany("INSERT INTO tokens VALUES (?, ?, ?, ?)", _tokens(index))
-            db.execute("CREATE INDEX by_token ON tokens (folded)")
-            db.executemany("INSERT INTO sentences VALUES (?, ?, ?)", _sentences(index))
+            db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + schema)
+            fill(db)
             db.execute("INSERT INTO words (words) VALUES ('rebuild')")
-            db.execute(
-                "INSERT INTO origin VALUES (?, ?)",
-                (VERSION, sha256(index.folder / "manifest.json")),
-            )
+            db.execute("CREATE TABLE origin (version INTEGER, state TEXT)")
+            db.execute("INSERT INTO origin VALUES (?, ?)", origin)
             db.commit()
         except sqlite3.OperationalError as error:
             if "full" in str(error):
@@ -92,6 +153,14 @@ def make_search_db(path: Path, index: Index) -> None:
             raise
         finally:
             db.close()
+
+
+def highlighted_span(marked: str, n_words: int) -> tuple[int, int]:
+    """Return where the first match of n words is in a text that FTS5 has marked."""
+    begin = marked.index(OPEN)
+    match = marked[begin + len(OPEN) : marked.index(CLOSE)]
+    # FTS5 marks overlapping matches as one.
+    return begin, begin + (end_of_word(match, n_words) if n_words > 1 else len(match))
 
 
 def restore_search(index: Index) -> bool:

@@ -209,11 +209,11 @@ def _samples(index: Index, layer: int, top: int | None, names: list[str]) -> dic
 
 
 def _patterns(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
-    from ffmem.patterns.kept import kept
+    from ffmem.patterns.store import open_patterns
 
     patterns = [
         (one, source.source)
-        for source in kept(index)
+        for source in open_patterns(index)
         for of_memory in source.layer(layer).values()
         for one in of_memory
     ]

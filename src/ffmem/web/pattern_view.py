@@ -16,11 +16,17 @@ from typing_extensions import TypedDict
 from ffmem.errors import StoreError
 from ffmem.indexing.memory import Memory
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, open_table
-from ffmem.patterns.kept import SOURCES, Patterns, folder, is_stale, kept
-from ffmem.patterns.pattern import KINDS
-from ffmem.patterns.searching import text_of
-from ffmem.patterns.shown import NOTES, WHO, Seen, scores, seen, to_dict
+from ffmem.patterns.store import (
+    KINDS,
+    NOTES,
+    SOURCES,
+    WHO,
+    Pattern,
+    Patterns,
+    is_stale,
+    open_patterns,
+    patterns_folder,
+)
 
 CHOICES = (*KINDS, "any", "none")
 """Which memories of a layer can be asked for by their patterns."""
@@ -97,7 +103,7 @@ def at_hand(index: Index) -> AtHand:
 
 def state(index: Index) -> State:
     """Return what changes when patterns, or the index under them, change."""
-    paths = [index.folder, *(folder(index, source) for source in SOURCES)]
+    paths = [index.folder, *(patterns_folder(index, source) for source in SOURCES)]
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
@@ -119,7 +125,7 @@ def _at_hand(index: Index, state: State) -> AtHand:
                     f"There are patterns (source: {source}) of an earlier state of this index,"
                     " which was changed since. They are not shown."
                 )
-        return AtHand(kept(index), problems)
+        return AtHand(open_patterns(index), problems)
     except (StoreError, OSError):  # whose message names a folder of the server
         return AtHand([], [UNREAD])
 
@@ -128,7 +134,7 @@ def of_memory(index: Index, memory: Memory) -> MemoryPatterns:
     """Return the patterns of one memory for its page."""
     hand = at_hand(index)
     try:
-        found = seen(memory, hand.patterns)
+        found = [one for source in hand.patterns for one in source.of(memory.cell)]
     except StoreError:
         return MemoryPatterns([], {}, [*hand.problems, UNREAD], True)
     views: list[SeenView] = []
@@ -136,22 +142,21 @@ def of_memory(index: Index, memory: Memory) -> MemoryPatterns:
     for label, one in enumerate(found, start=1):
         view = _view(label, one)
         views.append(view)
-        for rank in (*one.pattern.ranks, *one.pattern.held_ranks):
-            marks.setdefault((one.pattern.sign, rank), []).append(view)
+        for rank in {*one.ranks, *one.held_ranks}:
+            marks.setdefault((one.sign, rank), []).append(view)
     return MemoryPatterns(views, marks, hand.problems, bool(hand.patterns))
 
 
-def _view(label: int, one: Seen) -> SeenView:
-    pattern = one.pattern
+def _view(label: int, pattern: Pattern) -> SeenView:
     return SeenView(
         label,
         pattern.sign,
         pattern.kind,
-        one.source,
-        WHO[one.source],
-        NOTES.get(one.source, ""),
-        text_of(pattern),
-        scores(one),
+        pattern.source,
+        WHO[pattern.source],
+        NOTES.get(pattern.source, ""),
+        pattern.text,
+        pattern.evidence,
         min((*pattern.ranks, *pattern.held_ranks), default=None),
     )
 
@@ -166,7 +171,7 @@ class LayerPatterns:
             for memory, several in source.layer(layer).items():
                 self.rows[memory] += [
                     {
-                        "description": text_of(one),
+                        "description": one.text,
                         "kind": one.kind,
                         "source": source.source,
                         "sign": one.sign,
@@ -217,7 +222,8 @@ def _of_layer(index: Index, layer: int, state: State) -> LayerPatterns:
 def told(index: Index, memory: Memory) -> list[dict[str, Any]]:
     """Return the patterns of one memory for programs."""
     try:
-        return [to_dict(one) for one in seen(memory, at_hand(index).patterns)]
+        hand = at_hand(index)
+        return [one.to_dict() for source in hand.patterns for one in source.of(memory.cell)]
     except StoreError:
         raise StoreError(UNREAD) from None
 
@@ -248,11 +254,9 @@ def _counts(index: Index, state: State) -> list[PatternCount]:
             "semantic": 0,
         }
         for layer in range(index.n_layers):
-            lists = open_table(patterns.folder / layer_file("lists", layer))
-            table = open_table(patterns.folder / layer_file("found", layer))
-            rows = table.read(["memory", "kind"], use_threads=False)
+            rows = patterns.layer_table(layer)
             kinds = rows["kind"].to_pylist()
-            total["lists"] += lists.metadata.num_rows
+            total["lists"] += patterns.n_lists(layer)
             total["memories"] += len(set(rows["memory"].to_pylist()))
             total["shallow"] += kinds.count("shallow")
             total["semantic"] += kinds.count("semantic")

@@ -22,7 +22,7 @@ from ffmem.indexing.search import Match
 from ffmem.indexing.search_db import NotSearchable
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
-from ffmem.patterns.searching import PatternSearch
+from ffmem.patterns.search import PatternSearch
 from ffmem.web.guard import is_cross_site
 from ffmem.web.library import Shelf
 from ffmem.web.limits import MOST_RESULTS, TooMuch
@@ -292,12 +292,12 @@ def _by_pattern(shelf: Shelf, search: Search, offset: int, limit: int) -> list[G
         return []
     try:
         with closing(PatternSearch(index, stored)) as opened:
-            total, found = opened.found_patterns(search.query, search.layer, offset, limit)
+            total, found = opened.search(search.query, search.layer, offset, limit)
     except NotSearchable:
         raise FfmemError(UNWRITABLE) from None
     except StoreError:
         raise FfmemError(UNREAD) from None
-    hits = _hits(index, [one.finding for one in found], with_tokens=not search.prefix)
+    hits = _hits(index, [one.match for one in found], with_tokens=not search.prefix)
     named = [
         replace(hit, kind=one.kind, source=one.source) for hit, one in zip(hits, found, strict=True)
     ]

@@ -17,8 +17,8 @@ import ffmem
 from ffmem.errors import FfmemError
 from ffmem.indexing.query import Query
 from ffmem.indexing.search_db import NotSearchable
-from ffmem.patterns.kept import SOURCES, kept
-from ffmem.patterns.searching import PatternSearch, text_of
+from ffmem.patterns.search import PatternSearch
+from ffmem.patterns.store import SOURCES, open_patterns
 from ffmem.progress import Progress
 from tests.patterns.planting import pattern, plant
 
@@ -84,7 +84,7 @@ def by_hand(query, prefix=False, layer=None):
     found = defaultdict(list)
     for source, several in (("human", HUMAN), ("automatic", AUTOMATIC)):
         for one in several:
-            if layer in (None, one.cell.layer) and holds(text_of(one), query, prefix):
+            if layer in (None, one.cell.layer) and holds(one.text, query, prefix):
                 side = "positive" if one.sign > 0 else "negative"
                 key = (one.number, SOURCES.index(source), one.sign < 0)
                 found[one.cell].append((key, side, source))
@@ -96,9 +96,9 @@ def by_hand(query, prefix=False, layer=None):
 
 
 def found(search, *query, layer=None, **options):
-    total, hits = search.found_patterns(Query(*query, **options), layer, 0, 100)
+    total, hits = search.search(Query(*query, **options), layer, 0, 100)
     assert total == len(hits)
-    return [(*one.finding[:4], one.source) for one in hits]
+    return [(*one.match[:4], one.source) for one in hits]
 
 
 QUERIES = [
@@ -129,19 +129,19 @@ def test_what_is_found_is_what_a_look_at_every_pattern_finds(planted, prefix, la
     assert by_hand("river")[0][0] == "L0N1" or by_hand("river")[0][1] >= 2
 
 
-def test_the_search_of_the_index_uses_the_same_types(planted):
+def test_pages_of_hits_make_up_the_whole(planted):
     search = PatternSearch(planted)
-    whole = search.found(Query("river", prefix=True), None, 0, 100)
-    assert whole.total == len(whole.hits) == len(by_hand("river", True))
-    for first in range(whole.total):
-        part = search.found(Query("river", prefix=True), None, first, 1)
-        assert (part.total, part.hits) == (whole.total, whole.hits[first : first + 1])
+    total, whole = search.search(Query("river", prefix=True), None, 0, 100)
+    assert total == len(whole) == len(by_hand("river", True))
+    for first in range(total):
+        part = search.search(Query("river", prefix=True), None, first, 1)
+        assert part == (total, whole[first : first + 1])
 
 
 @given(st.sampled_from(AUTOMATIC + HUMAN), st.data())
 def test_what_a_word_finds_every_beginning_of_it_finds(planted, one, data):
     search = PatternSearch(planted)
-    word = data.draw(st.sampled_from(words(text_of(one)) or ["x"]))
+    word = data.draw(st.sampled_from(words(one.text) or ["x"]))
     whole = {hit[0] for hit in found(search, word)}
     assert str(one.cell) in whole
     size = data.draw(st.integers(1, len(word)))
@@ -154,11 +154,11 @@ def test_what_a_word_finds_every_beginning_of_it_finds(planted, one, data):
 def test_the_found_words_are_marked_in_the_whole_description(planted):
     search = PatternSearch(planted)
     for query in ("river", "ende of", "1984", "river river", "/"):
-        _, hits = search.found_patterns(Query(query), None, 0, 100)
+        _, hits = search.search(Query(query), None, 0, 100)
         for hit in hits:
-            excerpt = hit.finding.excerpt
+            excerpt = hit.match.excerpt
             assert words(excerpt.match) == words(query)
-            assert excerpt.plain in {text_of(one) for one in AUTOMATIC + HUMAN}
+            assert excerpt.plain in {one.text for one in AUTOMATIC + HUMAN}
     (hit,) = search.find("1984")
     assert hit._asdict() == {
         "cell": "L1N3",
@@ -173,7 +173,7 @@ def test_the_found_words_are_marked_in_the_whole_description(planted):
 
 def test_expressions_and_signs_are_found_too(planted):
     search = PatternSearch(planted)
-    every = {str(one.cell) for one in AUTOMATIC + HUMAN if re.search(r"r\w+s\b", text_of(one))}
+    every = {str(one.cell) for one in AUTOMATIC + HUMAN if re.search(r"r\w+s\b", one.text)}
     assert {hit.cell for hit in search.find(r"r\w+s\b", regex=True)} == every
     assert [hit.cell for hit in search.find("—")] == ["L1N3"]
     assert [hit.cell for hit in search.find("* OR NEAR(")] == ["L1N7"]
@@ -203,7 +203,7 @@ def test_patterns_of_an_earlier_state_are_said_and_not_searched(index):
     manifest.write_text(manifest.read_text() + " ")
     with pytest.raises(FfmemError, match="of an earlier state"):
         PatternSearch(ffmem.open(index.folder))
-    assert kept(index) == []
+    assert open_patterns(index) == []
 
 
 def test_the_file_follows_the_patterns(index):
@@ -233,8 +233,8 @@ def test_a_damaged_file_is_made_again(index, damage):
         base.close()
     elif damage == "within":
         path.write_bytes(whole[:4096] + os.urandom(len(whole) - 4096))
-        opened._base.close()
-        opened._base = sqlite3.connect(path)
+        opened.close()
+        opened._file.db = sqlite3.connect(path)
     assert found(opened or PatternSearch(index), "river") == expected
 
 

@@ -1,0 +1,531 @@
+"""Patterns, and where an index keeps them: `DIR/patterns/SOURCE/`, by who saw them.
+
+The paper's rule (Section 3.1): a pattern is seen in at least three of a memory's first 25 triggers,
+has a description, and is shallow (a recurring n-gram, say) or semantic (a recurring topic). A
+trigger may show several patterns of either kind:
+
+    label of a trigger = kinds of the patterns that it shows;    none: not covered
+
+    manifest.json             written last: settings, hash of the index's manifest, of every file
+    found/layer-000.parquet   one row per pattern, by memory, sign and number
+    lists/layer-000.parquet   one row per list of triggers that was examined, found or not
+
+The index's own files do not change. Patterns of another state of the index (it was extended since,
+say) are refused, never shown.
+"""
+
+import csv
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy import ndarray
+
+from ffmem.cells import Cell
+from ffmem.errors import FfmemError, StoreError
+from ffmem.files import check_output_file, committing, csv_row, sha256, write_text
+from ffmem.indexing.memory import visible
+from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.indexing.store import Index
+from ffmem.indexing.tables import layer_file, read_columns, write_table
+
+FORMAT = 2
+
+SOURCES = ("human", "explained", "automatic")
+"""People after adjudication; a language model; the detector. They are shown in this order."""
+
+WHO = {"human": "people", "explained": "language model", "automatic": "detected"}
+"""Who saw a pattern, by source, in words."""
+
+NOTES = {
+    "explained": "Described by a language model; not the paper's protocol.",
+    "automatic": "Found by a program; not the paper's protocol.",
+}
+"""What must be said about a source."""
+
+_COMMANDS = {
+    "human": "Write them with `ffmem annotate publish`.",
+    "explained": "Make them with `ffmem patterns explain`.",
+    "automatic": "Find them with `ffmem patterns detect`.",
+}
+
+KINDS = ("shallow", "semantic")
+
+LEAST = 3
+"""Triggers that must show a pattern."""
+
+TOP = 25
+"""Triggers of a memory among which they must be."""
+
+LABELS = ("shallow", "both", "semantic", "uncovered")
+"""What a trigger can be called, in the order of Figure 2."""
+
+SCORES = ("precision", "recall", "base", "lift", "p_value", "q_value")
+"""Numbers of a pattern that somebody may have measured."""
+
+
+class Pattern(NamedTuple):
+    """One pattern of one list of triggers, and how well it holds beyond those it was seen in.
+
+    The scores are None where nobody measured them, as with people's patterns.
+    """
+
+    cell: Cell
+    sign: int
+    """Of the coefficients in the list: +1, or −1 for the negative triggers of a gated model."""
+    number: int
+    """Place among the patterns of its list, from 1, the best first."""
+    kind: str
+    description: str
+    rule: str
+    """What finds it: `last-token`, `topic`, …; `person` or `explained` where no program can say."""
+    what: str
+    """What the rule looks for: the token, the n-gram, the words of the topic."""
+    ranks: tuple[int, ...]
+    """Which triggers show it, from 1: of all that somebody looked at, at least the first TOP."""
+    held_ranks: tuple[int, ...] = ()
+    """Which of the held-out triggers show it."""
+    held: int = 0
+    """Held-out triggers that count; recall = len(held_ranks) / held."""
+    precision: float | None = None
+    """recall / (recall + base): of as many random prefixes as triggers, the share that are such."""
+    recall: float | None = None
+    """Share of the held-out triggers that show it."""
+    base: float | None = None
+    """Share of random prefixes that show it."""
+    lift: float | None = None
+    """recall / base."""
+    p_value: float | None = None
+    """Of so many held-out triggers by chance."""
+    q_value: float | None = None
+    """The same after false-discovery control over everything that was tested."""
+    of: int = 0
+    """Triggers of its list, of the first TOP; set when it is stored."""
+    source: str = ""
+    """Who saw it: one of SOURCES; set when it is read."""
+
+    @property
+    def n_shown(self) -> int:
+        """How many of the first TOP triggers show it."""
+        return sum(rank <= TOP for rank in self.ranks)
+
+    @property
+    def text(self) -> str:
+        """The description, and what the rule looks for unless the description says so."""
+        said, what = self.description.casefold(), self.what.casefold().strip()
+        if what in said or all(word in said for word in re.findall(r"\w+", what) or [what]):
+            return self.description
+        return f"{self.description} · {self.what}"
+
+    @property
+    def evidence(self) -> str:
+        """In how many triggers it is seen, and how far that is from chance, in words."""
+        said = f"shown by {self.n_shown} of the first {self.of} triggers"
+        if self.held:
+            said += f", {len(self.held_ranks)} of {self.held} held out"
+        lift = _finite(self.lift)
+        if lift is None and self.base == 0 and self.recall:
+            return f"{said}; by no random prefix"
+        if lift is None:
+            return said
+        if lift < 1.05:
+            return f"{said}; no more often than by chance"
+        return f"{said}; {lift:,.{0 if lift >= 9.95 else 1}f} × more often than by chance"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `show --json` prints it; numbers that nobody measured are null."""
+        fields = self._asdict()
+        del fields["cell"]
+        fields |= {name: _finite(fields[name]) for name in SCORES}
+        fields |= {name: list(fields[name]) for name in ("ranks", "held_ranks")}
+        return {"source": fields.pop("source"), **fields}
+
+
+class Examined(NamedTuple):
+    """A list of triggers in which somebody looked for patterns, found or not."""
+
+    cell: Cell
+    sign: int
+    n: int
+    """Triggers that were looked at, at most TOP."""
+
+
+def label(kinds: Iterable[str]) -> str:
+    """Return what a trigger is called that shows patterns of some kinds."""
+    shown = set(kinds)
+    if len(shown) > 1:
+        return "both"
+    return shown.pop() if shown else "uncovered"
+
+
+def labels(n: int, patterns: Iterable[tuple[str, Iterable[int]]]) -> list[str]:
+    """Return the label of each of the first n triggers, from the (kind, ranks) of the patterns."""
+    kinds: list[set[str]] = [set() for _ in range(n)]
+    for kind, ranks in patterns:
+        for rank in ranks:
+            if rank <= n:
+                kinds[rank - 1].add(kind)
+    return [label(shown) for shown in kinds]
+
+
+def format_patterns(patterns: Sequence[Pattern], gated: bool) -> list[str]:
+    """Return the lines that `ffmem show` prints of a memory's patterns."""
+    lines: list[str] = []
+    for source in dict.fromkeys(one.source for one in patterns):
+        note = f". {NOTES[source]}" if source in NOTES else ""
+        lines += ["", f"Patterns, source: {source}{note}"]
+        for one in (one for one in patterns if one.source == source):
+            sign = f"m {'>' if one.sign > 0 else '<'} 0, " if gated else ""
+            said = f"{visible(one.description)} ({sign}{one.kind}): {one.evidence}"
+            lines.append(f"{one.number:4d}  {said}")
+    return lines
+
+
+# Reading
+
+_FOUND = pa.schema(
+    [
+        ("memory", pa.int32()),
+        ("sign", pa.int8()),
+        ("number", pa.int32()),
+        ("kind", pa.string()),
+        ("description", pa.string()),
+        ("rule", pa.string()),
+        ("what", pa.string()),
+        ("ranks", pa.list_(pa.int16())),
+        ("held_ranks", pa.list_(pa.int16())),
+        ("held", pa.int16()),
+        *((name, pa.float64()) for name in SCORES),
+        ("of", pa.int16()),
+    ]
+)
+_LISTS = pa.schema([("memory", pa.int32()), ("sign", pa.int8()), ("n", pa.int16())])
+
+
+class Patterns:
+    """All patterns that one source saw in an index: `patterns.of("L5N1234")`."""
+
+    def __init__(self, index: Index, source: str) -> None:
+        self.source = source
+        self.folder = patterns_folder(index, source)
+        self.layout = index.layout
+        self.manifest = _manifest(self.folder)
+        if self.manifest["index"] != fingerprint(index):
+            raise StoreError(
+                f"The patterns in {self.folder} are of another state of the index, which was"
+                f" changed since. {_COMMANDS[source]}"
+            )
+        self._found = lru_cache(64)(lambda layer: self._read("found", layer))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How they were found."""
+        settings: dict[str, Any] = self.manifest["settings"]
+        return settings
+
+    def of(self, cell: str | tuple[int, int] | Cell) -> list[Pattern]:
+        """Return the patterns of one memory, the positive list's first."""
+        place = self.layout.resolve(cell)
+        table = self._found(place.layer)
+        memories = table["memory"].to_numpy()  # ascending: one memory is decoded, not the layer
+        first, past = np.searchsorted(memories, [place.memory, place.memory + 1]).tolist()
+        return self._patterns(place.layer, table[first:past])
+
+    def layer(self, layer: int) -> dict[int, list[Pattern]]:
+        """Return the patterns of a layer by memory."""
+        found: dict[int, list[Pattern]] = {}
+        for one in self._patterns(layer, self.layer_table(layer)):
+            found.setdefault(one.cell.memory, []).append(one)
+        return found
+
+    def layer_table(self, layer: int) -> pa.Table:
+        """Return the patterns of a layer as they are stored."""
+        self.layout.check_layer(layer)
+        return self._found(layer)
+
+    def lists(self, layer: int) -> list[Examined]:
+        """Return which lists of a layer were examined."""
+        self.layout.check_layer(layer)
+        rows = self._read("lists", layer).to_pylist()
+        return [
+            Examined(self.layout.cell(layer, row["memory"]), row["sign"], row["n"]) for row in rows
+        ]
+
+    def n_lists(self, layer: int) -> int:
+        """Return how many lists of a layer were examined."""
+        return self._read("lists", layer).num_rows  # type: ignore[no-any-return]
+
+    def _patterns(self, layer: int, table: pa.Table) -> list[Pattern]:
+        found = []
+        for row in table.to_pylist():
+            row |= {name: tuple(row[name]) for name in ("ranks", "held_ranks")}
+            cell = self.layout.cell(layer, row.pop("memory"))
+            found.append(Pattern(cell=cell, source=self.source, **row))
+        return found
+
+    def _read(self, kind: str, layer: int) -> pa.Table:
+        path = self.folder / layer_file(kind, layer)
+        try:
+            return pq.ParquetFile(path).read(use_threads=False)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise StoreError(f"Cannot read {path} ({error}). {_COMMANDS[self.source]}") from None
+
+
+def patterns_folder(index: Index, source: str) -> Path:
+    """Return where the patterns of a source are."""
+    if source not in SOURCES:
+        raise StoreError(f"Unknown source of patterns {source!r}: {', '.join(SOURCES)}.")
+    return index.folder / "patterns" / source
+
+
+def open_patterns(index: Index) -> list[Patterns]:
+    """Return the patterns of every source that has some for this state of the index."""
+    found = []
+    for source in SOURCES:
+        exists = (patterns_folder(index, source) / "manifest.json").exists()
+        if exists and not is_stale(index, source):
+            found.append(Patterns(index, source))
+    return found
+
+
+def is_stale(index: Index, source: str) -> bool:
+    """Return whether there are patterns, but of another state of the index."""
+    folder = patterns_folder(index, source)
+    return (folder / "manifest.json").exists() and _manifest(folder)["index"] != fingerprint(index)
+
+
+def fingerprint(index: Index) -> str:
+    """Return what tells one state of an index from another."""
+    return sha256(index.folder / "manifest.json")
+
+
+def no_patterns(index: Index) -> str:
+    """Return why there are no patterns to look at, and what to do."""
+    detect = f"`ffmem patterns detect {index.folder}`"
+    if any(is_stale(index, source) for source in SOURCES):
+        return (
+            "The patterns of this index are of an earlier state of it: it was changed since."
+            f" Find them again with {detect}."
+        )
+    return f"This index has no patterns yet. Find them with {detect}."
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    command = _COMMANDS[folder.name]
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']}, not {FORMAT}")
+        for name, kind in (("index", str), ("settings", dict), ("files", dict)):
+            if not isinstance(content[name], kind):
+                raise ValueError(f"{name} is {content[name]!r}")
+    except FileNotFoundError:
+        raise StoreError(f"There are no patterns in {folder}. {command}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"Cannot read the patterns in {path} ({error}). {command}") from None
+    return content
+
+
+# Writing
+
+
+class PatternWriter:
+    """Writes the patterns of a source, a layer at a time; `commit` makes them count."""
+
+    def __init__(self, index: Index, source: str) -> None:
+        self._index = index
+        self._final = patterns_folder(index, source)
+        self._folder = self._final.with_name(f".{source}.writing")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def layer(self, layer: int, examined: Iterable[Examined], patterns: Iterable[Pattern]) -> None:
+        """Write what was found in a layer; the same findings give the same bytes."""
+        resolve = self._index.layout.resolve  # people's sheets have names alone
+        lists = sorted(
+            (one._replace(cell=resolve(one.cell)) for one in examined),
+            key=lambda one: (one.cell, -one.sign),
+        )
+        sizes = {(one.cell, one.sign): one.n for one in lists}
+        found = sorted(
+            (one._replace(cell=resolve(one.cell)) for one in patterns),
+            key=lambda one: (one.cell, -one.sign, one.number),
+        )
+        rows = [
+            one._asdict() | {"memory": one.cell.memory, "of": sizes.get((one.cell, one.sign), TOP)}
+            for one in found
+        ]
+        self._write("found", layer, rows, _FOUND)
+        rows = [{"memory": one.cell.memory, "sign": one.sign, "n": one.n} for one in lists]
+        self._write("lists", layer, rows, _LISTS)
+
+    def commit(self, settings: dict[str, Any]) -> None:
+        """Put the patterns in their place; layers that were not written have none."""
+        for layer in range(self._index.n_layers):
+            if not (self._folder / layer_file("found", layer)).exists():
+                self.layer(layer, [], [])
+        files = sorted(self._folder.rglob("*.parquet"))
+        content = {
+            "format": FORMAT,
+            "index": fingerprint(self._index),
+            "settings": settings,
+            "files": {str(path.relative_to(self._folder)): sha256(path) for path in files},
+        }
+        text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False)
+        write_text(self._folder / "manifest.json", text + "\n")
+        # The old ones make room last: killed in between, there are none, never half of them.
+        shutil.rmtree(self._final, ignore_errors=True)
+        self._folder.rename(self._final)
+
+    def _write(self, kind: str, layer: int, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+        write_table(self._folder / layer_file(kind, layer), pa.Table.from_pylist(rows, schema))
+
+
+def damaged_files(index: Index) -> list[str]:
+    """Return which files of patterns are not those that were written, a sentence each."""
+    wrong = []
+    for source in SOURCES:
+        folder, command = patterns_folder(index, source), _COMMANDS[source]
+        if not folder.exists():
+            continue
+        if not (folder / "manifest.json").exists():
+            wrong.append(f"patterns/{source}/manifest.json is missing. {command}")
+            continue
+        try:
+            files = _manifest(folder)["files"]
+        except StoreError as error:
+            wrong.append(str(error))
+            continue
+        layers = range(index.n_layers)
+        needed = {layer_file(kind, layer) for kind in ("found", "lists") for layer in layers}
+        for name in sorted(needed - files.keys()):
+            wrong.append(f"patterns/{source}/{name} is not in its manifest. {command}")
+        for name, expected in files.items():
+            if not (folder / name).is_file():
+                wrong.append(f"patterns/{source}/{name} is missing. {command}")
+            elif sha256(folder / name) != expected:
+                wrong.append(f"patterns/{source}/{name} was changed or damaged. {command}")
+    return wrong
+
+
+# Tables
+
+COLUMNS = (
+    *("cell", "sign", "kind", "description", "source", "ranks"),
+    *("precision", "recall", "lift", "p_value", "q_value"),
+    *("layer", "memory", "number", "rule", "what", "held_ranks", "held", "base", "of"),
+)
+FORMATS = (".parquet", ".jsonl", ".csv")
+
+
+def pattern_table(index: Index, layer: int | None = None, source: str | None = None) -> pa.Table:
+    """Return one row per pattern (COLUMNS), of one layer or all, of one source or all."""
+    opened = open_patterns(index) if source is None else [Patterns(index, source)]
+    layers = range(index.n_layers) if layer is None else [layer]
+    parts = [_layer_rows(one, number) for one in opened for number in layers]
+    return pa.concat_tables(parts) if parts else _TABLE.empty_table()
+
+
+def _layer_rows(patterns: Patterns, layer: int) -> pa.Table:
+    """Return the patterns of a layer with cells by name; numbers that JSON lacks are null."""
+    stored = patterns.layer_table(layer)
+    memories = stored["memory"].to_pylist()
+    columns: dict[str, Any] = {name: stored[name] for name in stored.column_names}
+    for name in SCORES:
+        columns[name] = pa.array([_finite(one) for one in stored[name].to_pylist()], pa.float64())
+    columns["cell"] = [str(patterns.layout.cell(layer, memory)) for memory in memories]
+    columns["layer"] = [layer] * len(memories)
+    columns["source"] = [patterns.source] * len(memories)
+    return pa.table({name: columns[name] for name in COLUMNS}, schema=_TABLE)
+
+
+_TABLE = pa.schema(
+    [
+        (name, _FOUND.field(name).type if name in _FOUND.names else kind)
+        for name, kind in ((n, pa.int32() if n == "layer" else pa.string()) for n in COLUMNS)
+    ]
+)
+
+
+def export_patterns(index: Index, out: Path) -> int:
+    """Write the patterns of all sources to a file, by its ending; return how many."""
+    if out.suffix not in FORMATS:
+        endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise FfmemError(f"Cannot write patterns to {out}: its name must end in {endings}.")
+    sources = open_patterns(index)
+    if not sources:
+        raise FfmemError(no_patterns(index))
+    check_output_file(out)
+    parts = (_layer_rows(one, layer) for one in sources for layer in range(index.n_layers))
+    with committing(out) as temporary:
+        if out.suffix == ".parquet":
+            return _write_parquet(parts, temporary)
+        return _write_text(parts, temporary, out.suffix)
+
+
+def _write_parquet(parts: Iterator[pa.Table], path: Path) -> int:
+    n = 0
+    with pq.ParquetWriter(path, _TABLE, compression="zstd") as writer:
+        for table in parts:
+            writer.write_table(table)
+            n += table.num_rows
+    return n
+
+
+def _write_text(parts: Iterator[pa.Table], path: Path, ending: str) -> int:
+    n = 0
+    with path.open("w", encoding="utf-8", newline="" if ending == ".csv" else None) as file:
+        sheet = csv.DictWriter(file, COLUMNS)
+        if ending == ".csv":
+            sheet.writeheader()
+        for table in parts:
+            n += table.num_rows
+            for row in table.to_pylist():
+                if ending == ".jsonl":
+                    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+                    continue
+                row |= {name: " ".join(map(str, row[name])) for name in ("ranks", "held_ranks")}
+                sheet.writerow(csv_row(row))
+    return n
+
+
+def _finite(number: float | None) -> float | None:
+    """Return a number that JSON has; None for those that it lacks."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+# The list that stands for a memory
+
+NO_SIGN = 0
+"""Of a memory that nothing triggers."""
+
+
+def main_sign(index: Index, layer: int) -> ndarray:
+    """Return the sign (int8) of each memory's main list, which stands for it in the paper's sense.
+
+    It is the sign of the larger |m| of the two first triggers, + of equals, NO_SIGN without
+    triggers. Gated models keep a list for each sign of the coefficient; others have one.
+    """
+    signs = {1: "", -1: "negative_"} if index.manifest.model.gated else {1: ""}
+    names = [f"{side}{name}" for side in signs.values() for name in ("coefficient", "prefix")]
+    columns = read_columns(index.folder / layer_file("triggers", layer), names)
+    first = {
+        sign: np.where(
+            columns[f"{side}prefix"][:, 0] == NO_PREFIX,
+            np.float32(-1),
+            np.abs(columns[f"{side}coefficient"][:, 0]),
+        )
+        for sign, side in signs.items()
+    }
+    up, down = first[1], first.get(-1, np.full_like(first[1], -1))
+    found = np.where(up >= down, 1, -1)
+    found[np.maximum(up, down) < 0] = NO_SIGN
+    return found.astype(np.int8)
