@@ -8,7 +8,7 @@ import pytest
 
 from ffmem.errors import FfmemError
 from ffmem.experiments.charts import write_figure
-from ffmem.experiments.report import write_report as write_page
+from ffmem.experiments.render import write_report as write_page
 from tests.experiments.results import PAPERS, result, results
 from tests.experiments.test_charts import emptied
 from tests.experiments.test_drawing import HOSTILE

@@ -32,7 +32,7 @@ from ffmem.experiments.examples import (
     excerpt,
     key_tables,
 )
-from ffmem.experiments.report import markdown_environment
+from ffmem.experiments.render import markdown_environment
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
 from ffmem.text import format_number, format_share
