@@ -71,11 +71,6 @@ def rows() -> list[tuple[str, str, str]]:
             f" {section5['bare_projections_share_of_peak']:.0%}",
         ),
         (
-            "… over a pass that projects y as well",
-            f"{section5['over_three_projections']:.2f}×",
-            f"{section5['mib_over_the_model']:,} MiB over the model",
-        ),
-        (
             f"{effect['ablations']} exact ablations of a {effect['tokens']}-token prompt",
             f"{effect['seconds']:.1f} s, {effect['ratio']:.1f}× one forward pass each",
             f"target 5; largest difference {effect['largest_difference']:.0e}",

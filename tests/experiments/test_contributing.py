@@ -8,7 +8,7 @@ from types import ModuleType
 
 import ffmem
 import ffmem.api.experiments  # before NAMES is changed: it takes them in
-from ffmem.experiments import base, report
+from ffmem.experiments import base, render, report
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -31,6 +31,6 @@ def test_the_example_in_contributing_runs_as_it_stands(
     assert (tmp_path / "trigger-length.svg").read_text().startswith("<svg")
     assert "Triggers are longest in layer" in str(result)
     assert "<svg" in result._repr_html_()
-    page = report.write_report(tmp_path, [result], tiny_index).read_text(encoding="utf-8")
+    page = render.write_report(tmp_path, [result], tiny_index).read_text(encoding="utf-8")
     assert "Length of triggers" in page
     assert "Triggers grow longer through the layers" in page

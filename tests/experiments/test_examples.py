@@ -142,7 +142,7 @@ def test_an_excerpt_sets_the_last_token_apart(one, expected):
 
 def test_charts_summaries_and_claims_need_no_torch():
     code = (
-        "import sys, ffmem.experiments.report; from ffmem.experiments.base import find_all;"
+        "import sys, ffmem.experiments.render; from ffmem.experiments.base import find_all;"
         "find_all(); assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

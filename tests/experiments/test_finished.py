@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import FfmemError
-from ffmem.experiments import context
+from ffmem.experiments import base, context, run
 from ffmem.experiments.base import NAMES, find, find_all
 from ffmem.experiments.forward import SampleEvaluator
 from ffmem.progress import Progress
@@ -110,6 +110,24 @@ def test_a_stopped_report_goes_on_to_the_same_bytes(
     told = capsys.readouterr().err
     assert f"not measured again: {', '.join(before)}.\n" in told
     assert content(tmp_path) == whole
+
+
+def test_a_report_writes_each_result_and_figure_once(made, tmp_path, monkeypatch):
+    written = []
+
+    def noting(write):
+        def note(result, *more):
+            written.append((write.__name__, result.experiment))
+            return write(result, *more)
+
+        return note
+
+    monkeypatch.setattr(base.ExperimentResult, "write", noting(base.ExperimentResult.write))
+    monkeypatch.setattr(run, "write_figure", noting(run.write_figure))
+    report(made, tmp_path)
+    assert sorted(written) == sorted(
+        (kind, name) for kind in ("write", "write_figure") for name in NAMES
+    )
 
 
 def test_a_finished_report_runs_no_pass_over_the_sample(made, ran, tmp_path, monkeypatch):

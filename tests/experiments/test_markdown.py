@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from ffmem.experiments.report import escape_markdown as markdown
-from ffmem.experiments.report import fenced
+from ffmem.experiments.render import escape_markdown as markdown
+from ffmem.experiments.render import fenced
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 CHARACTERS = st.sampled_from(list("ab *_`[]()<>&|~#!\\/:.\"'-+=1@$\u05d0␣"))

@@ -4,7 +4,8 @@ import pytest
 
 from ffmem.cells import Cell
 from ffmem.experiments.examples import pattern_tables
-from ffmem.experiments.report import Report, write_report
+from ffmem.experiments.render import write_report
+from ffmem.experiments.report import Report
 from ffmem.patterns.store import Examined, Pattern, PatternWriter
 from tests.annotation.kept_patterns import copied, first_three, keep, listed, signs
 from tests.experiments.results import result

@@ -8,7 +8,7 @@ import pytest
 
 from ffmem.errors import FfmemError
 from ffmem.experiments.charts import write_figure
-from ffmem.experiments.report import write_report as write_page
+from ffmem.experiments.render import write_report as write_page
 from tests.experiments.results import PAPERS, result, results
 from tests.experiments.test_charts import emptied
 from tests.experiments.test_drawing import HOSTILE
@@ -212,6 +212,17 @@ def test_data_tables_hold_every_row_and_count_layers_from_1(tmp_path):
     body = html.split('<details class="data">')[1]
     rows = re.findall(r"<tr>(.*?)</tr>", body)
     assert [re.sub(r"<[^>]*>", " ", row).split()[0] for row in rows] == ["layer", "1", "2", "3"]
+
+
+def test_numbers_of_data_tables_read_as_people_write_them(tmp_path):
+    one = result("next-token-rank", 1)
+    one.rows[0].update(q1=14280.25, median=0.000123456, q3=7, n=14280)
+    write_report(tmp_path, [one])
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "14,280" in text
+        assert "0.0001235" in text
+        assert "e+0" not in text
 
 
 def test_a_result_is_written_and_read_as_it_is(tmp_path):

@@ -53,7 +53,7 @@ from ffmem.experiments.examples import (
     key_tables,
 )
 from ffmem.experiments.last_layer_composition import PAPER_VALUES
-from ffmem.experiments.report import markdown_environment
+from ffmem.experiments.render import markdown_environment
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
 from ffmem.patterns.store import Examined, Pattern, Patterns, PatternWriter, fingerprint

@@ -112,7 +112,7 @@ def report(
     finished. If memories have no static values, experiments that read values are left out.
     """
     from ffmem.experiments.base import find_all
-    from ffmem.experiments.report import write_report
+    from ffmem.experiments.render import write_report
 
     config = from_parameters(ExperimentConfig, locals())
     progress = progress or Progress(quiet=True)

@@ -133,7 +133,7 @@ class ExperimentResult:
         return "\n".join([f"{experiment.title} ({self.paper})", experiment.summary(self), *claims])
 
     def _repr_html_(self) -> str:
-        from ffmem.experiments.report import result_html
+        from ffmem.experiments.render import result_html
 
         return result_html(self)
 

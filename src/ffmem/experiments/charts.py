@@ -176,8 +176,7 @@ def color_scale(colors: dict[str, str]) -> alt.Scale:
 
 def series_color(colors: dict[str, str], field: str = "series") -> alt.Color:
     """Return the colors of a figure's series, with their legend."""
-    # As many columns as fit in the width of the narrowest page.
-    wide = sum(len(name) for name in colors) > 34
+    wide = sum(len(name) for name in colors) > 40  # more would not fit beside each other
     legend = alt.Legend(symbolType="square", columns=2 if wide else len(colors))
     return alt.Color(f"{field}:N", scale=color_scale(colors), legend=legend)
 

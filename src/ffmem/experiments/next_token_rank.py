@@ -59,7 +59,7 @@ def chart(result: ExperimentResult) -> Chart:
         "q1:Q",
         title="rank of next token + 1 (log)",
         scale=alt.Scale(type="log", domainMin=1, nice=False),
-        axis=alt.Axis(values=[10**power for power in range(7)], format=","),
+        axis=alt.Axis(values=[10**power for power in range(7)], format="~s"),
     )
     return boxes(rows, count_layers(result), y)
 

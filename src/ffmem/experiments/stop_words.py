@@ -33,7 +33,7 @@ from ffmem.experiments.charts import (
 from ffmem.experiments.predictions import Predictions
 from ffmem.experiments.rows import case_interval, independent_cases, known
 from ffmem.experiments.zero_agreement import TokenHits
-from ffmem.stats import share, wilson
+from ffmem.stats import share
 from ffmem.text import format_interval, format_number, format_share
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def chart(result: ExperimentResult) -> Chart:
     for row in result.rows:
         for field, size, name in measures:
             if row.get(field) is not None:
-                low, high = wilson(round(row[field] * (row.get(size) or 0)), row.get(size) or 0)
+                low, high = case_interval(result, row | {"n": row.get(size) or 0}, field)
                 ends = {"low": low and 100 * low, "high": high and 100 * high}
                 group = "an agreeing memory" if row["group"] == "agreeing" else "all cases"
                 rows.append({"what": name, "share": 100 * row[field], "group": group} | ends)

@@ -5,13 +5,13 @@ never becomes a path.
 """
 
 import tempfile
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from typing_extensions import TypedDict
 
 from ffmem.experiments.base import ExperimentResult
 from ffmem.web.library import Shelf
@@ -36,7 +36,8 @@ class Drawn(Response):
     media_type = SVG
 
 
-class FigureAnswer(TypedDict):
+@dataclass(frozen=True)
+class FigureAnswer:
     """One figure: what it is, what the paper says, what this model shows, where to get it."""
 
     name: str
@@ -53,7 +54,8 @@ class FigureAnswer(TypedDict):
     pdf: str
 
 
-class FiguresAnswer(TypedDict):
+@dataclass(frozen=True)
+class FiguresAnswer:
     """All figures of an index, in the order of the paper."""
 
     index: str
@@ -99,7 +101,7 @@ def router(site: Site) -> APIRouter:
         """Return what every figure shows, and where it is."""
         shelf = site.shelf(state)
         answers = [_answer(section, state) for section in sections(shelf)]
-        return {"index": shelf.name, "figures": answers}
+        return FiguresAnswer(shelf.name, answers)
 
     @routes.get("/api/figures/{name}", response_class=JSONResponse)
     def result(name: str, state: Asked) -> Response:
@@ -149,20 +151,20 @@ def _context(shelf: Shelf, *names: str) -> dict[str, Any]:
 
 def _answer(section: Any, state: State) -> FigureAnswer:
     name = section.name
-    return {
-        "name": name,
-        "title": section.title,
-        "paper": section.paper,
-        "measured": section.measured,
-        "paper_says": section.paper_says,
-        "shows": section.shows,
-        "sample": section.sample,
-        "settings": section.settings,
-        "result": state.link(f"/api/figures/{name}"),
-        "spec": state.link(f"/api/figures/{name}/spec"),
-        "svg": state.link(f"/figures/{name}.svg"),
-        "pdf": state.link(f"/figures/{name}.pdf"),
-    }
+    return FigureAnswer(
+        name=name,
+        title=section.title,
+        paper=section.paper,
+        measured=section.measured,
+        paper_says=section.paper_says,
+        shows=section.shows,
+        sample=section.sample,
+        settings=section.settings,
+        result=state.link(f"/api/figures/{name}"),
+        spec=state.link(f"/api/figures/{name}/spec"),
+        svg=state.link(f"/figures/{name}.svg"),
+        pdf=state.link(f"/figures/{name}.pdf"),
+    )
 
 
 def _script(request: Request, v: str) -> Response:

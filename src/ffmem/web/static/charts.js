@@ -74,6 +74,7 @@ async function draw(place) {
     for (const old of still) old.remove();
     place.dataset.drawn = now.theme;
     view.addEventListener("click", (event, item) => follow(place, event, item));
+    view.addEventListener("mousemove", (_, item) => ground.classList.toggle("linked", Boolean(linkOf(item))));
     drawn.set(place, { ...now, view: { finalize } });
   } catch (error) {
     place.querySelector(".ground:not(:first-child)")?.remove();
@@ -94,9 +95,11 @@ function name(place) {
   place.setAttribute("aria-label", place.dataset.alt);
 }
 
+const linkOf = (item) => (item?.mark?.marktype === "line" ? undefined : item?.datum?.url);
+
 function follow(place, event, item) {
-  const url = item?.datum?.url;
-  if (!url || item.mark?.marktype === "line") return;
+  const url = linkOf(item);
+  if (!url) return;
   const target = new URL(url, location.href);
   const state = new URL(place.dataset.spec, location.href).searchParams;
   for (const kept of ["index", "text", "position", "off", "set", "scale"])

@@ -1,0 +1,252 @@
+"""A report as files: one self-contained page of HTML, and Markdown for a repository.
+
+    write_report(folder, results, index) → folder/report.html, folder/report.md
+
+Both lay out the same `Report`; the same results and index give the same bytes. Everything from a
+model or a corpus is escaped.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ffmem.errors import FfmemError
+from ffmem.experiments.base import VERDICTS, ExperimentResult, check_claims, find
+from ffmem.experiments.charts import GROUND, figure_svg
+from ffmem.experiments.examples import Excerpt, MemoryCard
+from ffmem.experiments.report import Link, Piece, Report, Section, Small, Token
+from ffmem.files import write_text
+from ffmem.indexing.memory import visible, visible_token
+from ffmem.indexing.store import Index
+from ffmem.text import format_share
+
+MARKS = dict(zip(VERDICTS, "✓◐✗–", strict=True))
+
+
+def write_report(
+    folder: Path,
+    results: Sequence[ExperimentResult],
+    index: Index | None = None,
+    command: str | None = None,
+) -> Path:
+    """Write report.html and report.md beside the results' own files; return the page's path.
+
+    Without an index there are no examples and no cards; `command` is the one to repeat it all.
+    """
+    if not results:
+        raise FfmemError(
+            f"A report of no experiment was asked for in {folder}."
+            " Measure at least one: `ffmem experiment`."
+        )
+    models = sorted({str(result.settings.get("model_hash")) for result in results})
+    names = [result.experiment for result in results]
+    if len(models) > 1 or len(set(names)) < len(names):
+        raise FfmemError(
+            f"One report of {len(models)} models with {', '.join(names)} was asked for."
+            " A report is of one model, each experiment once: give every model a folder of its own."
+        )
+    report = Report(results, index, command)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "report.html"
+    write_text(path, to_html(report))
+    write_text(folder / "report.md", to_markdown(report))
+    return path
+
+
+def to_html(report: Report) -> str:
+    """Return the report as one file of HTML."""
+    environment = Environment(
+        loader=PackageLoader("ffmem.experiments"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "html": lambda piece: piece_html(piece, report.linked),
+        "visible": visible,
+        "visible_token": visible_token,
+        "slug": lambda verdict: verdict.replace(" ", "-"),
+    }
+    figures = {one.experiment: Markup(figure_svg(one)) for one in report.results}
+    template = environment.get_template("report.html")
+    return template.render(report=report, figures=figures, ground=GROUND, marks=MARKS) + "\n"
+
+
+def piece_html(piece: Piece, linked: frozenset[str]) -> Markup:
+    """Return a piece of a table as HTML; everything in it is escaped."""
+    if isinstance(piece, Excerpt):
+        return Markup(
+            '<span class="excerpt"><bdi>{}<mark>{}</mark></bdi> <ins><bdi>{}</bdi></ins></span>'
+        ).format(*piece)
+    if isinstance(piece, Link):
+        if piece.cell in linked:
+            return Markup('<a class="cell" href="#{0}">{0}</a>').format(piece.cell)
+        return Markup('<span class="cell">{}</span>').format(piece.cell)
+    if isinstance(piece, Token):
+        return Markup('<bdi class="token">{}</bdi>').format(visible_token(piece.text))
+    if isinstance(piece, Small):
+        return Markup('<span class="small">{}</span>').format(piece.text)
+    return Markup("<bdi>{}</bdi>").format(piece)
+
+
+def result_html(result: ExperimentResult) -> str:
+    """Return one experiment for a notebook: its figure, and what it shows."""
+    experiment = find(result.experiment)
+    claims = Markup("").join(
+        Markup("<li>{} {} ({}): {}</li>").format(MARKS[one.verdict], one.verdict, one.n, one.claim)
+        for one in check_claims([result])
+    )
+    text = Markup("<h4>{} ({})</h4><p>{}</p><ul>{}</ul>").format(
+        experiment.title, result.paper, visible(experiment.summary(result)), claims
+    )
+    return figure_svg(result) + str(text)
+
+
+# Markdown
+
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*_\[\]|~$#@]|:(?=//)|(?<=www)\.")
+
+
+def escape_markdown(value: Any) -> Markup:
+    """Return text of any origin as GitHub-flavored Markdown that shows it and does nothing else.
+
+    What is already Markdown (`Markup`) stays as it is.
+    """
+    if isinstance(value, Markup):
+        return value
+    text = "".join(_ENTITIES.get(character, character) for character in str(value))
+    return Markup(_SPECIAL.sub(r"\\\g<0>", text))
+
+
+def fenced(line: str) -> Markup:
+    """Return a line that stands as it is in a fence of ```."""
+    return Markup(visible(line).replace("```", "` ` `"))
+
+
+def markdown_environment(package: str) -> Environment:
+    """Return what fills the Markdown templates of a package; everything put in is escaped."""
+    made = Environment(
+        loader=PackageLoader(package),
+        autoescape=False,
+        finalize=escape_markdown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"percent": format_share, "visible": visible, "visible_token": visible_token}
+    return made
+
+
+def to_markdown(report: Report) -> str:
+    """Return the report as GitHub-flavored Markdown, with its figures as files beside it."""
+    md = escape_markdown
+    verdicts = " · ".join(f"{verdict}: **{n}**" for verdict, n in report.verdicts)
+    lines = [
+        f"# {md(report.model)} as key-value memories",
+        f"{md(report.lead)} Made by ffmem {report.version}.",
+        verdicts,
+        "## What the paper says, what this model shows",
+        md(report.claims_note),
+        _markdown_table(
+            ["claim", "paper", "this model", "n", "verdict", "rule"],
+            [
+                [
+                    f"[{md(one.claim)}](#{one.experiment})",
+                    md(one.paper),
+                    md(one.model),
+                    md(one.n),
+                    f"**{one.verdict}**",
+                    md(one.rule),
+                ]
+                for one in report.claims
+            ],
+        ),
+    ]
+    if report.tables:
+        lines.append("## Examples")
+    for table in report.tables:
+        lines.append(f"### {md(table.source)}: {md(table.title)}")
+        lines.append(_join_pieces(table.note, report.featured))
+        lines += [f"- {_join_pieces(entry, report.featured)}" for entry in table.legend]
+        rows = [[_join_pieces(entry, report.featured) for entry in row] for row in table.rows]
+        lines.append(_markdown_table(table.columns, rows))
+    if report.tables and report.index:
+        lines.append(md(report.excerpts_note))
+    lines += ["## Figures", Markup(md(report.figures_note).replace("\\`", "`"))]
+    for section in report.sections:
+        lines += _markdown_section(section)
+    facts = [[md(what), md(how)] for what, how in report.facts]
+    commands = "\n".join(fenced(line) for line in report.commands)
+    lines += ["## How it was made", _markdown_table(["", ""], facts), f"```sh\n{commands}\n```"]
+    lines += ["## Limits and definitions", "\n".join(f"- {md(one)}" for one in report.definitions)]
+    if report.featured:
+        lines.append("## Memories")
+    for card in report.cards:
+        if card.cell in report.featured:
+            lines += _markdown_card(report, card)
+    return "\n\n".join(str(line) for line in lines if line) + "\n"
+
+
+def _markdown_section(section: Section) -> list[str]:
+    md, name = escape_markdown, section.name
+    links = " · ".join(f"[{end.upper()}]({name}.{end})" for end in ("json", "svg", "pdf"))
+    rows = [[md(entry.text) for entry in row] for row in section.entries]
+    return [
+        f'<a id="{name}"></a>',
+        f"### {md(section.paper)}: {md(section.title)}",
+        f"![{md(section.title)}]({name}.svg)",
+        f"**Measured.** {md(section.measured)}",
+        f"**The paper.** {md(section.paper_says)}",
+        f"**This model.** {md(section.shows)}",
+        f"**Sample and settings.** {md(section.sample)}. {md(section.settings)}.",
+        links,
+        f"<details><summary>Data, {len(rows)} rows</summary>",
+        _markdown_table([md(visible(column)) for column in section.columns], rows),
+        "</details>",
+    ]
+
+
+def _markdown_card(report: Report, card: MemoryCard) -> list[str]:
+    md = escape_markdown
+    lines = [
+        f'<a id="{card.cell}"></a>',
+        f"**{card.cell}**, layer {card.layer + 1} of {report.n_layers}"
+        f" (`ffmem show DIR {card.cell}`)",
+    ]
+    for side in card.sides:
+        sign = f"m {md('>' if side.sign > 0 else '<')} 0: " if report.gated else ""
+        tokens = " ".join(f"“{md(visible_token(text))}”" for text in side.tokens)
+        promoted = md(side.note) if side.note else f"promotes {tokens}"
+        excerpts = [f"  - {_piece_markdown(one, report.featured)}" for one in side.excerpts]
+        lines.append("\n".join([f"- {sign}{promoted}", *excerpts]))
+    return lines
+
+
+def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _join_pieces(pieces: Sequence[Piece], linked: frozenset[str]) -> str:
+    between = "<br>" if any(isinstance(piece, Excerpt) for piece in pieces) else " "
+    return between.join(_piece_markdown(piece, linked) for piece in pieces)
+
+
+def _piece_markdown(piece: Piece, linked: frozenset[str]) -> str:
+    md = escape_markdown
+    if isinstance(piece, Excerpt):
+        last = f"<b>{md(piece.last)}</b>" if piece.last else ""
+        return f"{md(piece.before)}{last} → {md(piece.next)}"
+    if isinstance(piece, Link):
+        return f"[{piece.cell}](#{piece.cell})" if piece.cell in linked else piece.cell
+    if isinstance(piece, Token):
+        return f"“{md(visible_token(piece.text))}”"
+    if isinstance(piece, Small):
+        return f"({md(piece.text)})"
+    return str(md(piece))
