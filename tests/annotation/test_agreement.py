@@ -17,7 +17,6 @@ from ffmem.annotation.agreement import (
     jaccard,
     jaccard_of_kind,
     kappa,
-    kept_agreements,
     likeness,
     machine_judgments,
     marks_agreement,
@@ -409,16 +408,3 @@ def test_the_other_sign_controls_and_unexamined_lists_are_not_the_machines(own):
 def test_peoples_own_patterns_are_no_machines(own):
     keep(own, "human", first_three)
     assert machine_judgments(own, [item_of(own, "L0N1")]) == []
-    assert kept_agreements(own) == {}
-
-
-def test_every_machine_is_compared_with_people_where_both_are_kept(own):
-    keep(own, "human", first_three)
-    keep(own, "automatic", first_three)
-    keep(own, "explained", lambda cell, sign, n: [])
-    found = kept_agreements(own)
-    assert set(found) == {"automatic_human", "explained_human"}
-    for question in ("coverage", "type", "marks"):
-        assert found["automatic_human"][question]["alpha"] == pytest.approx(1)
-    assert found["explained_human"]["coverage"]["kappa"] == pytest.approx(0)
-    assert found["explained_human"]["marks"]["matched_share"] == 0

@@ -236,6 +236,10 @@ def test_every_format_has_the_rows_of_the_table(planted, tmp_path):
     assert pattern_table(planted).to_pylist() == rows
     assert pattern_table(planted).column_names == list(COLUMNS)
     assert pattern_table(planted, layer=1, source="automatic").to_pylist() == rows[2:]
+    of_index = planted.table("patterns")
+    assert set(of_index.column_names) == set(COLUMNS)
+    assert of_index.select(list(COLUMNS)).to_pylist() == rows
+    assert planted.table("patterns", layer=1, columns=["what"]).num_rows == 1
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
     assert read[2]["description"] == "ends with “a, b”"

@@ -41,7 +41,7 @@ def test_text_stands_out(theme, ink, ground):
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_buttons_and_active_edits_stand_out(theme):
     assert contrast(theme["go-ink"], theme["go"]) >= 4.5
-    assert contrast(theme["tray-ink"], theme["tray"]) >= 4.5
+    assert contrast(theme["edits-ink"], theme["edits"]) >= 4.5
     for case in ("residual", "agreement", "ffn", "composition"):
         assert contrast(theme[case], theme["card"]) >= 3  # a mark, not a text
 

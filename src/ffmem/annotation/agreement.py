@@ -33,7 +33,6 @@ from ffmem.annotation.study import (
     Judgment,
     Sheet,
     SheetPattern,
-    Text,
 )
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
@@ -475,28 +474,6 @@ def machine_judgments(index: Index, items: Iterable[Item]) -> list[Judgment]:
         if patterns.source != "human"
         for item in _examined(patterns, asked)
     ]
-
-
-def kept_agreements(index: Index, seed: int = 0) -> dict[str, Row]:
-    """Return how far each program's patterns agree with people's, where an index has both."""
-    sources = {found.source: found for found in open_patterns(index)}
-    people = sources.get("human")
-    if people is None:
-        return {}
-    no_text = Text("", None, None, "")
-    items = [
-        Item(f"{one.cell} {one.sign}", TRIGGERS, str(one.cell), one.sign, (no_text,) * one.n)
-        for layer in range(index.n_layers)
-        for one in people.lists(layer)
-    ]
-    human = [Judgment(item, "human", _machine_sheet(people, item), ADJUDICATOR) for item in items]
-    machine = machine_judgments(index, items)
-    found = {}
-    for source in sources:
-        own = [one for one in machine if one.annotator == source]
-        if own:
-            found[f"{source}_human"] = agreements(pairs_between(own, human), seed)
-    return found
 
 
 def _examined(patterns: Patterns, items: list[Item]) -> list[Item]:

@@ -64,14 +64,14 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         [
             *_MEMORY,
             ("sign", pa.int8()),
-            ("kind", pa.string()),
-            ("description", pa.string()),
-            ("source", pa.string()),
+            ("number", pa.int32()),
+            *((name, pa.string()) for name in ("kind", "description", "source", "rule", "what")),
             ("ranks", pa.list_(pa.int16())),
-            *(
-                (name, pa.float64())
-                for name in ("precision", "recall", "lift", "p_value", "q_value")
-            ),
+            ("held_ranks", pa.list_(pa.int16())),
+            ("held", pa.int16()),
+            ("of", pa.int16()),
+            *((name, pa.float64()) for name in ("precision", "recall", "base", "lift")),
+            *((name, pa.float64()) for name in ("p_value", "q_value")),
         ]
     ),
 }
@@ -209,22 +209,10 @@ def _samples(index: Index, layer: int, top: int | None, names: list[str]) -> dic
 
 
 def _patterns(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
-    from ffmem.patterns.store import open_patterns
+    from ffmem.patterns.store import pattern_table
 
-    patterns = [
-        (one, source.source)
-        for source in open_patterns(index)
-        for of_memory in source.layer(layer).values()
-        for one in of_memory
-    ]
-    memories = np.asarray([one.cell.memory for one, _ in patterns], np.int64)
-    found = _memory_columns(index, layer, memories, names)
-    found["source"] = pa.array([source for _, source in patterns], pa.string())
-    for name in names:
-        if name not in found:
-            kind = SCHEMAS["patterns"].field(name).type
-            found[name] = pa.array([getattr(one, name) for one, _ in patterns], kind)
-    return found
+    found = pattern_table(index, layer)
+    return {name: found[name] for name in names}
 
 
 _BUILDERS = {

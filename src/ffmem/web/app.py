@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from ffmem.errors import FfmemError
 from ffmem.web import figures
-from ffmem.web.guard import Guard, refused
+from ffmem.web.auth import Guard, refused
 from ffmem.web.library import Library
 from ffmem.web.limits import RETRY_SECONDS, Busy, Refusal, status_of
 from ffmem.web.site import Site

@@ -7,7 +7,6 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.stats import spread
 
 
@@ -25,11 +24,10 @@ def spreads(index: Index) -> list[LayerSpread]:
     """Return how active and how strong the memories of each layer are, from the index alone."""
     found: list[LayerSpread] = []
     for layer in index.layout.memory_layers:
-        path = index.folder / layer_file("stats", layer)
-        stats = read_columns(path, ["active", "max", "min"])
-        largest = np.maximum(np.abs(stats["max"]), np.abs(stats["min"])).astype(np.float64)
+        stats = index.table("stats", layer=layer, columns=["active_share", "max", "min"])
+        largest = np.maximum(np.abs(stats["max"].to_numpy()), np.abs(stats["min"].to_numpy()))
         largest = largest[np.isfinite(largest)]
-        share = stats["active"] / index.manifest.corpus.prefixes
+        share = stats["active_share"].to_numpy()
         most = {"max": float(largest.max()) if len(largest) else None}
         found.append(
             {"layer": layer, "active_share": spread(share), "largest": spread(largest) | most}

@@ -176,19 +176,15 @@ class Wanted:
 def layer_table(index: Index, layer: int) -> LayerTable:
     """Return the table of a layer, kept for the next request."""
     refuse_other_layers(index, layer)
-    stats = read_columns(
-        index.folder / layer_file("stats", layer), ["active", "max", "min", "mean"]
-    )
+    names = ["active_share", "max", "min", "mean"]
+    stats = index.table("stats", layer=layer, columns=names)
     n = index.layout.widths[layer]
     head = top_triggers(index, layer)
     found = LayerTable(
         layer=layer,
         top=np.empty((n, 0), np.int32),
         bottom=np.empty((n, 0), np.int32),
-        active_share=stats["active"] / index.manifest.corpus.prefixes,
-        max=stats["max"].astype(np.float64),
-        min=stats["min"].astype(np.float64),
-        mean=stats["mean"].astype(np.float64),
+        **{name: stats[name].to_numpy() for name in names},
         probability=np.full(n, np.nan),
         sign=head.sign,
         agreement=np.full(n, -1, np.int8),

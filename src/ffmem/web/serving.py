@@ -14,7 +14,7 @@ from uvicorn import Config, Server
 
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
-from ffmem.web.guard import check_token
+from ffmem.web.auth import check_token
 from ffmem.web.library import Library
 
 PORT = 8800

@@ -26,7 +26,7 @@ from ffmem.indexing.sentences import StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import read_columns
 from ffmem.text import format_number
-from ffmem.web.guard import is_cross_site
+from ffmem.web.auth import is_cross_site
 from ffmem.web.layer_table import Wanted, chosen, layer_table
 from ffmem.web.library import Shelf
 from ffmem.web.limits import NotHere, TooMuch

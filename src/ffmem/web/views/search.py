@@ -23,7 +23,7 @@ from ffmem.indexing.search_db import NotSearchable
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
 from ffmem.patterns.search import PatternSearch
-from ffmem.web.guard import is_cross_site
+from ffmem.web.auth import is_cross_site
 from ffmem.web.library import Shelf
 from ffmem.web.limits import MOST_RESULTS, TooMuch
 from ffmem.web.pattern_view import UNREAD, at_hand

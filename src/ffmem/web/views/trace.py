@@ -17,7 +17,7 @@ from ffmem.errors import FfmemError
 from ffmem.indexing.memory import from_visible, visible_token
 from ffmem.interventions.edits import Edit, Edits, parse_cells, resolve_position
 from ffmem.text import format_share
-from ffmem.web.guard import is_cross_site
+from ffmem.web.auth import is_cross_site
 from ffmem.web.library import Shelf
 from ffmem.web.limits import (
     MOST_EDITS,

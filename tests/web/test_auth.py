@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from ffmem.errors import FfmemError
 from ffmem.web.app import make_app
-from ffmem.web.guard import Guard, check_token
+from ffmem.web.auth import Guard, check_token
 from ffmem.web.limits import MOST_ADDRESS, MOST_BODY
 from ffmem.web.serving import address, bound, is_free, is_loopback, serve
 from ffmem.web.worker import Worker
