@@ -293,7 +293,7 @@ def _by_pattern(index: Index, layer: int, taken: set[str | None]) -> Example | N
         ]
     except StoreError:  # the page says that they cannot be read
         return None
-    often = [one for one in several if len(one.ranks) >= OFTEN * STRONGEST] or several
+    often = [one for one in several if one.n_shown >= OFTEN * STRONGEST] or several
     often.sort(key=lambda one: (-(one.lift or 0.0), one.cell.memory))
     best: Example | None = None
     for one in often[:CANDIDATES]:
