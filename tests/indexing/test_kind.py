@@ -151,10 +151,14 @@ def test_values_cannot_be_searched_where_there_are_none_and_triggers_can(any_kin
         ffmem.search(any_kind, WORDS)
 
 
-def test_patterns_are_found_and_searched_in_every_kind(any_kind, tmp_path):
-    folder = shutil.copytree(any_kind.folder, tmp_path / "index")
-    ffmem.detect(folder, top=5)
-    assert isinstance(ffmem.search(folder, "the", "patterns"), list)
+@pytest.mark.parametrize("kind", KINDS)
+def test_patterns_are_found_and_searched_in_every_kind(kind, index_of, corpus_file, tmp_path):
+    corpus = ffmem.Corpus(str(corpus_file), unit="line")
+    index = index_of(OURS[kind], corpus, tmp_path / "index", t=20)
+    ffmem.detect(index, top=10)
+    table = index.table("patterns", columns=["cell", "description"])
+    ending = {row["cell"] for row in table.to_pylist() if "ends" in row["description"]}
+    assert {hit.cell for hit in ffmem.search(index, "ends", "patterns", limit=1000)} == ending
 
 
 def test_exports_hold_nothing_where_no_value_is_and_say_why(kind_index, tmp_path):
