@@ -344,3 +344,16 @@ def test_reading_patterns_needs_neither_torch_nor_scikit_learn():
     slow = "{'torch', 'sklearn', 'scipy', 'pyarrow.compute'}"
     code = f"import sys, ffmem.patterns.store; assert not {slow} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_patterns_of_a_memory_are_read_without_heavy_libraries(planted):
+    code = (
+        "import sys\nfrom ffmem.indexing.store import Index\n"
+        "from ffmem.patterns.store import open_patterns\n"
+        "print(len(open_patterns(Index(sys.argv[1]))[0].of('L0N3')))\n"
+        "slow = {'torch', 'pandas', 'sklearn', 'scipy', 'jaxtyping', 'pyarrow.compute'}\n"
+        "print(sorted(slow & sys.modules.keys()))"
+    )
+    command = [sys.executable, "-c", code, str(planted.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["2", "[]"]

@@ -35,7 +35,7 @@ from ffmem.files import check_output_file, committing, csv_row, sha256, write_te
 from ffmem.indexing.memory import visible
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, read_columns, write_table
+from ffmem.indexing.tables import as_array, layer_file, read_columns, write_table
 
 FORMAT = 2
 
@@ -235,7 +235,7 @@ class Patterns:
         """Return the patterns of one memory, the positive list's first."""
         place = self.layout.resolve(cell)
         table = self._found(place.layer)
-        memories = table["memory"].to_numpy()  # ascending: one memory is decoded, not the layer
+        memories = as_array(table["memory"])  # ascending: one memory is decoded, not the layer
         first, past = np.searchsorted(memories, [place.memory, place.memory + 1]).tolist()
         return self._patterns(place.layer, table[first:past])
 
