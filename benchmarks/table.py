@@ -16,7 +16,6 @@ def result(name: str) -> dict[str, Any]:
 def rows() -> list[tuple[str, str, str]]:
     """Return (what, figure, target or limit) of every benchmark."""
     best, every, values, lookups = map(result, ("best", "all", "values", "lookups"))
-    section5 = result("section5")
     effect = result("effect")
     speed, over, peak = best["tokens_per_second"], best["index_over"], best["peak_gemm_gflops"]
     found = [
@@ -57,20 +56,6 @@ def rows() -> list[tuple[str, str, str]]:
             f" {values['peak_gemm_gflops']:,.0f} GFLOP/s); target 70 %, < 1 GB",
         ),
         (
-            "Section 5 in one pass, all its figures",
-            f"{section5['prefixes_per_second']:,.0f} prefixes/s,"
-            f" {section5['share_of_peak']:.0%} of peak GEMM",
-            f"{section5['gflops']:,.0f} of {section5['peak_gemm_gflops']:,.0f} GFLOP/s, target"
-            f" 70 %; {section5['share_of_gemm_meanwhile']:.0%} of the same GEMM meanwhile",
-        ),
-        (
-            "… over its bare forward passes and vocabulary products, nothing read",
-            f"{section5['over_bare']:.2f}×",
-            f"these alone reach {section5['bare_share_of_peak']:.0%} of peak GEMM: the trunk"
-            f" {section5['bare_trunk_share_of_peak']:.0%}, the products"
-            f" {section5['bare_projections_share_of_peak']:.0%}",
-        ),
-        (
             f"{effect['ablations']} exact ablations of a {effect['tokens']}-token prompt",
             f"{effect['seconds']:.1f} s, {effect['ratio']:.1f}× one forward pass each",
             f"target 5; largest difference {effect['largest_difference']:.0e}",
@@ -93,7 +78,7 @@ def rows() -> list[tuple[str, str, str]]:
         ),
     ]
     parallel = _workers(result("workers"))
-    rest = _detection(result("patterns")) + _pages(result("explorer"))
+    rest = _pages(result("explorer"))
     return found + parallel + _training(result("training")) + rest
 
 
@@ -130,19 +115,6 @@ def _training(training: dict[str, Any]) -> list[tuple[str, str, str]]:
             f"{speed['ffmem train']:,.0f} tokens/s, {training['share_of_peak']:.0%} of peak GEMM",
             f"{training['gflops_in_products']:,.0f} of {training['peak_gemm_gflops']:,.0f} GFLOP/s",
         ),
-    ]
-
-
-def _detection(patterns: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return how long detection takes, by the size of the corpus."""
-    return [
-        (
-            f"patterns of {one['memories']:,} memories over {one['sentences']:,} sentences",
-            f"{one['seconds']:,.0f} s, {one['milliseconds_per_memory']:.1f} ms per memory",
-            f"target 120 s; {max(one['peak_mib_of_main_and_of_one_worker']):,} MiB a process;"
-            f" of shuffled triggers: {one['shuffled_share_of_lists']:.2%} of lists",
-        )
-        for one in patterns["indexes"].values()
     ]
 
 
