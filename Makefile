@@ -2,15 +2,16 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+RUNS := .venv/runs
 READY := .venv/ready
 
 # pip compiles nothing (--no-compile), so let the first import keep its bytecode: where it may not,
 # every process compiles torch and transformers again (10 s instead of 4).
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test bench browser pictures clean
+.PHONY: demo test docs notebooks dist bench browser pictures clean
 
-demo: $(READY)
+demo: $(RUNS)
 	$(BIN)/ffmem demo
 
 test: $(READY) browser
@@ -21,11 +22,33 @@ test: $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types && exit $$tests
 
-$(READY): pyproject.toml constraints.txt
+# What the demo needs, then all extras and tools.
+INSTALL := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
+
+$(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[models]'
+	touch $(RUNS)
+
+$(READY): $(RUNS)
+	$(INSTALL) -e '.[dev]'
 	touch $(READY)
+
+# The documentation site. Warnings are errors; `make test` builds it too, and checks every link in it.
+docs: $(READY)
+	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs . docs/_build
+	@echo "The site is at docs/_build/index.html"
+
+# Run the notebooks and keep their outputs; the index of the first serves all.
+notebooks: $(READY)
+	PYTHONWARNINGS=ignore:IProgress $(BIN)/jupyter execute --inplace $(addprefix examples/,quick-start.ipynb one-memory.ipynb figure-4.ipynb edit-a-checkpoint.ipynb)
+
+# Wheel and sdist, ready to upload.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 # The explorer is tested in a real browser: Debian's, if there is none yet and it can be installed.
 browser:
@@ -38,8 +61,8 @@ pictures: $(READY) browser
 	PYTHONPATH=. $(BIN)/python docs/pictures.py demo
 
 bench: $(READY)
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(INSTALL) -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv
+	rm -rf .venv docs/_build

@@ -1,7 +1,7 @@
 """All benchmarks: `python benchmarks/run.py [NAME…]` writes `benchmarks/results/NAME.json`.
 
 Machines are noisy: only ratios within one process count, and the limit stands beside each figure.
-`benchmarks/table.py` puts the results into the README.
+`benchmarks/table.py` puts the results into the README and docs/speed.md.
 """
 
 import json

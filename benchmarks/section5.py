@@ -91,7 +91,7 @@ def _pass(index: Any, memories: Any, n_prefixes: int) -> Callable[[Sequence[Any]
     from ffmem.experiments.base import find_all
     from ffmem.experiments.context import ExperimentContext
     from ffmem.experiments.forward import SampleEvaluator
-    from ffmem.experiments.predictions import Predictions
+    from ffmem.experiments.metrics import Predictions
 
     context = ExperimentContext(index=index, model=memories)
     kinds = {metric for one in find_all() for metric in one.metrics} - {Predictions}

@@ -1,4 +1,4 @@
-"""Puts the benchmarks' results into the README's table: `python benchmarks/table.py`."""
+"""Puts the benchmarks' results into the README and docs/speed.md: `python benchmarks/table.py`."""
 
 import json
 from pathlib import Path
@@ -150,17 +150,53 @@ def _pages(explorer: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def table() -> str:
-    lines = ["| what | measured | beside it |", "|---|---|---|"]
-    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows()]) + "\n"
+def headlines() -> list[tuple[str, str, str]]:
+    """Return the four rows that the README shows."""
+    best, effect, lookups = map(result, ("best", "effect", "lookups"))
+    over, alone = best["index_over"], result("explorer")["alone_ms"]["memory page"]
+    return [
+        (
+            "index pass",
+            f"{best['tokens_per_second']['index']:,.0f} tokens/s",
+            f"{over['trunk']:.2f}× the speed of the bare forward pass, {over['plain']:.2f}× of one"
+            " with logits",
+        ),
+        (
+            "values of all 46,080 memories",
+            f"{result('values')['seconds']:,.0f} s",
+            f"{result('values')['share_of_peak']:.0%} of peak GEMM",
+        ),
+        (
+            f"{effect['ablations']} exact ablations",
+            f"{effect['seconds']:.1f} s",
+            f"{effect['ratio']:.1f}× faster than a forward pass each",
+        ),
+        (
+            "`ffmem show`; page of a memory",
+            f"{lookups['show_process_seconds']:.2f} s; {alone['p50']:.0f} ms",
+            "without torch",
+        ),
+    ]
+
+
+def table(header: str, rows: list[tuple[str, str, str]]) -> str:
+    """Return rows as a table in Markdown."""
+    lines = [header, "|---|---|---|"]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
+
+
+TABLES = {
+    "README.md": lambda: table("| | | |", headlines()),
+    "docs/speed.md": lambda: table("| what | measured | beside it |", rows()),
+}
+"""The documents with a table of measurements, and the table of each."""
 
 
 def main() -> None:
-    """Write the table into the README."""
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    before, rest = text.split(BEGIN)
-    readme.write_text(before + BEGIN + table() + END + rest.split(END, 1)[1])
+    """Write the tables into the documents."""
+    for name, made in TABLES.items():
+        before, rest = (ROOT / name).read_text().split(BEGIN)
+        (ROOT / name).write_text(before + BEGIN + made() + END + rest.split(END, 1)[1])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import ffmem
 from ffmem.corpus.corpus import Corpus
-from ffmem.indexing.build import _make_worker
+from ffmem.indexing.build import _worker_factory
 from ffmem.indexing.chunks import Chunk
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.prepare import SENTENCES, IndexPlan, prepare
@@ -40,7 +40,7 @@ def workers(rounds: int = 2) -> dict[str, Any]:
         memories = ffmem.load("smollm2-135m")
         plan = _plan(memories, Path(name) / "index")
         stack.callback(_start_ray())
-        make = _make_worker(plan, BuildOptions())
+        make = _worker_factory(plan, BuildOptions())
         sentences = Sentences(plan.folder / SENTENCES)
         own = IndexWorker(memories, plan.storage, sentences, plan.sample, False)
         executors = {}

@@ -15,8 +15,7 @@ import ffmem
 from ffmem.annotation.sampling import draw_plan
 from ffmem.annotation.study import AnnotationStudy, Sheet, SheetPattern
 from ffmem.web.app import make_app
-from ffmem.web.library import Library
-from ffmem.web.studies import Studies
+from ffmem.web.catalog import Catalog
 from tests.web.browser import FLAGS, browser_path, running
 
 OUT = Path(__file__).parent / "pictures"
@@ -69,7 +68,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     with tempfile.TemporaryDirectory() as scratch:
         path, link = study_of(folder, Path(scratch))
-        app = make_app(Library.of([folder]), studies=Studies(str(path)))
+        app = make_app(Catalog.open([folder]), db=str(path))
         _photograph_all({**SHOTS, "annotate": (link, "light", (1280, 800))}, app)
 
 

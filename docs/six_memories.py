@@ -1,6 +1,6 @@
 """Makes docs/results/six-memories: `python docs/six_memories.py WORK [SEED…]`.
 
-Trains the six kinds of memory at equal parameters and equal tokens on WikiText-2, once for each
+Trains six kinds of memory at equal parameters and equal tokens on WikiText-2, once for each
 seed, into WORK/KIND-SEED; what is there already is taken as it is, what was stopped goes on. Then
 writes the table, the curves and their figure. Runs go one after the other.
 """
@@ -29,10 +29,11 @@ from ffmem.experiments.charts import (
 )
 from ffmem.files import write_text
 from ffmem.progress import Progress
-from ffmem.training.config import KINDS, TrainConfig
+from ffmem.training.config import TrainConfig
 from ffmem.training.train import train
 
 OUT = Path(__file__).parent / "results" / "six-memories"
+KINDS = ("relu", "gelu", "swiglu", "softmax", "persistent", "lambda")
 COLOURS = dict(zip(KINDS, (BLUE, ORANGE, GREEN, GREY, VERMILION, PURPLE), strict=True))
 SIZES = {
     "layers": 4,

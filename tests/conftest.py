@@ -1,5 +1,7 @@
 """What many tests share: tiny models indexed over a text of hard characters."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -8,14 +10,17 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 import ffmem
 from ffmem.networks.config import KINDS, AdaptiveConfig
 from tests import checking
-from tests.ray_cluster import ray_cluster  # noqa: F401
+from tests.ray_cluster import gone_in_the_end, ray_cluster  # noqa: F401
 from tests.texts import LINES
-from tests.tiny import TINY, changed_since_read
+from tests.tiny import EXPERTS, TINY, changed_since_read
 
 VOCABULARY = 320
 
-OURS = {kind: "ffmem_adaptive" if kind == "relu" else f"ffmem_adaptive {kind}" for kind in KINDS}
-"""The tiny model of each kind of memory that is ours."""
+DENSE = tuple(kind for kind in KINDS if kind != "moe")
+"""The kinds of our own memories with one bank in a layer; `EXPERTS` has the mixture of experts."""
+
+OURS = {kind: "ffmem_adaptive" if kind == "relu" else f"ffmem_adaptive {kind}" for kind in DENSE}
+"""The tiny model of each of these kinds."""
 
 checking.install()
 
@@ -24,6 +29,17 @@ PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("ffmem", max_examples=50, **PATIENT)
 settings.register_profile("thorough", max_examples=1000, **PATIENT)
 settings.load_profile("ffmem")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _do_not_wait_for_the_disk():
+    """A process that is killed loses nothing that it wrote; a power cut would, and none is tested.
+
+    Flushing takes up to half of the time of an index as small as those of the tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,9 +68,10 @@ def text_model(name):
     """Return a tiny random model with a vocabulary for text."""
     set_seed(0)
     size = {"vocab_size": VOCABULARY}
-    if isinstance(TINY[name], AdaptiveConfig):
+    plain = (TINY | EXPERTS)[name]
+    if isinstance(plain, AdaptiveConfig):
         size = {"band_sizes": [200, 60, VOCABULARY - 260]}
-    config = TINY[name].__class__.from_dict(TINY[name].to_dict() | size)
+    config = plain.__class__.from_dict(plain.to_dict() | size)
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         parameter.data = parameter.data + 0.3 * parameter.data.new_empty(parameter.shape).normal_()
@@ -86,6 +103,20 @@ def ungated_index(tokenizer, corpus_file, tmp_path_factory):
     corpus = ffmem.Corpus(str(corpus_file), unit="line")
     folder = tmp_path_factory.mktemp("ungated") / "index"
     return indexed("gpt2", tokenizer, corpus, folder, t=30, compat="ff-layers", start="eos")
+
+
+@pytest.fixture(scope="session")
+def expert_index(tokenizer, corpus_file, tmp_path_factory):
+    """An index of a mixture of experts (deepseek_v3), whose model lies in a folder.
+
+    Layer 0 is dense (24 memories), layer 1 has a shared expert and 5 routed ones of 12 each, of
+    which a token reaches two.
+    """
+    root = tmp_path_factory.mktemp("experts")
+    text_model("deepseek_v3").save_pretrained(root / "model")
+    tokenizer.save_pretrained(root / "model")
+    corpus = ffmem.Corpus(str(corpus_file), unit="line")
+    return ffmem.index(str(root / "model"), corpus, root / "index", t=24, threads=1)
 
 
 @pytest.fixture(params=["tiny_index", "ungated_index"])

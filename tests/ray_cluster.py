@@ -97,6 +97,16 @@ def started():
 
 
 @pytest.fixture(scope="session")
+def gone_in_the_end():
+    """Processes that must be gone when all tests are done: Ray's agents take a minute to end."""
+    processes: list[psutil.Process] = []
+    yield processes
+    # A process that has the number of one that is gone is not running, to psutil.
+    left = [process.pid for process in processes if process.is_running()]
+    assert gone(left, 120), "a test has left processes behind"
+
+
+@pytest.fixture(scope="session")
 def ray_cluster():
     """Three nodes: `.address`, `.kill_node()`, `.add_node()`, `.mend()`."""
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'ffmem[ray]')")

@@ -86,10 +86,20 @@ def test_the_help_of_a_command_is_a_sentence_that_fits_one_line(name, command):
 
 
 def test_the_list_of_commands_says_what_their_own_help_says():
-    lines = run("--help")[1].split("Commands:\n")[1].splitlines()
+    lines = run("--help")[1].split("and exit.\n\n")[1].splitlines()
     own = {name: command.help.split("\n")[0] for name, command in COMMANDS.items()}
-    assert dict(line.split(maxsplit=1) for line in lines) == own
+    assert dict(line[10:].split(maxsplit=1) for line in lines) == own
     assert {name: help for name, (_, help) in cli.COMMANDS.items()} == own
+    groups = [line[:10].strip() for line in lines if line[:10].strip()]
+    assert groups == ["Index", "Look", "Measure", "Change", "Annotate", "Serve"]
+
+
+def test_the_help_fits_one_screen(monkeypatch):
+    for columns in ("80", "100", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = run("--help")[1].splitlines()
+        assert len(lines) <= 40
+        assert max(map(len, lines)) <= min(int(columns), 100)
 
 
 def test_help_imports_no_command():
@@ -258,7 +268,10 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert code == 0
     assert out == f"{ffmem.open(made)!r}\n"
-    assert f"Reading {corpus_file}.\nCorpus: 24 sentences" in err
+    assert (
+        f"Reading {corpus_file}.\nMeasuring start tokens and perplexity.\nCorpus: 24 sentences"
+        in err
+    )
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert (code, "finished: nothing to do" in err) == (0, True)
     assert run("verify", made)[:2] == (0, "OK: 11 files, 48 memories.\n")

@@ -1,8 +1,14 @@
+import json
 import os
+import pty
+import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -98,6 +104,42 @@ def test_the_tiny_demonstration_runs_to_its_end_without_a_network(tmp_path, with
         assert str(MODEL) not in file.read_text(encoding="utf-8"), file
 
 
+def test_on_a_terminal_the_explorer_opens_before_the_index_is_finished(tmp_path):
+    out, (screen, terminal) = tmp_path / "tiny", pty.openpty()
+    command = [sys.executable, "-m", "ffmem", "demo", "--tiny", "--limit", "60", "--out", str(out)]
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n', encoding="utf-8")
+    browser.chmod(0o755)
+    environment = os.environ | {"BROWSER": str(browser), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    child = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
+    )
+    os.close(terminal)
+    shown, was_finished = "", None
+    try:
+        while "Press Ctrl-C" not in shown:
+            shown += os.read(screen, 65536).decode(errors="replace")
+            if was_finished is None and (found := re.search(r"at (http://\S+) and fills", shown)):
+                was_finished = (out / "manifest.json").exists()
+                with urlopen(found[1]) as page:
+                    home = page.read().decode()
+        with urlopen(f"{found[1]}api/figures") as figures:
+            assert json.load(figures)
+        child.send_signal(signal.SIGINT)
+        with suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while part := os.read(screen, 65536):
+                shown += part.decode(errors="replace")
+        assert child.wait(30) == 0, shown
+    finally:
+        child.kill()
+        os.close(screen)
+    assert was_finished is False
+    assert opened.read_text(encoding="utf-8").strip() == found[1]
+    assert "So far: " in home
+    assert "Loading mini-wiki" in shown
+    assert (tmp_path / "tiny-report/report.html").exists()
+
+
 def test_where_there_is_no_network_only_this_machine_can_be_reached(without_network):
     """The control of the test above: what it forbids is noticed, in children too."""
     ask = "import socket; socket.create_connection(('192.0.2.1', 9), timeout=1)"
@@ -115,10 +157,10 @@ def test_where_there_is_no_network_only_this_machine_can_be_reached(without_netw
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], (demo.FULL, Path("demo"), 2000)),
-        (["--tiny"], (demo.TINY, Path("demo-tiny"), None)),
-        (["--tiny", "--out", "here", "--limit", "7"], (demo.TINY, Path("here"), 7)),
-        (["--limit", "9"], (demo.FULL, Path("demo"), 9)),
+        ([], (demo.FULL, Path("demo"), 2000, False)),
+        (["--tiny"], (demo.TINY, Path("demo-tiny"), None, False)),
+        (["--tiny", "--out", "here", "--limit", "7"], (demo.TINY, Path("here"), 7, False)),
+        (["--limit", "9"], (demo.FULL, Path("demo"), 9, False)),
     ],
 )
 def test_the_command_takes_the_choices_own_folder_and_limit(monkeypatch, arguments, expected):

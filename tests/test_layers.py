@@ -16,7 +16,7 @@ ORDER = [
         "stats",
         "files",
         "progress",
-        "cli_options",
+        "config_fields",
         "registry",
     ),
     *("storage", "ray_workers", "parallel"),

@@ -14,7 +14,7 @@ from functools import partial
 import psutil
 import pytest
 
-from ffmem import parallel
+from ffmem import parallel, ray_workers
 from ffmem.errors import FfmemError, ModelError, WorkerError
 from ffmem.parallel import ExecutionConfig, PoolExecutor, ProcessSlot, Task, executor
 from ffmem.progress import Progress
@@ -142,12 +142,13 @@ def test_a_worker_that_survives_such_a_task_commits_its_work(config, tmp_path):
     if config.ray is None:
         config = ExecutionConfig(workers=4)  # three die, one each; an actor of Ray dies three times
     lines = Lines()
-    naps = [Task(f"nap {i}", "sleep", (2.0,)) for i in range(4)]  # until all workers are there
+    n = config.n_workers
+    meeting = [Task(f"meeting {i}", "meet", (n,)) for i in range(n)]
     with (
         pytest.raises(WorkerError, match=r"3 workers died"),
         executor(config, make(tmp_path), lines) as workers,
     ):
-        run_all(workers, naps, work(24), [Task("chunk 17", "die", (17,))])
+        run_all(workers, meeting, work(24), [Task("chunk 17", "die", (17,))])
     assert len(list(tmp_path.glob("flushed-*"))) == 1
     assert lines.lines[-1] == "Stopping: committing finished work (up to 60 s)."
     assert gone(pids(tmp_path))
@@ -352,6 +353,7 @@ def test_a_private_ray_that_dies_ends_the_run(tmp_path, monkeypatch):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_workers, "NODES_TIMEOUT", 10.0)
     before = {child.pid for child in psutil.Process().children(recursive=True)}
 
     def kill():

@@ -30,8 +30,8 @@ from ffmem.models.load import describe
 from ffmem.models.memories import Memories
 from ffmem.patterns.store import Patterns
 from ffmem.web.app import make_app
-from ffmem.web.library import Library
-from ffmem.web.worker import Worker
+from ffmem.web.catalog import Catalog
+from ffmem.web.worker import ModelWorker
 from tests.conftest import text_model
 from tests.indexing.folders import content, indexed, write_corpus
 from tests.tiny import WIDTHS, ragged, tiny_tokenizer
@@ -62,7 +62,7 @@ def index(model, corpus, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_patterns(index):
-    ffmem.detect(index, top=8)
+    ffmem.detect(index)
     return index
 
 
@@ -192,15 +192,17 @@ def test_a_trace_shows_layers_without_memories_without_them(model, index):
     found = ffmem.trace(index, PROMPT, model=model, top=200, grid=True)
     assert [len(layer.memories) for layer in found.layers] == WIDTHS
     for layer in EMPTY:
-        shown = found.layers[layer].to_dict()
-        assert (shown["ff_top"], shown["active"], shown["memories"]) == ([], None, [])
-        assert shown["case"] == "residual"
+        shown = found.layers[layer]
+        assert (shown.ff_top, shown.active, shown.memories) == ([], None, [])
+        assert shown.case == "residual"
         assert all(place.ff is None and place.case == "residual" for place in found.grid[layer])
     for layer in THERE:
         assert found.layers[layer].ff_top
         assert all(place.ff is not None for place in found.grid[layer])
         assert all(memory.percentile is not None for memory in found.layers[layer].memories)
     assert str(found).count(" – ") >= len(EMPTY)
+    best = ffmem.trace(index, PROMPT, model=model, top=1)
+    assert [len(layer.memories) for layer in best.layers] == [min(1, width) for width in WIDTHS]
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -320,7 +322,7 @@ def test_a_study_draws_from_layers_that_have_memories(index):
     plan = draw_plan(index, per_layer=8, controls=0)
     drawn = [ffmem.Cell.parse(item.cell).layer for item in plan.items]
     assert {layer: drawn.count(layer) for layer in THERE} == {1: 8, 2: 8, 4: 7}
-    assert plan.settings["drawn"]["layers_with_fewer"] == {"4": 7}
+    assert plan.settings["counts"]["layers_with_fewer"] == {"4": 7}
     assert plan.settings["index"]["memories"] == WIDTHS
 
 
@@ -371,8 +373,10 @@ def test_the_random_control_of_predictive_values_is_drawn_from_the_upper_layers(
 
 @pytest.fixture(scope="module")
 def visitor(with_patterns, reported):
-    library = Library.of([with_patterns.folder], [reported])
-    with TestClient(make_app(library, Worker(device="cpu")), "http://127.0.0.1:8800") as client:
+    catalog = Catalog.open([with_patterns.folder], [reported])
+    with TestClient(
+        make_app(catalog, ModelWorker(device="cpu")), "http://127.0.0.1:8800"
+    ) as client:
         yield client
 
 
@@ -459,8 +463,10 @@ def test_commands_read_a_model_of_mixed_layers(nemotron, corpus_file):
 
 
 def test_the_trace_page_shows_layers_without_memories(nemotron):
-    library = Library.of([nemotron / "index"], [])
-    with TestClient(make_app(library, Worker(device="cpu")), "http://127.0.0.1:8800") as client:
+    catalog = Catalog.open([nemotron / "index"], [])
+    with TestClient(
+        make_app(catalog, ModelWorker(device="cpu")), "http://127.0.0.1:8800"
+    ) as client:
         for view in ("before", "ff", "after"):
             page = client.get("/trace", params={"text": "The river", "view": view, "off": "L4N3"})
             assert page.status_code == 200

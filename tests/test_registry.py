@@ -91,6 +91,27 @@ def test_a_file_of_another_content_is_refused_and_not_kept(shelf):
     assert files(cache_folder()) == []
 
 
+JOINED = registry.JoinedFile(
+    "whole.bin", (PLAIN, PACKED, dataclasses.replace(PLAIN)), sha256(TEXT + OTHER + TEXT)
+)
+
+
+def test_parts_are_joined_once_and_removed(shelf):
+    path = fetch(JOINED)
+    (shelf / "tiny_data-1.0-py3-none-any.whl").unlink()
+
+    assert path.read_bytes() == TEXT + OTHER + TEXT
+    assert files(cache_folder()) == ["whole.bin"]
+    assert fetch(JOINED) == path
+
+
+def test_parts_that_join_to_another_file_are_refused(shelf):
+    wrong = dataclasses.replace(JOINED, sha256=sha256(TEXT))
+    with pytest.raises(FfmemError, match=r"parts of whole\.bin do not join .* Nothing was kept"):
+        fetch(wrong)
+    assert not JOINED.cached_path.exists()
+
+
 def test_a_missing_member_is_named(shelf):
     with pytest.raises(FfmemError, match=r"tiny-data==1\.0 .* no file 'x/y'\. The package"):
         fetch(dataclasses.replace(PLAIN, member="x/y"))

@@ -71,18 +71,21 @@ def _llama_like(model_type: str, **settings: object) -> PretrainedConfig:
 
 
 def _adaptive(memory: str) -> AdaptiveConfig:
-    """Return a config of our own model; its lambda layers have as many memories as the others."""
+    """Return a config of our own model; a layer of any kind has as many memories as the others."""
+    sizes = {"persistent": MEMORIES // HEADS, "moe": MEMORIES // 6}  # five experts, a shared one
     return AdaptiveConfig(
         memory=memory,
         band_sizes=[32, 16, 16],
         band_widths=[HIDDEN, 8, 4],
         hidden_size=HIDDEN,
-        intermediate_size=MEMORIES // HEADS if memory == "persistent" else MEMORIES,
+        intermediate_size=sizes.get(memory, MEMORIES),
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
         max_position_embeddings=64,
         key_width=4,
         distances=MEMORIES // HEADS,
+        num_experts=5,
+        shared_expert=True,
     )
 
 
@@ -213,10 +216,129 @@ TINY: dict[str, PretrainedConfig] = {
 """A config of every family, and of every way to differ within one: `family with a difference`."""
 
 
+N_EXPERTS, EXPERT = 5, 12
+"""Routed experts of a layer, and the memories of each."""
+
+_ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": EXPERT}
+_GROUPS = {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_LATENT_ATTENTION = {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
+_GRANITE = {"residual_multiplier": 0.22, "logits_scaling": 8.0, "embedding_multiplier": 12.0}
+_EXPERTS_ALONE = {
+    "num_local_experts": N_EXPERTS,
+    "num_experts_per_tok": 2,
+    "intermediate_size": EXPERT,
+}
+
+
+def _nemotron(**settings: object) -> PretrainedConfig:
+    config = TINY["nemotron_h"].to_dict() | {
+        "layers_block_type": ["mlp", "moe", "full_attention", "moe"],
+        "n_routed_experts": N_EXPERTS,
+        "moe_shared_expert_intermediate_size": 20,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    return TINY["nemotron_h"].__class__.from_dict(config | _ROUTED | settings)
+
+
+EXPERTS: dict[str, PretrainedConfig] = {
+    "dbrx": _config(
+        "dbrx",
+        d_model=HIDDEN,
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        max_seq_len=64,
+        ffn_config={
+            "ffn_hidden_size": EXPERT,
+            "hidden_size": HIDDEN,
+            "moe_num_experts": N_EXPERTS,
+            "moe_top_k": 2,
+        },
+        attn_config={"kv_n_heads": HEADS, "rope_theta": 10_000.0, "clip_qkv": 8.0},
+    ),
+    "deepseek_v3": _llama_like(
+        "deepseek_v3",
+        n_routed_experts=N_EXPERTS,
+        routed_scaling_factor=1.7,
+        **(_ROUTED | _GROUPS | _LATENT_ATTENTION),
+    ),
+    "ernie4_5_moe": _llama_like(
+        "ernie4_5_moe",
+        moe_num_experts=N_EXPERTS,
+        moe_k=2,
+        moe_intermediate_size=EXPERT,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=1,
+        moe_layer_end_index=1,
+        moe_layer_interval=1,
+        head_dim=8,
+    ),
+    "ffmem_adaptive moe": _adaptive("moe"),
+    "glm4_moe": _llama_like(
+        "glm4_moe", n_routed_experts=N_EXPERTS, head_dim=8, **(_ROUTED | _GROUPS)
+    ),
+    "gpt_oss": _llama_like(
+        "gpt_oss", **(_EXPERTS_ALONE | _ALTERNATING), swiglu_limit=2.0, rope_parameters=_ROPE
+    ),
+    "granitemoe": _llama_like("granitemoe", **_EXPERTS_ALONE, **_GRANITE),
+    "granitemoeshared": _llama_like(
+        "granitemoeshared", **_EXPERTS_ALONE, **_GRANITE, shared_intermediate_size=20
+    ),
+    "jetmoe": _llama_like("jetmoe", **_EXPERTS_ALONE, kv_channels=8),
+    "llama4_text": _llama_like(
+        "llama4_text",
+        **_EXPERTS_ALONE,
+        head_dim=8,
+        intermediate_size_mlp=20,
+        moe_layers=[1],
+        attention_chunk_size=8,
+        layer_types=["chunked_attention", "full_attention"],
+    ),
+    "longcat_flash": _llama_like(
+        "longcat_flash",
+        n_routed_experts=N_EXPERTS,
+        num_layers=LAYERS,
+        num_hidden_layers=2 * LAYERS,  # its layers are two blocks each
+        zero_expert_num=2,
+        expert_ffn_hidden_size=EXPERT,
+        ffn_hidden_size=MEMORIES,
+        moe_topk=3,
+        head_dim=4,
+        **_LATENT_ATTENTION,
+    ),
+    "minimax": _llama_like(
+        "minimax",
+        **_EXPERTS_ALONE,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        block_size=4,
+        mlp_alpha_factor=1.3,
+        mlp_beta_factor=0.7,
+    ),
+    "mixtral": _llama_like("mixtral", **_EXPERTS_ALONE),
+    "nemotron_h with experts": _nemotron(),
+    "nemotron_h in a latent space": _nemotron(moe_latent_size=8),
+    "olmoe": _llama_like("olmoe", num_experts=N_EXPERTS, num_experts_per_tok=2),
+    "qwen2_moe": _llama_like(
+        "qwen2_moe", num_experts=N_EXPERTS, shared_expert_intermediate_size=20, **_ROUTED
+    ),
+    "qwen3_moe": _llama_like(
+        "qwen3_moe", num_experts=N_EXPERTS, head_dim=8, mlp_only_layers=[0], **_ROUTED
+    ),
+}
+"""A config of every family with experts."""
+
+
 def tiny(name: str, seed: int = 0) -> PreTrainedModel:
     """Return a random model whose every weight is random, biases and norms too."""
     torch.manual_seed(seed)
-    config = TINY[name]
+    config = (TINY | EXPERTS)[name]
     return shaken(AutoModelForCausalLM.from_config(config.__class__.from_dict(config.to_dict())))
 
 

@@ -38,6 +38,12 @@ class Worker:
     def fail(self, n):
         raise FfmemError(f"Task {n} cannot be done: ✗.")
 
+    def meet(self, n):
+        """Wait until there are n workers."""
+        end = time.monotonic() + 120
+        while len(list(self.folder.glob("made-*"))) < n and time.monotonic() < end:
+            time.sleep(0.02)
+
     def sleep(self, seconds):
         (self.folder / f"asleep-{os.getpid()}").touch()
         time.sleep(seconds)
@@ -59,9 +65,9 @@ def make_dying(folder):
 
 def make_after_two_failures(folder):
     failures = Path(folder) / "failures"
-    n = len(failures.read_text()) if failures.exists() else 0
-    failures.write_text("x" * (n + 1))
-    if n < 2:
+    with failures.open("a") as file:  # two workers may start at once
+        file.write("x")
+    if failures.stat().st_size <= 2:
         raise StoreError("Not yet.")
     return Worker(folder)
 

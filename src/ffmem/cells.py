@@ -3,6 +3,7 @@
     L5N1234      memory 1234 of the dense feed-forward part of layer 5
     L5E12N345    memory 345 of expert 12
     L5SN7        memory 7 of the shared expert (L5S1N7 where there are several)
+    L5E12, L5S   all memories of an expert
 
 Everything counts from 0. Files and arrays number the memories of a layer through all its banks:
 memory = the bank's offset + the number in the bank. Layers may differ in width, and a layer may
@@ -23,6 +24,7 @@ _FORMS = re.compile(
     r"L(\d{1,18})(E\d{1,18}|S\d{0,18})?[ND](\d{1,18})|(\d{1,18})[.:/](\d{1,18})",
     re.IGNORECASE | re.ASCII,
 )
+_EXPERT = re.compile(r"L(\d{1,18})(E\d{1,18}|S\d{0,18})", re.IGNORECASE | re.ASCII)
 
 
 class Cell(NamedTuple):
@@ -49,14 +51,13 @@ class Cell(NamedTuple):
                 raise UnknownCell(f"There is no memory {given}: no model has that many.")
             raise UnknownCell(
                 f"{given!r} is not the name of a memory."
-                " Write layer and memory, counted from 0, like L5N1234 or 5.1234."
+                " Write layer and memory, counted from 0, like L5N1234 or 5.1234; in expert 12,"
+                " L5E12N34."
             )
         layer, bank, memory, *plain = match.groups()
         if layer is None:
             return cls(int(plain[0]), int(plain[1]))
-        if bank:  # L5e012N3 is L5E12N3
-            bank = bank[0].upper() + (str(int(bank[1:])) if bank[1:] else "")
-        return cls(int(layer), int(memory), bank or "")
+        return cls(int(layer), int(memory), _bank_name(bank) if bank else "")
 
     @classmethod
     def of(cls, cell: object) -> "Cell":
@@ -74,6 +75,33 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         return f"L{self.layer}{self.bank}N{self.memory - self.offset}"
+
+
+class Expert(NamedTuple):
+    """An expert of a model: a bank with a name of its own."""
+
+    layer: int
+    bank: str
+    """E12, or of shared experts S or S1."""
+
+    @classmethod
+    def parse(cls, name: object) -> "Expert | None":
+        """Return the expert of a name, such as `L5E12` or `L5S`; None if it is no such name."""
+        match = _EXPERT.fullmatch(name.strip()) if isinstance(name, str) else None
+        return None if match is None else cls(int(match[1]), _bank_name(match[2]))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every token reaches it."""
+        return self.bank[0] == "S"
+
+    def __str__(self) -> str:
+        return f"L{self.layer}{self.bank}"
+
+
+def _bank_name(text: str) -> str:
+    """Return how a bank is written: e012 is E12."""
+    return text[0].upper() + (str(int(text[1:])) if text[1:] else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +129,28 @@ class BankRecord(Record):
     def names(self) -> list[str]:
         """How the banks are written in names of memories."""
         return [self.name(number) for number in range(self.count)]
+
+
+class BankRange(NamedTuple):
+    """One bank of a layer, and where its memories are among those of the layer."""
+
+    name: str
+    """Empty for the dense part, else E12, S or S1."""
+    kind: str
+    """dense, expert or shared."""
+    offset: int
+    size: int
+
+    @property
+    def memories(self) -> slice:
+        """The numbers of its memories in the layer."""
+        return slice(self.offset, self.offset + self.size)
+
+    @property
+    def label(self) -> str:
+        """Its name in a sentence."""
+        kind = {"dense": "dense part", "shared": "shared expert", "expert": "expert"}[self.kind]
+        return f"{kind} {self.name[1:]}".rstrip()
 
 
 class Layout:
@@ -147,6 +197,16 @@ class Layout:
             return f"{self.n_layers} × {self.widths[0]:,} memories"
         return f"{len(self):,} memories in {self.n_layers} layers"
 
+    @property
+    def n_experts(self) -> list[int]:
+        """The number of routed experts of each layer."""
+        return [sum(bank.count for bank in layer if bank.kind == "expert") for layer in self.layers]
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether some memories are in routed experts."""
+        return any(self.n_experts)
+
     def check_layer(self, layer: int) -> None:
         """Raise unless there is such a layer."""
         if not 0 <= layer < self.n_layers:
@@ -164,6 +224,16 @@ class Layout:
                 return Cell(layer, memory, bank.name(number), offset + number * bank.size)
             offset += size
         raise IndexError(f"layer {layer} has no memory {memory}")
+
+    def banks(self, layer: int) -> list[BankRange]:
+        """Return the banks of a layer in the order of their memories."""
+        found: list[BankRange] = []
+        offset = 0
+        for bank in self.layers[layer]:
+            for name in bank.names:
+                found.append(BankRange(name, bank.kind, offset, bank.size))
+                offset += bank.size
+        return found
 
     def resolve(self, cell: object) -> Cell:
         """Return the memory of a name, a pair or a cell; raise if the model does not have it."""
@@ -185,6 +255,20 @@ class Layout:
                 return Cell(found.layer, first + number, found.bank, first)
             offset += bank.count * bank.size
         raise UnknownCell(f"There is no memory {found}: {self._about(found.layer)}.")
+
+    def memories_of(self, expert: Expert) -> range:
+        """Return the numbers in its layer of an expert's memories; raise if there is none."""
+        if not 0 <= expert.layer < self.n_layers:
+            raise UnknownCell(
+                f"There is no expert {expert}: the model has layers 0 to {self.n_layers - 1}."
+            )
+        offset = 0
+        for bank in self.layers[expert.layer]:
+            if expert.bank in bank.names:
+                first = offset + bank.names.index(expert.bank) * bank.size
+                return range(first, first + bank.size)
+            offset += bank.count * bank.size
+        raise UnknownCell(f"There is no expert {expert}: {self._about(expert.layer)}.")
 
     def _about(self, layer: int) -> str:
         """Return the banks of a layer, in words."""

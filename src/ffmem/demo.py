@@ -1,13 +1,27 @@
-"""The demo: index a model, show some memories, measure the paper, open the explorer."""
+"""The demo: index a model, show some memories, measure the paper, and explore it meanwhile."""
 
-from collections.abc import Mapping
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ffmem
 from ffmem.corpus.corpus import Corpus
+from ffmem.errors import FfmemError
+from ffmem.indexing.status import status
 from ffmem.indexing.store import Index
 from ffmem.progress import Progress
+
+if TYPE_CHECKING:
+    from ffmem.web.server import RunningServer
+
+CHUNK_TOKENS = 8192
+"""Chunks of about 20 s on two cores, so that triggers reach the explorer while the index runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +74,29 @@ TINY = DemoConfig(
 )
 
 
-def demo(config: DemoConfig, out: Path, limit: int | None) -> Index:
-    """Index a text, show a few memories, measure the paper, and suggest what to type next."""
+def demo(config: DemoConfig, out: Path, limit: int | None, serve: bool = False) -> Index:
+    """Index a text, show a few memories, measure the paper, and suggest what to type next.
+
+    With `serve`, the explorer opens as soon as the first values can be read, fills up while the
+    rest is computed, and stays until Ctrl-C.
+    """
+    with _explorer(out) if serve else nullcontext() as server:
+        index = _run(config, out, limit)
+        if server is not None:
+            print(f"\nThe explorer is at {server.url}\nPress Ctrl-C to stop it.", flush=True)
+            server.wait()
+    return index
+
+
+def _run(config: DemoConfig, out: Path, limit: int | None) -> Index:
+    """Make index, patterns and report, and print examples on the way."""
     progress = Progress()
     read = "all" if limit is None else f"{limit:,}"
     progress.say(
         f"Indexing every memory of {config.model} over {read} sentences of {config.corpus}."
     )
-    index = ffmem.index(config.model, Corpus(config.corpus, limit=limit), out, progress=progress)
+    corpus = Corpus(config.corpus, limit=limit)
+    index = ffmem.index(config.model, corpus, out, chunk_tokens=CHUNK_TOKENS, progress=progress)
     print(repr(index))
     for word in config.words:
         for hit in ffmem.search(index, word, limit=1):
@@ -107,14 +136,40 @@ def _next_commands(config: DemoConfig, out: Path) -> list[str]:
     ]
 
 
-def explore(out: Path) -> None:
-    """Open the explorer; if its usual port is taken, on a free one."""
-    import webbrowser
+@contextmanager
+def _explorer(out: Path) -> "Iterator[RunningServer]":
+    """Serve an index that is being made; open the page when there is something to see."""
+    from ffmem.web.server import start_server
 
-    from ffmem.web.serving import PORT, is_free
+    server = start_server(out)
 
-    def ready(address: str) -> None:
-        print(f"\nThe explorer is at {address}\nPress Ctrl-C to stop it.")
-        webbrowser.open(address)
+    def open_when_readable() -> None:
+        while not _is_readable(out):
+            time.sleep(0.5)
+        print(f"The explorer is at {server.url} and fills up from now on.", file=sys.stderr)
+        if _has_screen():
+            import webbrowser
 
-    ffmem.serve([out], port=PORT if is_free(PORT) else 0, ready=ready)
+            webbrowser.open(server.url)
+
+    threading.Thread(target=open_when_readable, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _is_readable(out: Path) -> bool:
+    """Return whether an index has the values of a layer, or is finished."""
+    try:
+        now = status(out)
+    except FfmemError:  # nothing is there yet
+        return False
+    return now.state == "finished" or now.values > 0
+
+
+def _has_screen() -> bool:
+    """Return whether a browser would open a window, not take over this terminal."""
+    return sys.platform != "linux" or any(
+        os.environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
+    )

@@ -4,7 +4,8 @@ A message says what was asked, what was found, and what to do. The command line 
 traceback. Any other exception is a bug, and keeps its traceback.
 """
 
-from collections.abc import Iterable
+import copyreg
+from typing import Any
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
@@ -17,6 +18,10 @@ def one_line(error: BaseException, most: int = 300) -> str:
 class FfmemError(Exception):
     """Base class of all errors that ffmem raises on purpose."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the message: workers send errors whose `__init__` takes other arguments."""
+        return copyreg.__newobj__, (type(self), *self.args)  # type: ignore[attr-defined]
+
 
 class UnknownCell(FfmemError):
     """The model has no memory of this name."""
@@ -26,14 +31,21 @@ class ModelError(FfmemError):
     """The model cannot be loaded, or cannot be read as key-value memories."""
 
 
+class ModelsMissing(ModelError):
+    """The libraries that run models are not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This needs a model: pip install 'ffmem[models]'. (Without it, ffmem only reads"
+            " indexes.)"
+        )
+
+
 class UnknownFamily(ModelError):
     """The model belongs to a family whose memories ffmem cannot find."""
 
-    def __init__(self, name: str, known: Iterable[str], reason: str) -> None:
-        super().__init__(
-            f"Cannot find the memories of a {name!r} model: {reason}."
-            f" Known families: {', '.join(sorted(known))}."
-        )
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"Cannot find the memories of a {name!r} model: {reason}.")
 
 
 class NoStaticValues(ModelError):
@@ -47,12 +59,13 @@ class NoStaticValues(ModelError):
 
 
 class MixtureOfExperts(ModelError):
-    """The model spreads its memories over experts, which ffmem does not read yet."""
+    """The model has experts whose weights ffmem cannot read."""
 
     def __init__(self, name: str, found: str) -> None:
         super().__init__(
-            f"{name!r} is a mixture of experts ({found})."
-            " ffmem reads only dense feed-forward layers for now. Use a dense model."
+            f"ffmem cannot read the experts of this {name!r} model ({found}): it needs stacks of"
+            " plain weights, which the model's own code runs. Load it dequantized, in float32 or"
+            " bfloat16, without kernels that replace its experts."
         )
 
 

@@ -1,6 +1,6 @@
 """Workers behind one small loop: this process, local processes, or Ray actors.
 
-    with executor(config, make_worker, progress) as workers:
+    with executor(config, worker_factory, progress) as workers:
         workers.run(tasks, done)        # calls methods of the workers, one task in flight each
         workers.flush()                 # lets every worker commit what it holds
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Protocol, runtime_checkable
 
-from ffmem.cli_options import check_options, option
+from ffmem.config_fields import check_options, option
 from ffmem.errors import ClusterGone, FfmemError, StorageFull, StoreError, WorkerError, one_line
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -41,7 +41,7 @@ POLL_SECONDS = 1.0
 """Time between checks that the cluster is still there."""
 
 LOST_SECONDS = 60.0
-"""How long a cluster may have too little room before workers that do not answer are given up."""
+"""How long a cluster may have too little room before workers that do not answer are abandoned."""
 
 FLUSH_SECONDS = 60
 """How long a run that is stopped waits for its workers to commit."""
@@ -88,7 +88,7 @@ class ExecutionConfig:
         return max(1, _count_cpus() // self.n_workers) if self._is_local else 1
 
     def check(self) -> None:
-        """Raise if Ray was asked for and cannot be reached, before anything is loaded."""
+        """Raise if --ray names a Ray that cannot be reached, before anything is loaded."""
         if self.ray is not None:
             from ffmem.ray_workers import check_ray
 
@@ -119,7 +119,7 @@ class Worker(Protocol):
         """Commit what is not committed yet."""
 
 
-MakeWorker = Callable[[], Worker]
+WorkerFactory = Callable[[], Worker]
 """Other processes get it by pickle: a function of a module, or a `functools.partial` of one."""
 
 
@@ -152,17 +152,17 @@ class Executor(ABC):
 
 @contextmanager
 def executor(
-    config: ExecutionConfig, make_worker: MakeWorker, progress: Progress, threads: int = 1
+    config: ExecutionConfig, worker_factory: WorkerFactory, progress: Progress, threads: int = 1
 ) -> Iterator[Executor]:
     """Give the workers, and end them afterwards. On Ray, each takes `threads` CPUs."""
     if config.is_serial:
-        yield SerialExecutor(make_worker())
+        yield SerialExecutor(worker_factory())
         return
     with ExitStack() as stack:
         slots: list[Slot]
         check: Callable[[bool], float] | None = None
         if config.ray is None:
-            slots = [ProcessSlot(make_worker) for _ in range(config.n_workers)]
+            slots = [ProcessSlot(worker_factory) for _ in range(config.n_workers)]
         else:
             from ffmem.ray_workers import RaySlot, connect
 
@@ -172,7 +172,7 @@ def executor(
                 connect(config.ray, config.n_workers * threads, per_worker)
             )
             slots = [
-                RaySlot(cluster.ray, make_worker, threads, gpus) for _ in range(config.n_workers)
+                RaySlot(cluster.ray, worker_factory, threads, gpus) for _ in range(config.n_workers)
             ]
             check = cluster.check
         pool = PoolExecutor(slots, check, progress)
@@ -423,7 +423,7 @@ def _cause(future: "Future[str]") -> BaseException | None:
 _WORKER: Worker | None = None
 
 
-def _make_in_process(make: MakeWorker) -> str:
+def _make_in_process(make: WorkerFactory) -> str:
     """Make the worker of this process, which ends with its parent."""
     global _WORKER
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
@@ -463,7 +463,7 @@ class ProcessSlot:
 
     n_deaths = 1
 
-    def __init__(self, make: MakeWorker) -> None:
+    def __init__(self, make: WorkerFactory) -> None:
         self.names: set[str] = set()
         self._make = make
         self._pool: ProcessPoolExecutor | None = None
@@ -473,7 +473,7 @@ class ProcessSlot:
         """Start a process and make its worker."""
         context = _SpawnContext()
         self._pool = ProcessPoolExecutor(1, context)
-        with _main_module_hidden():
+        with hide_main_module():
             future = self._pool.submit(_make_in_process, self._make)
         self._process = context.process
         return future
@@ -511,7 +511,7 @@ class ProcessSlot:
 
 
 @contextmanager
-def _main_module_hidden() -> Iterator[None]:
+def hide_main_module() -> Iterator[None]:
     """Keep a spawned process from importing the caller's script again.
 
     Workers need ffmem alone; so scripts that call it need no `if __name__ == "__main__"`.

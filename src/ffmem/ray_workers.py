@@ -42,7 +42,7 @@ NODES_TIMEOUT = 30.0
 """Seconds that a Ray has to say which nodes it has."""
 
 RETRY_SECONDS = 0.5
-"""Time until a question that failed is asked again."""
+"""Time before a failed query is repeated."""
 
 
 # Workers

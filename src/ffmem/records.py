@@ -7,9 +7,12 @@ importing a validation library would take a third of the time of `ffmem show`.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from ffmem.errors import StoreError
 
 AnyRecord = TypeVar("AnyRecord", bound="Record")
 
@@ -43,6 +46,29 @@ class Record:
                 raise NotARecord(f"{f'{place}.{name}'.lstrip('.')} is {what}")
         checked = {n: _checked(content[n], types[n], f"{place}.{n}".lstrip(".")) for n in content}
         return cls(**checked)
+
+
+def check_same_settings(found: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise if a run was made with other settings; `found` says what is there."""
+    if lines := _differences(old, new):
+        raise StoreError(
+            f"{found} with other settings: {'; '.join(lines)}. Use the same settings, or choose"
+            " another folder."
+        )
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return how settings differ, one line each: `t: 50 → 20`, `model.hash: … → …`."""
+    lines = []
+    is_same_corpus = new.get("digest") is not None and new["digest"] == old.get("digest")
+    for name in {**new, **old}:
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) or isinstance(after, dict):
+            lines += [f"{name}.{line}" for line in _differences(before or {}, after or {})]
+        elif before != after and not (is_same_corpus and name == "source"):  # it has moved
+            shown = "digest (its files have changed)" if name == "digest" else name
+            lines.append(f"{shown}: {before} → {after}")
+    return lines
 
 
 def _has_default(field: Field[Any]) -> bool:

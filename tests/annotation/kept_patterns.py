@@ -4,7 +4,7 @@ import shutil
 
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import TOP, Examined, Pattern, PatternWriter, main_sign
+from ffmem.patterns.store import TOP, ExaminedList, Pattern, PatternWriter, main_sign
 
 
 def copied(index, folder):
@@ -26,7 +26,7 @@ def keep(index, source, seen, settings=None):
             cell = Cell(layer, memory)
             for sign in (1, -1) if index.manifest.model.gated else (1,):
                 n = len(listed(index, cell, sign))
-                examined.append(Examined(cell, sign, n))
+                examined.append(ExaminedList(cell, sign, n))
                 for number, (kind, ranks) in enumerate(seen(cell, sign, n), start=1):
                     words = f"{kind} {number} of {cell}"
                     ranks = tuple(sorted(ranks))

@@ -12,14 +12,13 @@ from ffmem.annotation.agreement import (
     ALIKE,
     NOTHING,
     agreement,
+    agreements,
     alpha,
     count_answers,
     jaccard,
-    jaccard_of_kind,
     kappa,
     likeness,
     machine_judgments,
-    marks_agreement,
     marks_confusion,
     match,
     pairs,
@@ -259,24 +258,22 @@ patterns = st.lists(
 )
 
 
-def best_sum(left, right, score):
-    """Return the largest sum of scores over all one-to-one matchings."""
+def best_sum(left, right):
+    """Return the largest sum of likeness over all one-to-one matchings."""
     small, large = sorted([left, right], key=len)
     return max(
-        sum(score(a, b) for a, b in zip(small, chosen, strict=True))
+        sum(jaccard(a, b) for a, b in zip(small, chosen, strict=True))
         for chosen in permutations(large, len(small))
     )
 
 
-@given(patterns, patterns, st.sampled_from([jaccard, jaccard_of_kind]))
-def test_no_other_matching_has_a_larger_sum(left, right, score):
+@given(patterns, patterns)
+def test_no_other_matching_has_a_larger_sum(left, right):
     one, other = sheet(*left), sheet(*right)
-    found = match(one.patterns, other.patterns, score)
-    assert sum(m.jaccard for m in found) == pytest.approx(
-        best_sum(one.patterns, other.patterns, score)
-    )
+    found = match(one.patterns, other.patterns)
+    assert sum(m.jaccard for m in found) == pytest.approx(best_sum(one.patterns, other.patterns))
     assert len({m.left for m in found}) == len({m.right for m in found}) == len(found)
-    assert all(m.jaccard == score(one.patterns[m.left], other.patterns[m.right]) for m in found)
+    assert all(m.jaccard == jaccard(one.patterns[m.left], other.patterns[m.right]) for m in found)
 
 
 @given(patterns, patterns)
@@ -289,14 +286,6 @@ def test_every_pattern_is_one_column_of_the_cells(left, right):
     assert counts[:, 1].sum() == sum(len(marks) for _, marks in right)
     shared = sum(len(one.patterns[m.left].marks & other.patterns[m.right].marks) for m in found)
     assert counts[1, 1] == shared
-
-
-def test_kinds_part_patterns_of_the_same_marks_only_where_asked():
-    one, other = sheet(("shallow", {1, 2, 3})), sheet(("semantic", {1, 2, 3}))
-    assert match(one.patterns, other.patterns)[0].jaccard == 1
-    assert match(one.patterns, other.patterns, jaccard_of_kind) == []
-    apart = marks_confusion(one, other, 5, jaccard_of_kind)
-    assert np.array_equal(apart, [[4, 3], [3, 0]])
 
 
 @given(patterns, patterns)
@@ -313,7 +302,7 @@ def test_two_people_who_see_the_same_agree_fully_whatever_the_order_of_patterns(
     for i in range(5):
         shifted = [(kind, {m + i for m in marks}) for kind, marks in seen]
         study += [judged(f"k{i}", "a", *shifted), judged(f"k{i}", "b", *reversed(shifted))]
-    found = marks_agreement(pairs(study))
+    found = agreements(pairs(study))["marks"]
     for name in ("matched_share", "mean_jaccard", "kappa", "alpha"):
         assert found[name] == pytest.approx(1)
     assert found["matches"] == 10
@@ -323,7 +312,7 @@ def test_two_people_who_see_the_same_agree_fully_whatever_the_order_of_patterns(
 def test_a_pattern_that_one_alone_saw_counts_against():
     both = ("shallow", {1, 2, 3, 4})
     study = [judged("k", "a", both), judged("k", "b", both, ("semantic", {10, 11, 12}))]
-    found = marks_agreement(pairs(study))
+    found = agreements(pairs(study))["marks"]
     assert found["matched_share"] == pytest.approx(2 / 3)
     assert found["mean_jaccard"] == 1
     assert found["comparisons"] == 50
@@ -332,7 +321,9 @@ def test_a_pattern_that_one_alone_saw_counts_against():
 
 def test_marks_of_careful_people_agree_more_than_chance_and_careless_ones_less():
     found = [
-        marks_agreement(pairs([j for j in simulated(error, keys=25) if j.item.kind == "triggers"]))
+        agreements(pairs([j for j in simulated(error, keys=25) if j.item.kind == "triggers"]))[
+            "marks"
+        ]
         for error in (0.0, 0.05, 0.2)
     ]
     kappas = [row["kappa"] for row in found]
@@ -350,7 +341,7 @@ def test_the_best_matching_of_noise_is_no_more_than_that_of_different_items():
         ]
 
     noisy = [judged(f"k{i:02}", name, *noise()) for i in range(60) for name in "ab"]
-    found = marks_agreement(pairs(noisy))
+    found = agreements(pairs(noisy))["marks"]
     assert found["mean_jaccard"] > 0.1  # out of nothing: that is why chance stands beside it
     assert found["mean_jaccard"] == pytest.approx(found["chance"]["mean_jaccard"], abs=0.03)
     assert found["kappa"] == pytest.approx(found["chance"]["kappa"], abs=0.06)

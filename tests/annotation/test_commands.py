@@ -60,9 +60,9 @@ def test_a_study_is_made_beside_the_index_and_its_links_printed(folder):
     assert "Drew 4 memories, 4 controls and 0 cases of composition" in out
     study = AnnotationStudy.open(study_path(folder))
     people = study.people()
-    assert [person.name for person in people] == ["ana", "ben", "adjudicator"]
+    assert [person.name for person in people] == ["ana", "ben", "adjudicator-1"]
     assert all(f"/annotate?code={person.code}\n" in out for person in people)
-    assert study.settings["asked"]["per_layer"] == 2
+    assert study.settings["options"]["per_layer"] == 2
     assert run("people", folder) == "".join(
         line + "\n" for line in out.splitlines() if "/annotate?code=" in line
     )
@@ -78,7 +78,7 @@ def test_what_is_less_than_asked_is_said(folder):
 
 def test_everything_is_also_json(folder, tmp_path):
     made = run("init", folder, *SMALL, "--json")
-    assert made["settings"]["drawn"]["controls"] == 4
+    assert made["settings"]["counts"]["controls"] == 4
     assert made["people"] == run("people", folder, "--json")["people"]
     assert made["database"] == str(study_path(folder))
     study = AnnotationStudy.open(study_path(folder))
@@ -134,7 +134,7 @@ def test_cases_of_composition_are_judged_too(folder, tiny_index, tmp_path):
     ours = {"model_hash": tiny_index.manifest.model.hash}
     path = ExperimentResult("last-layer-composition", "Sec. 5.2", ours, [row]).write(tmp_path)
     made = run("init", folder, *SMALL, "--composition", path, "--json")
-    assert made["settings"]["drawn"]["compositions"] == 1
+    assert made["settings"]["counts"]["compositions"] == 1
 
 
 def test_what_was_handed_in_is_reported_and_published(folder, tmp_path):

@@ -146,7 +146,7 @@ def change(file, edit):
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda c: c[0]["settings"].update(plan="q", asked={"seed": 7}), "seed 7, here 0"),
+        (lambda c: c[0]["settings"].update(plan="q"), "is of another study"),
         (lambda c: c[0].update(file="x"), "does not start like an export"),
         (lambda c: c[0].update(format=7), "has format 7, not 2"),
         (lambda c: c.clear(), "does not start"),

@@ -102,7 +102,7 @@ def test_agreement_falls_as_people_err_more():
         summarize(simulated(error, keys=20, controls=0))["agreement"]["people"]
         for error in (0.0, 0.1, 0.3)
     ]
-    for question in ("coverage", "type", "marks", "marks_of_kind"):
+    for question in ("coverage", "type", "marks"):
         for name in ("kappa", "alpha"):
             values = [one[question][name] for one in found]
             assert values[0] == 1
@@ -422,7 +422,7 @@ def test_the_page_says_what_the_numbers_are(study, own, tmp_path):
     assert found["figure2"][0]["source"] == "human"
     assert {row["source"] for row in found["figure2"]} == {"human", "automatic"}
     assert found["agreement"]["automatic_people"]["coverage"]["pairs"] == 3
-    assert found["settings"]["study"]["asked"]["seed"] == 0
+    assert found["settings"]["study"]["options"]["seed"] == 0
     for part in (
         *("| human | 1 |", "| automatic | all |", "automatic with people", "| controls |"),
         *("are not that protocol", "false-pattern rate", "Table 1", "Table 3", "source: human"),

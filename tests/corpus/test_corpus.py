@@ -168,6 +168,18 @@ def test_a_limit_counts_sentences(text_file, limit):
     assert next(reading, "end") == "end"
 
 
+@pytest.mark.parametrize("unit", ["sentence", "window:6"])
+def test_what_follows_the_limit_is_not_counted(tmp_path, unit):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f" = {n} = \n\n Bo is. \n" for n in range(9)))
+    for limit in range(1, 9):
+        corpus = Corpus(str(path), unit, detokenize="wikitext", limit=limit)
+        reading = corpus.sentences(LETTERS)
+        assert len(list(reading)) == limit
+        ahead = 0 if unit == "sentence" else 2  # a window that is full waits for the next line
+        assert limit <= reading.n_headings <= limit + ahead
+
+
 @pytest.mark.parametrize("unit", ["sentence", "line", "window:4"])
 def test_a_corpus_without_sentences_is_refused_with_what_was_read(tmp_path, unit):
     path = tmp_path / "a.txt"
@@ -209,7 +221,7 @@ def test_a_description_holds_what_decides_the_sentences(text_file):
     }
     assert Corpus(**settings).describe() == settings
     assert Corpus("a.txt").describe()["detokenize"] is None
-    assert Corpus(str(text_file)).digest() is not None
+    assert Corpus(str(text_file)).identify()["digest"] is not None
 
 
 @pytest.mark.parametrize("unit", ["sentence", "line", "window:64"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 import ffmem
+from ffmem.experiments.base import ExperimentConfig
 from ffmem.experiments.context import ExperimentContext
 from tests.indexing.folders import indexed
 from tests.tiny import VOCABULARY, tiny, tiny_tokenizer
@@ -42,9 +43,8 @@ def context_of(folder: Path, model, corpus: Path | None = None, **options) -> Ex
     settings = {name: options.pop(name) for name in SETTINGS if name in options}
     corpus = corpus or write_distinct(folder.with_suffix(".txt"))
     loaded = ffmem.load(tiny(model) if isinstance(model, str) else model, tiny_tokenizer())
-    return ExperimentContext(
-        index=indexed(folder, corpus, loaded, **({"t": 5} | options)), model=loaded, **settings
-    )
+    index = indexed(folder, corpus, loaded, **({"t": 5} | options))
+    return ExperimentContext(index=index, model=loaded, config=ExperimentConfig(**settings))
 
 
 def sentences(context):

@@ -46,7 +46,7 @@ def settings(n_layers=30, gated=True, model="smollm2-135m", memories=1536):
 
 SAMPLE = {
     "corpus": "wikitext-2:valid",
-    "asked": N,
+    "requested": N,
     "prefixes": 3760,
     "sentences": 3760,
     "draw": "sentences",
@@ -301,7 +301,7 @@ def neural_memory(n_layers, gated, chance):
                 "effective": math.exp(6.5 - 3 * x),
             }
         )
-    return rows, {}
+    return rows, {"max_entropy": math.log(1536)}
 
 
 def last_layer_composition(n_layers, gated, chance):

@@ -159,8 +159,9 @@ def test_the_planted_memories_of_the_authors_model_agree_as_they_were_planted(tm
         side = triggers.next if kind == "next" else triggers.last
         assert value.top[memory] == plant["token_id"] == side[memory, slot]
         at_trigger[kind] += 1
-        rank = value.next_rank if kind == "next" else value.last_rank
-        at_head[kind] += int(rank[memory] == 0)
+        top = context.top_triggers[layer]
+        token = top.next_token if kind == "next" else top.last_token
+        at_head[kind] += int(value.top[memory] == token[memory])
     assert at_trigger == {"next": 32, "current": 32}
     # Another prefix fires two of the keys even more; both were planted for the next token.
     assert at_head == {"next": 30, "current": 32}

@@ -7,7 +7,6 @@ from ffmem.errors import FfmemError
 from ffmem.experiments.base import NAMES, ExperimentResult
 from ffmem.experiments.charts import figure_chart as chart
 from ffmem.experiments.charts import figure_svg as figure
-from ffmem.experiments.token_removal import chart as token_removal
 from tests.experiments.results import PAPERS, result
 
 SHAPES = [(16, True), (1, False)]
@@ -81,12 +80,6 @@ def test_the_best_rank_0_has_a_place_on_the_logarithmic_axis():
     one.rows[0].update(q1=0, median=0, q3=9)
     (row,) = data(chart(one).to_dict())
     assert (row["q1"], row["median"], row["q3"]) == (1, 1, 10)
-
-
-def test_token_removal_can_show_the_mean():
-    one = result("token-removal", 2)
-    rows = [row for row in data(token_removal(one, "mean").to_dict()) if "mean" in row]
-    assert {row["mean"] for row in rows} == {100 * row["mean"] for row in one.rows}
 
 
 def test_a_single_bin_of_equal_probabilities_draws():

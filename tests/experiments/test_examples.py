@@ -112,12 +112,6 @@ def test_the_example_of_a_value_is_the_strongest_trigger_it_predicts(index):
     assert found.excerpt == excerpt(expected)
 
 
-def test_without_an_index_table_2_has_no_excerpts():
-    found = predictive_examples(None, result("predictive-values"))
-    assert len(found) == 6
-    assert all(one.excerpt is None for one in found)
-
-
 def test_a_card_shows_the_side_that_was_cited(tiny_index):
     (card,) = memory_cards(tiny_index, [("L1N2", -1), ("L1N2", 1), ("L1N2", -1)])
     memory = tiny_index["L1N2"]

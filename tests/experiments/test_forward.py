@@ -3,7 +3,7 @@
 import math
 import random
 from decimal import Decimal, localcontext
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,11 +12,12 @@ from torch.nn import functional
 
 import ffmem
 from ffmem.errors import NoStaticValues
-from ffmem.experiments import forward
+from ffmem.experiments import forward, projection
 from ffmem.experiments.active_memories import Activity, carrying
+from ffmem.experiments.base import ExperimentConfig
 from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import Predictions
 from ffmem.experiments.neural_memory import SoftmaxComparison
-from ffmem.experiments.predictions import DETAILS, Predictions
 from ffmem.experiments.zero_agreement import TokenHits
 from tests.experiments.planting import FAMILIES, KINDS, LAMBDA, context_of
 from tests.tiny import tiny
@@ -48,10 +49,14 @@ def write_sentences(path, n=12, seed=1):
 def make_context(folder, name, **options):
     """A context of a tiny model whose sample is every prefix, unless told otherwise."""
     base = context_of(folder / "index", name)
-    settings = {"corpus": write_sentences(folder / "valid.txt"), "sample": None, "details": True}
     metrics = METRICS if base.memories.has_values else WITHOUT_VALUES
-    settings |= {"metrics": metrics} | options
-    return ExperimentContext(index=base.index, model=base.memories, **settings)
+    return ExperimentContext(
+        index=base.index,
+        model=base.memories,
+        corpus=write_sentences(folder / "valid.txt"),
+        config=ExperimentConfig(sample=options.get("sample", "all")),
+        metrics=options.get("metrics", metrics),
+    )
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -127,19 +132,9 @@ def check_predictions(context, plain):
             assert found.residual_top[place] == r.argmax()
             assert found.ff_top[place] == y.argmax()
             assert found.output_top[place] == o.argmax()
-            assert found.residual_final_rank[place] == rank(r, final)
-            assert found.ff_final_rank[place] == rank(y, final)
             assert found.ff_residual_rank[place] == rank(y, int(r.argmax()))
-            for probability, logits, token in (
-                (found.residual_final_probability, r, final),
-                (found.residual_top_probability, r, r.argmax()),
-                (found.ff_top_probability, y, y.argmax()),
-                (found.ff_final_probability, y, final),
-                (found.ff_residual_probability, y, r.argmax()),
-                (found.output_top_probability, o, o.argmax()),
-            ):
-                expected = logits.softmax(0)[token].item()
-                assert probability[place] == pytest.approx(expected, rel=2e-3, abs=1e-7)
+            expected = pytest.approx(r.softmax(0)[final].item(), rel=2e-3, abs=1e-7)
+            assert found.residual_final_probability[place] == expected
         assert found.final[example] == final
 
 
@@ -270,9 +265,8 @@ def test_votes_are_counted_as_defined(context, plain):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
 def test_batches_and_chunks_change_nothing(tmp_path, monkeypatch, name):
     whole = tables(make_context(tmp_path, name))
-    monkeypatch.setattr(forward, "HELD", 1)  # the smallest batches
-    projector = forward.Projector
-    monkeypatch.setattr(forward, "Projector", partial(projector, budget=1))
+    monkeypatch.setattr(forward, "MAX_TRACE_BYTES", 1)  # the smallest batches
+    monkeypatch.setattr(projection, "LOGIT_BYTES", 1)
     pieces = tables(make_context(tmp_path, name))
     for column in Predictions._fields:
         np.testing.assert_allclose(whole[column], pieces[column], rtol=1e-4, atol=1e-7)
@@ -293,7 +287,8 @@ def tables(context):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
 def test_batches_that_are_read_together_keep_their_places(tmp_path, monkeypatch, name):
     one_batch = tables(make_context(tmp_path, name))
-    monkeypatch.setattr(forward, "FULL", 1)  # a batch for every length, all in one group
+    # a batch for every length, all in one group
+    monkeypatch.setattr(forward, "MIN_BATCH_TOKENS", 1)
     by_length = make_context(tmp_path, name)
     start = by_length.index.manifest.start.id
     (group,) = forward.groups(by_length.prompt_sample, start, by_length.memories)
@@ -311,7 +306,7 @@ def test_one_pass_measures_what_is_asked_for_and_announced(tmp_path, monkeypatch
     passes = []
     evaluate = forward.evaluate_sample
     monkeypatch.setattr(
-        "ffmem.experiments.context.evaluate_sample",
+        "ffmem.experiments.forward.evaluate_sample",
         lambda context, kinds: passes.append(set(kinds)) or evaluate(context, kinds),
     )
     context = make_context(tmp_path, "llama", metrics=(Activity, Predictions))
@@ -323,24 +318,10 @@ def test_one_pass_measures_what_is_asked_for_and_announced(tmp_path, monkeypatch
     assert passes[1:] == [{SoftmaxComparison}]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
-def test_details_that_nobody_asked_for_are_none_and_all_else_is_the_same(tmp_path, name):
-    full = make_context(tmp_path, name).measured(Predictions)
-    lean = make_context(tmp_path, name, details=False).measured(Predictions)
-    for column, of_full, of_lean in zip(full._fields, full, lean, strict=True):
-        if column in DETAILS:
-            missing = np.isnan(of_lean) if "probability" in column else of_lean == -1
-            assert missing.all()
-            assert np.isfinite(of_full).all()
-            assert (of_full >= 0).all()
-        else:
-            assert (of_lean == of_full).all()
-
-
 def test_a_batch_of_one_length_needs_no_padding(tmp_path, monkeypatch):
     context = make_context(tmp_path, "llama")
-    monkeypatch.setattr(forward, "FULL", 1)
-    for some in forward.places(
+    monkeypatch.setattr(forward, "MIN_BATCH_TOKENS", 1)
+    for some in forward.prefix_batches(
         context.prompt_sample, context.index.manifest.start.id, context.memories
     ):
         ends = [
@@ -404,9 +385,11 @@ def test_a_layer_that_one_memory_dictates_is_seen_as_such(tmp_path):
 @pytest.mark.parametrize("held", [1, 5000, 1 << 29])
 def test_no_batch_holds_more_prefixes_than_there_is_room_for(tmp_path, monkeypatch, held):
     context = make_context(tmp_path, "llama")
-    monkeypatch.setattr(forward, "HELD", held)
-    most = max(1, held // forward.held_by(context.memories))
-    found = list(forward.places(context.prompt_sample, 0, context.memories, batch_tokens=64))
+    monkeypatch.setattr(forward, "MAX_TRACE_BYTES", held)
+    most = max(1, held // forward.trace_bytes(context.memories))
+    found = list(
+        forward.prefix_batches(context.prompt_sample, 0, context.memories, batch_tokens=64)
+    )
     numbers = np.concatenate([some.examples for some in found])
     assert sorted(numbers.tolist()) == list(range(len(context.prompt_sample.lengths)))
     for some in found:

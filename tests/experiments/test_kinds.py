@@ -26,7 +26,7 @@ FROM_VALUES = [one.name for one in find_all() if one.needs_values]
 MEASURABLE = [name for name in NAMES if name not in FROM_VALUES]
 
 
-@pytest.fixture(scope="module", params=[*KINDS[1:], LAMBDA])
+@pytest.fixture(scope="module", params=[*KINDS[2:], LAMBDA])
 def reported(request, tmp_path_factory):
     """A whole report: the name of the model, its index, and the report's folder."""
     folder = tmp_path_factory.mktemp("kind")

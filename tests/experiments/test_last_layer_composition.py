@@ -1,5 +1,7 @@
 """Compositions of the last layer: which are shown, what of them, and how they are judged."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from ffmem.experiments import last_layer_composition as composition
 from ffmem.experiments.base import find
 from ffmem.experiments.last_layer_composition import cosines, embeddings
-from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.metrics import Predictions
 from tests.experiments.planting import KINDS, LAMBDA
 from tests.experiments.test_forward import make_context
 
@@ -50,7 +52,7 @@ def test_no_more_than_a_hundred_are_drawn_and_the_seed_decides_which(context, mo
     first = last_layer_composition(context).rows
     assert len(first) == 3
     assert first == last_layer_composition(context).rows
-    monkeypatch.setattr(context, "seed", 5)
+    monkeypatch.setattr(context, "config", replace(context.config, seed=5))
     assert first != last_layer_composition(context).rows
 
 

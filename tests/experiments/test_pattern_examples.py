@@ -6,7 +6,7 @@ from ffmem.cells import Cell
 from ffmem.experiments.examples import pattern_tables
 from ffmem.experiments.render import write_report
 from ffmem.experiments.report import Report
-from ffmem.patterns.store import Examined, Pattern, PatternWriter
+from ffmem.patterns.store import ExaminedList, Pattern, PatternWriter
 from tests.annotation.kept_patterns import copied, first_three, keep, listed, signs
 from tests.experiments.results import result
 from tests.experiments.test_patterns import patterns
@@ -81,7 +81,7 @@ def test_descriptions_are_text_never_markup(own, tmp_path):
     n = len(listed(own, Cell(0, 0), sign))
     writing = PatternWriter(own, "automatic")
     bad = Pattern(Cell(0, 0), sign, 1, "shallow", "<img src=x> | *x*", "r", "w", (1, 2, 3))
-    writing.layer(0, [Examined(Cell(0, 0), sign, n)], [bad])
+    writing.layer(0, [ExaminedList(Cell(0, 0), sign, n)], [bad])
     writing.commit({})
     write_report(tmp_path / "out", [patterns(own)], own)
     assert "<img src=x>" not in (tmp_path / "out/report.html").read_text(encoding="utf-8")
@@ -90,8 +90,8 @@ def test_descriptions_are_text_never_markup(own, tmp_path):
     assert "\\| \\*x\\*" in text
 
 
-def test_the_settings_of_a_report_are_those_of_the_model_that_ran():
+def test_the_settings_of_a_report_are_those_of_the_model_that_ran(index):
     ran = [result("patterns", 4, dtype="float32"), result("agreement", 4, dtype="bfloat16")]
-    report = Report(ran)
+    report = Report(ran, index)
     assert report.settings["dtype"] == "bfloat16"
     assert "--dtype bfloat16" in report.commands[-1]

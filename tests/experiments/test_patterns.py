@@ -6,16 +6,17 @@ import pytest
 
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
-from ffmem.experiments.base import check_claims, find
+from ffmem.experiments.base import ExperimentConfig, check_claims, find
 from ffmem.experiments.context import ExperimentContext
-from ffmem.experiments.patterns import NoPatterns, has_patterns
-from ffmem.patterns.store import LABELS, Examined, Pattern, PatternWriter
+from ffmem.experiments.patterns import NoPatterns
+from ffmem.patterns.store import LABELS, ExaminedList, Pattern, PatternWriter
 from tests.annotation.kept_patterns import copied, first_three, keep, listed, signs
 
 
 def patterns(index, seed=0):
     """Measure Figure 2 without a model."""
-    return find("patterns").run(ExperimentContext(index=index, model=no_model, seed=seed))
+    config = ExperimentConfig(seed=seed)
+    return find("patterns").run(ExperimentContext(index=index, model=no_model, config=config))
 
 
 def no_model():
@@ -86,7 +87,7 @@ def test_layers_in_which_nobody_looked_have_a_row_without_numbers(own):
     cell, n = Cell(0, 3), len(listed(own, (0, 3), sign))
     writing = PatternWriter(own, "human")
     seen = Pattern(cell, sign, 1, "semantic", "a topic", "person", "", (1, 2, 3))
-    writing.layer(0, [Examined(cell, sign, n)], [seen])
+    writing.layer(0, [ExaminedList(cell, sign, n)], [seen])
     writing.commit({})
     first, *others = patterns(own).rows
     assert first["semantic"] == pytest.approx(3 / n)
@@ -102,7 +103,6 @@ def test_layers_in_which_nobody_looked_have_a_row_without_numbers(own):
 
 
 def test_without_patterns_the_command_to_find_them_is_named(own):
-    assert not has_patterns(own)
     with pytest.raises(NoPatterns, match=r"has none\. Find them with `ffmem patterns detect"):
         patterns(own)
 

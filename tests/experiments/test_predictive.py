@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +12,8 @@ from ffmem.experiments import predictive_values as predictive
 from ffmem.experiments.agreement import agrees
 from ffmem.experiments.base import find
 from ffmem.experiments.max_probability import auc, bins
-from ffmem.experiments.predictive_values import most_probable, precision
-from ffmem.experiments.rows import first_of
+from ffmem.experiments.predictive_values import precision
+from ffmem.experiments.rows import upper_layers
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,
@@ -23,6 +24,7 @@ from tests.experiments.planting import (
     plant_value,
     with_dead_memory,
 )
+from tests.tiny import tiny
 
 max_probability, predictive_values = find("max-probability").run, find("predictive-values").run
 
@@ -145,15 +147,19 @@ def test_the_auc_is_the_share_of_pairs_in_the_right_order(pairs):
     assert auc(probability, agreeing) == pytest.approx(np.mean(wins))
 
 
-@given(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=1, max_size=12), st.integers(1, 12))
-def test_equal_probabilities_go_to_the_lower_cell(probabilities, n):
-    expected = sorted(range(len(probabilities)), key=lambda cell: (-probabilities[cell], cell))
-    found = most_probable(np.array(probabilities, np.float32), n)
-    assert found.tolist() == expected[:n]
+def test_equal_probabilities_go_to_the_lower_cell(tmp_path):
+    model = tiny("llama")
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.mlp.down_proj.weight.zero_()
+    context = context_of(tmp_path / "index", model)
+    cells = [(row["layer"], row["memory"]) for row in predictive_values(context).rows]
+    assert cells == sorted(cells)
+    assert len(cells) == len(context.index)
 
 
 def test_the_upper_layers_are_the_papers_in_proportion():
-    assert [first_of(n, 11) for n in (16, 30, 12, 3, 2, 1)] == [10, 19, 8, 2, 1, 0]
+    assert [upper_layers(n, 11)[0] for n in (16, 30, 12, 3, 2, 1)] == [10, 19, 8, 2, 1, 0]
 
 
 def test_a_planted_value_has_full_precision_and_raises_the_auc(tmp_path):
@@ -211,6 +217,6 @@ def test_the_same_seed_draws_the_same_control_and_another_another(tmp_path, monk
         first, second = asked[1], asked[3]
         assert first == second
         assert len(set(first)) == 10
-        assert min(first) >= first_of(2, 11) * context.index.layout.widths[0]
+        assert min(first) >= upper_layers(2, 11)[0] * context.index.layout.widths[0]
         drawn[seed] = first
     assert drawn[0] != drawn[1]

@@ -15,12 +15,12 @@ from tests.experiments.test_drawing import HOSTILE
 from tests.experiments.test_examples import rows_of
 
 
-def write_report(folder, results, *more, **options):
+def write_report(folder, results, index):
     """Write a report with the files of its results, as `ffmem report` leaves them."""
     for one in results:
         one.write(folder)
         write_figure(one, folder)
-    return write_page(folder, results, *more, **options)
+    return write_page(folder, results, index)
 
 
 VOID = {"meta", "br", "link", "img"}
@@ -76,12 +76,14 @@ def linked_well(folder):
     return page
 
 
-def with_cells_of(index, hostile=False):
-    """Return all results, with predictive values that the index has."""
+def with_cells_of(index, n_layers=None, gated=None, hostile=False):
+    """Return all results, of the index's shape or another, with predictive values of the index."""
     rows = rows_of(index, 20)
     if hostile:
         rows = [row | {"token": HOSTILE} for row in rows]
-    found = results(index.n_layers, index.manifest.model.gated)
+    found = results(
+        n_layers or index.n_layers, index.manifest.model.gated if gated is None else gated
+    )
     return [
         replace(one, rows=rows) if one.experiment == "predictive-values" else one for one in found
     ]
@@ -138,7 +140,7 @@ def test_hostile_tokens_are_text_everywhere(tiny_index, tmp_path):
     compositions = next(one for one in found if one.experiment == "last-layer-composition")
     for row in compositions.rows:
         row.update(prefix=HOSTILE, residual_top=HOSTILE, output_top5=[HOSTILE, "|`*_\n"])
-    write_report(tmp_path, found, tiny_index, command=f"ffmem report {HOSTILE}```")
+    write_report(tmp_path, found, tiny_index)
     page = linked_well(tmp_path)
     assert "script" not in page.elements
     assert "<script>alert(1)</script>&\"'⟨00⟩⟨202e⟩\u05d0" in page.text
@@ -150,74 +152,69 @@ def test_hostile_tokens_are_text_everywhere(tiny_index, tmp_path):
     assert {line.count(" | ") for line in text.splitlines() if line.startswith("| [The ")} == {5}
 
 
-def test_what_was_not_measured_is_left_out_and_said(tmp_path):
-    write_report(tmp_path, [result("zero-agreement"), result("agreement")])
+def test_what_was_not_measured_is_left_out_and_said(tiny_index, tmp_path):
+    write_report(tmp_path, [result("zero-agreement"), result("agreement")], tiny_index)
     page = linked_well(tmp_path)
     assert page.elements.count("svg") == 2
     assert "Figure 2 (patterns" in page.text
     assert "Not measured, so left out: Removing a token of a trigger; Rank of the" in page.text
-    assert "table-1" not in page.ids
+    assert "table-2" not in page.ids
     assert page.text.index("Agreement of keys") < page.text.index("Layers that no memory")
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "Not measured, so left out: Removing" in text
 
 
-def test_patterns_are_shown_where_there_are_annotations(tmp_path):
-    write_report(tmp_path, [result("patterns", 4)])
+def test_patterns_are_shown_where_there_are_annotations(tiny_index, tmp_path):
+    write_report(tmp_path, [result("patterns", 4)], tiny_index)
     page = linked_well(tmp_path)
     assert "Figure 2 (patterns" not in page.text
     assert "patterns" in page.ids
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_missing_numbers_make_a_report_all_the_same(name, tmp_path):
-    write_report(tmp_path, [emptied(result(name, 2))])
+def test_missing_numbers_make_a_report_all_the_same(tiny_index, tmp_path):
+    write_report(tmp_path, [emptied(one) for one in with_cells_of(tiny_index)], tiny_index)
     assert "None" not in linked_well(tmp_path).text
 
 
-def test_one_layer_makes_a_report(tmp_path):
-    write_report(tmp_path, results(1, False))
+def test_one_layer_makes_a_report(tiny_index, tmp_path):
+    write_report(tmp_path, with_cells_of(tiny_index, 1, False), tiny_index)
     assert "Not measured" not in read(tmp_path).text
     assert "cannot be compared" in linked_well(tmp_path).text
 
 
-def test_no_experiment_makes_no_report(tmp_path):
+def test_no_experiment_makes_no_report(tiny_index, tmp_path):
     with pytest.raises(FfmemError, match=r"no experiment was asked for .* Measure at least one"):
-        write_report(tmp_path, [])
+        write_report(tmp_path, [], tiny_index)
 
 
-def test_a_report_is_of_one_model_and_each_experiment_once(tmp_path):
+def test_a_report_is_of_one_model_and_each_experiment_once(tiny_index, tmp_path):
     one = result("agreement", 2)
     for other in (result("prediction-cases", 2, model_hash="other"), one):
         with pytest.raises(FfmemError, match=r"was asked for\. A report is of one model, each"):
-            write_report(tmp_path, [one, other])
+            write_report(tmp_path, [one, other], tiny_index)
 
 
 def test_the_report_says_how_to_repeat_it(tiny_index, tmp_path):
     removal = result("token-removal", 2, per_layer=10, triggers=20)
-    write_report(tmp_path / "from-settings", [result("prediction-cases", 2), removal])
-    text = read(tmp_path / "from-settings").text
-    assert "ffmem index smollm2-135m wikitext-2:train --out DIR" in text
+    write_report(tmp_path, [result("prediction-cases", 2), removal], tiny_index)
+    text = read(tmp_path).text
     wanted = "ffmem report DIR --corpus wikitext-2:valid --out OUT --sample 4000 --seed 0"
     assert f"{wanted} --per-layer 10 --triggers 20" in text
-    write_report(tmp_path / "from-index", [result("agreement", 2)], tiny_index, "make report")
-    text = read(tmp_path / "from-index").text
-    assert "-t 6 --prefixes best --dtype float32 --start auto --unit line" in text
-    assert "make report" in text
+    assert "-t 6 --prefixes best --dtype float32 --start auto --threads 1 --unit line" in text
 
 
-def test_data_tables_hold_every_row_and_count_layers_from_1(tmp_path):
-    write_report(tmp_path, [result("next-token-rank", 3)])
+def test_data_tables_hold_every_row_and_count_layers_from_1(tiny_index, tmp_path):
+    write_report(tmp_path, [result("next-token-rank", 3)], tiny_index)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     body = html.split('<details class="data">')[1]
     rows = re.findall(r"<tr>(.*?)</tr>", body)
     assert [re.sub(r"<[^>]*>", " ", row).split()[0] for row in rows] == ["layer", "1", "2", "3"]
 
 
-def test_numbers_of_data_tables_read_as_people_write_them(tmp_path):
+def test_numbers_of_data_tables_read_as_people_write_them(tiny_index, tmp_path):
     one = result("next-token-rank", 1)
     one.rows[0].update(q1=14280.25, median=0.000123456, q3=7, n=14280)
-    write_report(tmp_path, [one])
+    write_report(tmp_path, [one], tiny_index)
     for name in ("report.html", "report.md"):
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert "14,280" in text

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.experiments.results import results
-from tests.experiments.test_report import with_cells_of, write_report
+from ffmem.experiments.render import write_report
+from tests.experiments.test_report import with_cells_of
 from tests.web.browser import FLAGS, browser_path
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -33,9 +33,11 @@ def chromium():
 
 
 @pytest.mark.parametrize(("n_layers", "gated"), [(16, False), (30, True)])
-def test_no_two_labels_of_a_figure_meet(chromium, tmp_path, n_layers, gated):
+def test_no_two_labels_of_a_figure_meet(chromium, tiny_index, tmp_path, n_layers, gated):
     page = chromium.new_page()
-    page.goto(write_report(tmp_path, results(n_layers, gated)).as_uri())
+    page.goto(
+        write_report(tmp_path, with_cells_of(tiny_index, n_layers, gated), tiny_index).as_uri()
+    )
     assert page.evaluate(OVERLAPS) == []
     # Another machine's font may be a seventh wider than the one that measured the labels.
     page.add_style_tag(content="svg.figure text { font-size: 12.5px !important }")

@@ -13,7 +13,6 @@ import ffmem
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.experiments.base import NAMES, ExperimentResult, find_all
-from ffmem.experiments.context import ExperimentContext
 from tests.annotation.kept_patterns import first_three, keep
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.tiny import TINY, tiny_tokenizer
@@ -109,7 +108,7 @@ def test_a_sample_larger_than_the_corpus_takes_all_and_says_so(made, tmp_path, c
     from ffmem.progress import Progress
 
     (result,) = measured(made, tmp_path, "active-memories", progress=Progress(), sample=10_000)
-    assert result.settings["sample"]["asked"] == 10_000
+    assert result.settings["sample"]["requested"] == 10_000
     assert result.settings["sample"]["prefixes"] == 20
     assert "has 20 sentences to draw from. All are taken." in capsys.readouterr().err
 
@@ -136,20 +135,10 @@ def test_every_prefix_and_uniform_draws_can_be_asked_for(made, tmp_path):
     (every,) = measured(made, tmp_path, "residual-prediction", sample="all")
     (uniform,) = measured(made, tmp_path, "residual-prediction", sample=15, draw="tokens")
     tokens = sum(len(line.split()) for line in made[2].read_text().splitlines())
-    assert every.settings["sample"]["asked"] == "all"
+    assert every.settings["sample"]["requested"] == "all"
     assert every.rows[0]["n"] == tokens
     assert uniform.rows[0]["n"] == 15
     assert uniform.settings["sample"]["draw"] == "tokens"
-
-
-def test_one_prompt_can_stand_for_a_sample(made, tmp_path):
-    (result,) = measured(made, tmp_path, "neural-memory", corpus=None, prompt="w3 w4 w5")
-    assert result.rows[0]["n"] == 1
-    assert result.settings["sample"]["prompt"] == "w3 w4 w5"
-    with pytest.raises(CorpusError, match="The prompt has 0 tokens"):
-        measured(made, tmp_path, "neural-memory", corpus=None, prompt="")
-    with pytest.raises(CorpusError, match="The prompt has 100 tokens; the model reads 1 to 63"):
-        measured(made, tmp_path, "neural-memory", corpus=None, prompt="w3 " * 100)
 
 
 def test_sentences_of_one_token_and_tokens_without_text_are_read(made, tmp_path):
@@ -221,20 +210,6 @@ def test_another_model_is_refused_by_its_hash(made, tmp_path):
     assert made[1].fingerprint()[:12] in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draw": "words"}, "Cannot draw 'words'"),
-        ({"sample": 0}, "sample = 0"),
-        ({"per_layer": 0}, "per_layer = 0"),
-    ],
-)
-def test_impossible_settings_are_refused(made, options, message):
-    index, model, _ = made
-    with pytest.raises(FfmemError, match=message):
-        ExperimentContext(index=index, model=model, **options)
-
-
 def test_a_foreign_file_is_not_taken_for_a_result(tmp_path):
     (tmp_path / "x.json").write_text('{"experiment": "agreement"}')
     with pytest.raises(StoreError, match="is not an experiment's result"):
@@ -253,12 +228,12 @@ def test_a_report_asks_for_its_corpus_and_a_sample_for_a_number(made, tmp_path):
 
 
 def test_a_corpus_is_read_as_the_index_read_its_own(made, tmp_path):
-    from ffmem.api.experiments import _read_as
+    from ffmem.api.experiments import _corpus
 
     index = made[0]
-    assert _read_as(index, "x.txt", {}).unit == "line"
-    assert _read_as(index, "x.txt", {"unit": "sentence", "limit": None}).unit == "sentence"
-    assert _read_as(index, "wikitext-2:valid", {}).detokenize == "wikitext"
+    assert _corpus(index, "x.txt", {}).unit == "line"
+    assert _corpus(index, "x.txt", {"unit": "sentence", "limit": None}).unit == "sentence"
+    assert _corpus(index, "wikitext-2:valid", {}).detokenize == "wikitext"
 
 
 def test_a_sample_says_how_its_corpus_was_read_where_that_differs(made, tmp_path):
@@ -303,10 +278,6 @@ def test_options_without_use_are_refused(made, tmp_path):
         match=r"limit need .* options to Corpus\(\)",
     ):
         measured(made, tmp_path, "active-memories", corpus=corpus, limit=3)
-    with pytest.raises(CorpusError, match="agreement reads only the index"):
-        measured(made, tmp_path, "agreement", corpus=None, prompt="w3")
-    with pytest.raises(FfmemError, match="Both a prompt and a corpus"):
-        measured(made, tmp_path, "active-memories", prompt="w3")
     with pytest.raises(FfmemError, match="--sample '5': give a whole number"):
         measured(made, tmp_path, "active-memories", sample="5")
     assert measured(made, tmp_path, "active-memories", corpus=made[2])

@@ -8,8 +8,8 @@ import pytest
 from ffmem.experiments import stop_words as section_5_1
 from ffmem.experiments.active_memories import Activity
 from ffmem.experiments.base import find
+from ffmem.experiments.metrics import Predictions
 from ffmem.experiments.neural_memory import SoftmaxComparison
-from ffmem.experiments.predictions import Predictions
 from ffmem.experiments.zero_agreement import TokenHits
 from tests.experiments.planting import FAMILIES, KINDS
 from tests.experiments.test_forward import make_context

@@ -13,12 +13,11 @@ from ffmem.experiments.base import find
 from ffmem.experiments.token_removal import (
     CHANGES,
     DRAWN,
-    make_plan,
-    n_token_layers,
+    draw_trials,
     other_tokens,
     run_sequences,
     sequences_of,
-    trials_of,
+    unknown_token,
 )
 from ffmem.experiments.triggers import NONE, corpus_tokens
 from tests.experiments.planting import (
@@ -37,6 +36,12 @@ from tests.tiny import tiny
 token_removal = find("token-removal").run
 
 UNK = 2
+
+
+def drawn(context):
+    """Return the trials of every layer."""
+    unk = unknown_token(context)
+    return [draw_trials(context, layer, unk) for layer in range(context.index.n_layers)]
 
 
 def changed(ids, how, place, other):
@@ -84,11 +89,10 @@ def check(row, changes, raw, gated):
 def test_changes_are_those_of_triggers_run_alone(name, tmp_path):
     context = context_of(tmp_path / "index", name, per_layer=3, triggers=2)
     result = token_removal(context)
-    plan = make_plan(context)
     rows = {(row["layer"], row["token"], row["how"]): row for row in result.rows}
     interior = {(row["layer"], row["how"]): row for row in result.also["interior"]}
     assert len(rows) == len(result.rows) == context.index.n_layers * 6
-    for trials in plan.layers:
+    for trials in drawn(context):
         for how, token in CHANGES:
             changes, raw, inside = plain_row(context, trials, token, how)
             gated = context.memories.gated
@@ -101,7 +105,7 @@ def test_changes_are_those_of_triggers_run_alone(name, tmp_path):
 def test_the_chosen_triggers_are_the_first_of_the_stronger_sign(name, tmp_path):
     context = context_of(tmp_path / "index", name, per_layer=100, triggers=3)
     plain, offsets = PlainTriggers(context), corpus_tokens(context.index)
-    for trials in make_plan(context).layers:
+    for trials in drawn(context):
         for memory in range(context.index.layout.widths[0]):
             signs = (1, -1) if context.memories.gated else (1,)
             lists = [plain.of(trials.layer, memory, sign)[:3] for sign in signs]
@@ -130,9 +134,8 @@ def test_a_key_that_reads_only_the_last_token_is_changed_by_no_other(name, tmp_p
 
 def test_all_changes_of_a_trigger_are_read_from_six_sequences_at_most(tmp_path):
     context = context_of(tmp_path / "index", "gpt2")
-    plan = make_plan(context)
-    for trials in plan.layers:
-        found = sequences_of(plan, trials)
+    for trials in drawn(context):
+        found = sequences_of(context, trials)
         assert len(set(found.ids)) == len(found.ids) <= 6 * len(trials.prefix)
         last = 1 + CHANGES.index(("removed", "last"))
         assert (found.sequence[:, last] == found.sequence[:, 0]).all()
@@ -141,20 +144,19 @@ def test_all_changes_of_a_trigger_are_read_from_six_sequences_at_most(tmp_path):
 
 def test_the_bar_ends_where_the_run_ends(tmp_path):
     context = context_of(tmp_path / "index", "llama", per_layer=3)
-    plan, done = make_plan(context), []
-    for trials in plan.layers:
-        run_sequences(context.memories, sequences_of(plan, trials), plan.start, done.append)
-    assert sum(done) == n_token_layers(plan)
+    for trials in drawn(context):
+        done = []
+        run_sequences(context, sequences_of(context, trials), done.append)
+        assert sum(done) == trials.work
 
 
 def test_every_run_stops_at_its_layer(tmp_path):
     context = context_of(tmp_path / "index", "llama", per_layer=3)
     ran = []
     context.memories.blocks[1].register_forward_hook(lambda *_: ran.append(1))
-    plan = make_plan(context)
-    trials = plan.layers[0]
-    run_sequences(context.memories, sequences_of(plan, trials), plan.start, ran.append)
-    assert 1 not in ran
+    trials = drawn(context)[0]
+    run_sequences(context, sequences_of(context, trials), lambda n: None)
+    assert not ran
 
 
 def test_short_triggers_are_counted_and_left_out(tmp_path):
@@ -178,7 +180,7 @@ def test_vacant_slots_are_not_counted_as_short_triggers(tmp_path):
 def test_a_model_without_a_start_token_and_the_authors_prefixes_can_be_measured(tmp_path):
     for number, options in enumerate([{"start": "none"}, {"compat": "ff-layers"}]):
         context = context_of(tmp_path / f"{number}", "llama", per_layer=3, **options)
-        trials = make_plan(context).layers[1]
+        trials = drawn(context)[1]
         lengths = corpus_tokens(context.index).at(trials.prefix).length
         assert (lengths >= 2).all()
         assert token_removal(context).rows[-1]["n"] == len(trials.prefix) > 0
@@ -191,11 +193,11 @@ def test_a_model_in_bfloat16_can_be_measured(tmp_path):
 
 def test_dead_memories_are_never_chosen(tmp_path):
     context = context_of(tmp_path / "index", with_dead_memory("llama", 1, 7), per_layer=100)
-    chosen = set(make_plan(context).layers[1].memory.tolist())
+    chosen = set(drawn(context)[1].memory.tolist())
     assert 7 not in chosen
     assert len(chosen) > 10
     few = context_of(tmp_path / "few", with_dead_memory("opt", 1, *range(22)), per_layer=2)
-    assert set(make_plan(few).layers[1].memory.tolist()) == {22, 23}
+    assert set(drawn(few)[1].memory.tolist()) == {22, 23}
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_draws(tmp_path):
@@ -205,7 +207,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_draws(tmp_pat
         texts.append(json.dumps(token_removal(context).to_dict() | {"settings": None}))
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
-    first, second = make_plan(context).layers
+    first, second = drawn(context)
     assert {*first.memory.tolist()} != {*second.memory.tolist()}
 
 
@@ -213,7 +215,7 @@ def test_the_random_token_may_be_any(tmp_path):
     context = context_of(
         tmp_path / "index", "llama", write_corpus(tmp_path / "c.txt", 200), per_layer=24, t=20
     )
-    trials = make_plan(context).layers[0]
+    trials = drawn(context)[0]
     lengths = corpus_tokens(context.index).at(trials.prefix).length
     for length in range(2, 7):
         positions = trials.position[lengths == length]
@@ -223,15 +225,14 @@ def test_the_random_token_may_be_any(tmp_path):
 def test_the_unknown_token_replaces_any_other_but_not_itself(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("".join(f"w{n} what w{n + 1} who\n" for n in range(3, 40)))
-    context = context_of(tmp_path / "index", "llama", corpus)
-    trials = trials_of(context.index, 0, context.frequencies, UNK, 100, 5, 0)
+    context = context_of(tmp_path / "index", "llama", corpus, per_layer=100, triggers=5)
+    trials = draw_trials(context, 0, UNK)
     for prefix, position, others in zip(*trials[2:5], strict=True):
         ids = corpus_tokens(context.index).prefix(int(prefix)).tolist()
         for token, other in zip((ids[0], ids[-1], ids[position]), others, strict=True):
             assert other == (NONE if token == UNK else UNK)
     assert NONE in trials.replacements
-    plan = make_plan(context)._replace(layers=[trials])
-    found = run_sequences(context.memories, sequences_of(plan, trials), plan.start, lambda n: None)
+    found = run_sequences(context, sequences_of(context, trials), lambda n: None)
     missing = np.isnan(found.coefficients[:, 4:])
     assert (missing == (trials.replacements == NONE)).all()
     assert not np.isnan(found.coefficients[:, :4]).any()

@@ -71,8 +71,6 @@ def test_a_top_trigger_is_the_strongest_trigger_of_both_signs_that_has_a_next_to
                 continue
             head = max(some, key=lambda trigger: abs(trigger.coefficient))
             assert found.sign[number] == (1 if head is both[0] else -1)
-            assert found.coefficient[number] == np.float32(head.coefficient)
-            assert found.length[number] == head.length
             assert found.prefix[number] == offsets[head.sentence] + head.length
             assert index.token(int(found.next_token[number])) == head.next_token
             last = found.last_token[number]
@@ -134,7 +132,6 @@ def test_a_whole_sentence_is_passed_over_for_a_weaker_trigger(tiny_index, tmp_pa
     found = top_triggers(rewritten(tiny_index, tmp_path / "index", **columns), 0)
     assert found.prefix[0] == whole - 1
     assert found.next_token[0] == first.ids[-1]
-    assert found.coefficient[0] == 2.0
 
 
 @pytest.mark.parametrize("name", ["llama", "opt"])

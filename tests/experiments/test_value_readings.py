@@ -14,8 +14,9 @@ import torch
 
 import ffmem
 from ffmem.experiments import values
-from ffmem.experiments.triggers import NO_SIGN, NONE, corpus_tokens, top_triggers, trigger_table
-from ffmem.experiments.values import read_values, readings
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.triggers import NO_SIGN, NONE, corpus_tokens, trigger_table
+from ffmem.experiments.values import read_values
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.models.memories import Memories
 from tests.experiments.planting import (
@@ -48,11 +49,9 @@ def test_a_value_is_read_as_a_plain_look_at_all_its_logits_says(name, tmp_path):
             assert found.top[memory] == top
             p = torch.tensor(logits).double().softmax(0)[top]
             assert found.probability[memory] == pytest.approx(float(p), rel=1e-5)
-            for token, rank in (
-                (head.next_token[memory], found.next_rank[memory]),
-                (head.last_token[memory], found.last_rank[memory]),
-            ):
-                assert rank == (NONE if token == NONE else plain_rank(logits, int(token)))
+            token = int(head.next_token[memory])
+            rank = NONE if token == NONE else plain_rank(logits, token)
+            assert found.next_rank[memory] == rank
 
 
 def with_ties():
@@ -65,6 +64,12 @@ def with_ties():
     return Memories(model, tiny_tokenizer())
 
 
+def read_ranks(memories, layer, sign, tokens):
+    """The readings of a layer, and how each value ranks several tokens."""
+    found = [read_values(memories, layer, sign, np.asarray(column)) for column in tokens.T]
+    return found[0], np.stack([one.next_rank for one in found], axis=1)
+
+
 def every_token():
     return np.tile(np.arange(VOCABULARY), (MEMORIES, 1))
 
@@ -72,14 +77,14 @@ def every_token():
 def test_equal_logits_have_one_rank_and_the_lowest_id_is_the_top():
     memories = with_ties()
     sign = np.resize([1, -1], MEMORIES).astype(np.int8)
-    found = readings(memories, 1, sign, every_token())
+    found, ranks = read_ranks(memories, 1, sign, every_token())
     tied = [7, *range(40, 52)]
-    assert (found.ranks[:, tied] == found.ranks[:, [7]]).all()
+    assert (ranks[:, tied] == ranks[:, [7]]).all()
     assert 7 in found.top
     assert not np.isin(found.top, range(40, 52)).any()
     for memory in range(MEMORIES):
         logits = plain_logits(memories, 1, memory, int(sign[memory]))
-        assert found.ranks[memory].tolist() == [plain_rank(logits, w) for w in range(VOCABULARY)]
+        assert ranks[memory].tolist() == [plain_rank(logits, w) for w in range(VOCABULARY)]
         assert found.top[memory] == plain_top(logits)
 
 
@@ -87,11 +92,11 @@ def test_equal_logits_have_one_rank_and_the_lowest_id_is_the_top():
 def test_how_many_values_are_projected_at_a_time_changes_nothing(budget, monkeypatch):
     memories = with_ties()
     sign = np.resize([1, -1, 1], MEMORIES).astype(np.int8)
-    at_once = readings(memories, 0, sign, every_token())
+    at_once, whole_ranks = read_ranks(memories, 0, sign, every_token())
     monkeypatch.setattr(values, "PROJECTED_BYTES", budget)
-    in_parts = readings(memories, 0, sign, every_token())
+    in_parts, ranks = read_ranks(memories, 0, sign, every_token())
     np.testing.assert_array_equal(in_parts.top, at_once.top)
-    np.testing.assert_array_equal(in_parts.ranks, at_once.ranks)
+    np.testing.assert_array_equal(ranks, whole_ranks)
     np.testing.assert_allclose(in_parts.probability, at_once.probability, rtol=1e-5)
 
 
@@ -100,7 +105,7 @@ def test_a_memory_without_a_head_is_read_as_it_is(tmp_path):
     head, found = context.top_triggers[1], context.values[1]
     assert head.sign[7] == NO_SIGN
     assert found.sign[7] == 1
-    assert found.next_rank[7] == found.last_rank[7] == NONE
+    assert found.next_rank[7] == NONE
     assert found.top[7] == plain_top(plain_logits(context.memories, 1, 7, 1))
 
 
@@ -137,8 +142,7 @@ def test_the_authors_code_gives_the_same_top_tokens_and_probabilities(oracle):
     index, memories, _ = oracle
     rows = published()
     assert len(rows) == len(index)
-    for layer in range(index.n_layers):
-        found = read_values(memories, top_triggers(index, layer), layer)
+    for layer, found in enumerate(ExperimentContext(index=index, model=memories).values):
         for memory in range(index.layout.widths[0]):
             row = rows[layer, memory]
             assert found.top[memory] == int(row["embedding_index"])
@@ -165,13 +169,13 @@ def test_the_authors_code_gives_the_same_ranks_of_last_tokens(oracle):
         for slot in np.argwhere(filled):
             line, length = words[sentence[tuple(slot)]], int(triggers.lengths[tuple(slot)])
             targets[tuple(slot)] = published_target(memories, line, length)
-        found = readings(memories, layer, np.ones(index.layout.widths[0], np.int8), targets)
+        _, ranks = read_ranks(memories, layer, np.ones(index.layout.widths[0], np.int8), targets)
         for memory in range(index.layout.widths[0]):
             # The script groups triggers by token, and adds rows that are none.
             theirs = Counter(re.findall(r"\((\d+)\)", rows[layer, memory]["target_rankings"]))
             for slot in np.flatnonzero(filled[memory]):
                 if sentence[memory, slot] != RAW_HYPHENS:
-                    rank = str(found.ranks[memory, slot])
+                    rank = str(ranks[memory, slot])
                     n_compared += 1
                     n_equal += theirs[rank] > 0
                     theirs[rank] -= 1

@@ -67,7 +67,7 @@ def test_an_inactive_memory_stands_for_its_value():
 def test_a_plain_head_needs_the_sign_alone(tmp_path, name):
     context = context_of(tmp_path / "index", name)
     for layer in range(context.memories.n_layers):
-        tops = PlainTops.read(context.index, layer)
+        tops = PlainTops(context.index, layer)
         signs = (2.5, -0.5)
         c = np.repeat(
             np.array(signs, np.float32)[:, None], context.memories.layout.widths[0], axis=1

@@ -138,7 +138,7 @@ def traced(trace, full):
         for layer in trace["layers"]
     ]
     for name in ("output_top", "edited_output_top"):
-        if name in trace:
+        if trace.get(name) is not None:
             record[name] = tokens(trace[name][:5], full)
     return record
 

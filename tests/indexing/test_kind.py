@@ -18,8 +18,7 @@ from ffmem.errors import NoStaticValues
 from ffmem.indexing.memory import NO_VALUE, NO_VALUES, Kind
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.indexing.tidy import SCHEMAS
-from ffmem.networks.config import KINDS
-from tests.conftest import OURS, text_model
+from tests.conftest import DENSE, OURS, text_model
 from tests.indexing.folders import content, indexed, memories, write_corpus
 from tests.tiny import HEADS, MEMORIES
 
@@ -27,7 +26,7 @@ WORDS = "river"
 """Stands in many sentences of the corpus."""
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=DENSE)
 def any_kind(request, kind_index):
     """An index of each kind, one after the other."""
     return kind_index(request.param)
@@ -55,7 +54,7 @@ def test_an_index_is_sound_and_knows_its_kind(any_kind):
 
 
 def test_the_manifest_defines_the_coefficient_of_its_kind(kind_index):
-    said = {kind: kind_index(kind).manifest.coefficient for kind in KINDS}
+    said = {kind: kind_index(kind).manifest.coefficient for kind in DENSE}
     assert said["relu"] == said["gelu"] == Kind().definition
     assert said["swiglu"] == Kind(gated=True).definition
     assert said["softmax"].startswith("m = softmax(x·Kᵀ)")
@@ -129,7 +128,7 @@ def test_no_values_are_written_and_show_says_so(kind_index):
 
 
 def test_other_kinds_have_values_and_no_note(kind_index):
-    for kind in set(KINDS) - {"lambda"}:
+    for kind in set(DENSE) - {"lambda"}:
         shown = kind_index(kind)["L1N17"].to_dict()
         assert shown["value"]["top"]
         assert "value_note" not in shown
@@ -151,11 +150,11 @@ def test_values_cannot_be_searched_where_there_are_none_and_triggers_can(any_kin
         ffmem.search(any_kind, WORDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DENSE)
 def test_patterns_are_found_and_searched_in_every_kind(kind, index_of, corpus_file, tmp_path):
     corpus = ffmem.Corpus(str(corpus_file), unit="line")
     index = index_of(OURS[kind], corpus, tmp_path / "index", t=20)
-    ffmem.detect(index, top=10)
+    ffmem.detect(index)
     table = index.table("patterns", columns=["cell", "description"])
     ending = {row["cell"] for row in table.to_pylist() if "ends" in row["description"]}
     assert {hit.cell for hit in ffmem.search(index, "ends", "patterns", limit=1000)} == ending

@@ -122,6 +122,7 @@ def test_status_says_that_a_run_is_running(tmp_path, monkeypatch):
     done = status(tmp_path / "index")
     assert (done.state, done.values) == ("finished", done.layers)
     assert done.tokens_read == done.tokens == seen[-1].tokens
+    assert not {"chunks", "chunks_read"} & done.to_dict().keys()
 
 
 def test_status_of_what_is_no_index_is_an_error(tmp_path):

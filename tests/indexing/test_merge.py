@@ -6,22 +6,42 @@ import pytest
 
 import ffmem
 from ffmem.errors import StoreError
-from ffmem.indexing import build, merge
+from ffmem.files import locked
+from ffmem.indexing import build, merge, worker
+from ffmem.indexing.store import sibling
 from tests.indexing.folders import content, indexed, memories, write_corpus
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model, and a folder with two corpora and an index of each."""
+    model, folder = memories(), tmp_path_factory.mktemp("parts")
+    for name in "ab":
+        corpus = write_corpus(folder / f"{name}.txt", n=50, seed=ord(name))
+        indexed(folder / name, corpus, model)
+    return model, folder
+
+
 @pytest.fixture
-def parts(tmp_path):
+def parts(made, tmp_path):
     """Two corpora and an index of each, made by one model."""
-    model = memories()
-    corpora = [write_corpus(tmp_path / f"{name}.txt", n=50, seed=ord(name)) for name in "ab"]
-    for corpus in corpora:
-        indexed(tmp_path / corpus.stem, corpus, model)
-    return model, corpora
+    model, folder = made
+    for name in "ab":
+        shutil.copytree(folder / name, tmp_path / name)
+    return model, [folder / "a.txt", folder / "b.txt"]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])
-@pytest.mark.parametrize("options", [{}, {"prefixes": "all"}, {"compat": "ff-layers"}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"prefixes": "all"}),
+        ("gpt2", {"compat": "ff-layers"}),
+        ("ffmem_adaptive", {"prefixes": "all"}),
+        ("ffmem_adaptive", {"compat": "ff-layers"}),
+    ],
+    ids=str,
+)
 def test_extending_equals_merging_byte_for_byte(tmp_path, name, options):
     model = memories(name)
     a, b = (write_corpus(tmp_path / f"{x}.txt", n=50, seed=ord(x)) for x in "ab")
@@ -31,6 +51,13 @@ def test_extending_equals_merging_byte_for_byte(tmp_path, name, options):
     ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
     assert content(tmp_path / "a") == content(tmp_path / "merged")
     assert ffmem.verify(tmp_path / "merged") == []
+
+
+def test_extending_projects_no_value_again(tmp_path, parts, monkeypatch):
+    model, (_, b) = parts
+    monkeypatch.setattr(worker, "write_values", lambda *_: pytest.fail("projected"))
+    ffmem.extend(tmp_path / "a", ffmem.Corpus(str(b), unit="line"), model=model)
+    assert ffmem.verify(tmp_path / "a") == []
 
 
 def test_the_merged_index_is_that_of_the_joined_corpus(tmp_path, parts):
@@ -110,7 +137,7 @@ def test_killed_while_folders_are_swapped_the_index_is_whole_again_on_opening(
         shutil.copytree(tmp_path / "a", folder)
         counted = []
 
-        def rename(path, target, nth=nth, counted=counted):
+        def rename(path, target=None, nth=nth, counted=counted):
             counted.append(target)
             if len(counted) == nth:
                 raise Killed
@@ -118,10 +145,22 @@ def test_killed_while_folders_are_swapped_the_index_is_whole_again_on_opening(
 
         with monkeypatch.context() as patch:
             patch.setattr(merge.Path, "rename", rename)
+            patch.setattr(merge, "sync", rename)  # comes third, before the old index is removed
             with contextlib.suppress(Killed):
                 ffmem.extend(folder, ffmem.Corpus(str(b), unit="line"), model=model)
+        assert len(counted) == nth
         ffmem.open(folder)
         assert content(folder) == expected
+        assert not sibling(folder, "before").exists()
+
+
+def test_the_old_index_stays_while_an_extension_may_need_it(tmp_path, parts):
+    shutil.copytree(tmp_path / "a", before := sibling(tmp_path / "a", "before"))
+    with locked(sibling(tmp_path / "a", "extending") / "lock", "busy"):
+        ffmem.open(tmp_path / "a")
+        assert before.exists()
+    ffmem.search(tmp_path / "a", "w3")
+    assert not before.exists()
 
 
 def test_what_an_interrupted_extension_has_read_is_not_taken_for_another_corpus(
@@ -214,7 +253,7 @@ def test_merges_into_one_folder_at_once_leave_one_whole_index(tmp_path, parts):
         ffmem.merge(pair, tmp_path / f"whole {number}")
         whole.append(content(tmp_path / f"whole {number}"))
     fork = multiprocessing.get_context("fork")
-    for turn in range(8):
+    for turn in range(4):
         out = tmp_path / f"merged {turn}"
         processes = [fork.Process(target=_merge_or_refuse, args=(pair, out)) for pair in pairs]
         for process in processes:

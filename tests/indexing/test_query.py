@@ -163,7 +163,7 @@ EXPRESSIONS = st.recursive(
 
 
 @given(EXPRESSIONS)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_whatever_is_tried_takes_little(pattern):
     with taking_little(), suppress(FfmemError):
         Expression(pattern, 0.2).search("ab a(b" * 20)

@@ -10,9 +10,9 @@ import torch
 from ffmem.errors import ForwardError
 from ffmem.indexing import results
 from ffmem.indexing.chunks import batches, cut_chunks, prefix_range
-from ffmem.indexing.results import UNIT
 from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.indexing.tables import UNIT
 from ffmem.models.memories import Memories
 from tests.tiny import TINY, ragged, tiny, tiny_tokenizer
 
@@ -66,7 +66,8 @@ def every_coefficient(memories, sentences, empty_prefix):
     offsets = offsets_of(sentences)
     for _, batched in chunks_of(sentences):
         for batch in batched:
-            trace = memories.trace(batch.tokens)
+            with memories.skip_padding(batch.is_token):
+                trace = memories.trace(batch.tokens)
             m = [layer.coefficients.numpy() for layer in trace]
             gate = [layer.gate.numpy() for layer in trace] if memories.gated else None
             for row, (length, offset) in enumerate(zip(batch.lengths, batch.offsets, strict=True)):
@@ -161,13 +162,14 @@ class TwoBanks(Memories):
 
     @contextmanager
     def read_coefficients(self, read):
-        def read_parts(bank, coefficients, gate):
+        def read_parts(bank, coefficients, gate, routing):
             for first, last in ((0, 7), (7, bank.size)):
                 part = slice(first, last)
                 read(
                     replace(bank, offset=first, size=last - first),
                     coefficients[..., part],
                     None if gate is None else gate[..., part],
+                    routing,
                 )
 
         with super().read_coefficients(read_parts):

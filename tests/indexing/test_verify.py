@@ -160,7 +160,7 @@ TAMPERINGS = [
     ("triggers", changed("prefix", 0, 0, 10**6), "trigger is not a prefix of the corpus"),
     ("triggers", changed("prefix", 0, 0, 0), "trigger is not a prefix of the corpus"),
     ("triggers", changed("prefix", 0, 0, -5), "trigger is not a prefix of the corpus"),
-    ("triggers", changed("gate", 0, 0, 0), "lacks its gate"),
+    ("triggers", changed("gate", 0, 0, 0), "has no gate"),
     ("triggers", behind_a_vacant_slot, "follows an empty slot"),
     ("triggers", from_one_sentence, "are prefixes of one sentence"),
     ("triggers", set_row("memory", 9), "memories are not those of the model"),

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 import ffmem
 from ffmem.interventions.checkpoint import edit_checkpoint
 from ffmem.interventions.edits import Edits, EditsFile
-from ffmem.interventions.prompts import LoadedModel
+from ffmem.interventions.forward import LoadedModel
 from ffmem.progress import Progress
 from tests.tiny import TINY, tiny, tiny_tokenizer
 

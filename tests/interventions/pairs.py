@@ -1,17 +1,21 @@
 """What tests of comparisons share: two indexes over one corpus, of models that differ."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import ffmem
 from ffmem.indexing.store import Index
-from ffmem.interventions.compare import compare
-from ffmem.interventions.comparison import Comparison
-from ffmem.models.memories import Memories
+from ffmem.interventions.compare import Comparison, compare
+from ffmem.models.memories import Memories, fingerprint
 from tests.indexing.folders import indexed, write_corpus
 from tests.tiny import tiny, tiny_tokenizer
 
 Edit = Callable[[Memories], None]
+
+_FOLDER = TemporaryDirectory(prefix="ffmem-pairs-")
+_MADE: dict[tuple, Path] = {}
 
 
 def model(name: str = "llama", edit: Edit | None = None, seed: int = 0) -> Memories:
@@ -23,12 +27,22 @@ def model(name: str = "llama", edit: Edit | None = None, seed: int = 0) -> Memor
 
 
 def index_of(folder: Path, memories: Memories, **options) -> Index:
-    """Index the corpus that all of them share."""
+    """Index the corpus that all of them share, or the one beside the folder.
+
+    Every index is made once; tests get copies.
+    """
+    options = {"chunk_tokens": 4096, "batch_tokens": 4096} | options  # one chunk
     corpus = folder.parent / "corpus.txt"
-    if not corpus.exists():
-        write_corpus(corpus)
-    whole = {"chunk_tokens": 4096, "batch_tokens": 4096}  # one chunk: nothing here is about them
-    return indexed(folder, corpus, memories, **(whole | options))
+    if corpus.exists():
+        return indexed(folder, corpus, memories, **options)
+    key = (fingerprint(memories.model), tuple(sorted(options.items())))
+    if key not in _MADE:
+        base = Path(_FOLDER.name)
+        if not (base / "corpus.txt").exists():
+            write_corpus(base / "corpus.txt")
+        _MADE[key] = base / str(len(_MADE))
+        indexed(_MADE[key], base / "corpus.txt", memories, **options)
+    return Index(shutil.copytree(_MADE[key], folder, dirs_exist_ok=True))
 
 
 def compared(

@@ -1,7 +1,7 @@
 """Models for tests: one whose answer depends on one memory, and models with a start token."""
 
 import ffmem
-from ffmem.interventions.prompts import LoadedModel
+from ffmem.interventions.forward import LoadedModel
 from tests.tiny import tiny, tiny_tokenizer
 
 

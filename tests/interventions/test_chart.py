@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ffmem.experiments import charts
-from ffmem.interventions.comparison import draw_chart
+from ffmem.interventions.compare import draw_chart
 from tests.interventions.pairs import compared, model
 
 SVG = "{http://www.w3.org/2000/svg}"

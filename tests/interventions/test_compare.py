@@ -272,9 +272,10 @@ def test_the_values_of_both_models_are_read_and_nothing_stays(tmp_path):
     (tmp_path / "out").mkdir()
     with _read_values(*sides, tmp_path / "out", "cpu", QUIET) as values:
         for layer in range(2):
-            for found, memories in zip(values(layer), (first, second), strict=True):
+            (pair,) = values(layer)
+            for found, memories in zip(pair, (first, second), strict=True):
                 np.testing.assert_array_equal(found, memories.values(layer).numpy())
-        assert np.flatnonzero(value_change(*values(1)).change).tolist() == [5]
+        assert np.flatnonzero(value_change(*pair).change).tolist() == [5]
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.cells import BankRecord, Cell, Layout
+from ffmem.cells import BankRecord, Layout
 from ffmem.errors import FfmemError, StoreError, UnknownCell
 from ffmem.interventions.edits import Edit, Edits, EditsFile, resolve_position
 
@@ -15,9 +15,9 @@ from ffmem.interventions.edits import Edit, Edits, EditsFile, resolve_position
 def test_every_edit_is_a_factor_and_a_constant():
     edits = Edits.of(off=["L0N1"], set={"L0N2": 3}, scale={"1.0": 0.5})
     assert list(edits) == [
-        Edit(Cell(0, 1), "off", 0.0, 0.0),
-        Edit(Cell(0, 2), "set", 0.0, 3.0),
-        Edit(Cell(1, 0), "scale", 0.5, 0.0),
+        Edit("L0N1", "off", 0.0, 0.0),
+        Edit("L0N2", "set", 0.0, 3.0),
+        Edit("L1N0", "scale", 0.5, 0.0),
     ]
     assert str(edits) == "L0N1 off, L0N2 = 3, L1N0 × 0.5"
 
@@ -64,7 +64,8 @@ def test_a_memory_that_the_model_lacks_is_refused():
 def test_a_memory_of_a_bank_gets_its_place_and_two_names_of_it_are_one():
     layout = Layout([[BankRecord(size=3), BankRecord(size=2, kind="expert", count=4)]])
     edits = Edits.of(off=["L0E2N1", (0, 8)], positions=[0]).resolve(layout)
-    assert [(str(edit.cell), edit.cell.memory) for edit in edits] == [("L0E2N1", 8)]
+    assert [edit.cell for edit in edits] == ["L0E2N1"]
+    assert edits.by_layer(layout) == {0: [(8, Edit("L0E2N1", "off", 0.0, 0.0))]}
     assert edits.positions == (0,)
 
 
@@ -105,7 +106,7 @@ EDITS = Edits.of(off=["L0N1"], set={"L1N2": 0.1}, scale={"L0N3": -2})
 
 
 def test_edits_json_reads_back_as_it_was_written(tmp_path):
-    written = EditsFile.of_edits(EDITS, "model", "before", "after")
+    written = EditsFile(edits=list(EDITS), model="model", hash_before="before", hash_after="after")
     (tmp_path / "edits.json").write_text(written.to_json())
     for path in (tmp_path, tmp_path / "edits.json"):
         assert EditsFile.read(path) == written

@@ -17,8 +17,7 @@ from ffmem.errors import CorpusError, FfmemError, ModelError, UnknownCell
 from ffmem.interventions import effect as module
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.effect import ablate, effect
-from ffmem.interventions.forward import PartialForward, apply_edits
-from ffmem.interventions.prompts import read_prompt
+from ffmem.interventions.forward import PartialForward, apply_edits, read_prompt
 from tests.interventions.planted import planted, with_start
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
@@ -67,7 +66,7 @@ def test_a_change_is_that_of_a_whole_pass(memories, small_batches):
 
 @pytest.mark.parametrize("name", ["llama", "opt", "bloom", "falcon", "gemma2"])
 def test_memories_are_off_where_they_are_told_to_be(name, small_batches):
-    compare_ablations(ffmem.load(tiny(name), tiny_tokenizer()), 6, [1, 6])
+    compare_ablations(read(name), 6, [1, 6])
 
 
 def test_a_memory_that_rests_changes_nothing():
@@ -117,7 +116,7 @@ def log_p(memories, ids, at, target):
 
 @pytest.fixture(scope="module")
 def llama():
-    return ffmem.load(tiny("llama"), tiny_tokenizer())
+    return read("llama")
 
 
 def test_a_planted_memory_comes_first_in_all_three():
@@ -155,7 +154,8 @@ def test_every_number_is_that_of_plain_passes(llama, options):
         with apply_edits(llama, Edits.of(off=[memory.cell], positions=found.positions)):
             change = log_p(llama, ids, at, target) - clean
         assert memory.change == pytest.approx(change, abs=1e-4)
-        m = coefficients[memory.cell.layer].coefficients[0, at, memory.cell.memory]
+        cell = Cell.parse(memory.cell)
+        m = coefficients[cell.layer].coefficients[0, at, cell.memory]
         assert memory.coefficient == pytest.approx(float(m), abs=1e-5)
     sizes = [abs(memory.change) for memory in found.memories]
     assert sizes == sorted(sizes, reverse=True)
@@ -169,7 +169,7 @@ def test_all_candidates_count_though_only_the_top_is_shown(llama):
     assert some.correlation == every.correlation
     for name in ("change", "gradient", "direct", "integrated"):
         total = sum(getattr(memory, name) for memory in every.memories)
-        assert some.sums[name] == pytest.approx(total)
+        assert some.sum[name] == pytest.approx(total)
     assert every.correlation["gradient"] > 0.8
 
 
@@ -180,11 +180,11 @@ def test_a_named_memory_is_measured_alone(llama):
 
 
 def test_where_direct_is_not_defined_it_is_null_and_said():
-    memories = ffmem.load(tiny("opt post-norm"), tiny_tokenizer())
+    memories = read("opt post-norm")
     found = measured(memories, candidates=5)
     assert all(memory.direct is None for memory in found.memories)
     assert found.correlation["direct"] is None
-    assert found.sums["direct"] is None
+    assert found.sum["direct"] is None
     assert "not defined" in found.notes[0]
     assert found.notes[0] in str(found)
 
@@ -256,6 +256,13 @@ def test_a_prompt_gives_a_table_or_json(model_folder):
     assert all(memory["cell"] in table for memory in content["memories"])
 
 
+def test_a_list_of_prompts_gives_a_list(model_folder):
+    prompts = ["The river", "A town by the sea"]
+    options = {"candidates": 4, "top": 2, "start": "none"}
+    found = ffmem.effect(model_folder, prompts, **options)
+    assert found == [ffmem.effect(model_folder, one, **options) for one in prompts]
+
+
 def test_a_position_and_places_of_the_ablation_are_passed_on(model_folder):
     options = ("--start", "none", "--candidates", 3, "--position", 0, "--at", 0, "--json")
     content = json.loads(run_effect(model_folder, "The river", *options))
@@ -273,7 +280,7 @@ def test_a_file_of_prompts_gives_a_table_or_json(model_folder, facts):
     options = ("--prompts", facts, "--against", facts, "--candidates", 5, "--start", "none")
     assert "2 prompts of" in run_effect(model_folder, *options)
     content = json.loads(run_effect(model_folder, *options, "--integrated", "--steps", 2, "--json"))
-    assert content["prompts"] == 2
+    assert content["file"]["prompts"] == 2
     assert all(abs(memory["difference"]) < 1e-9 for memory in content["memories"])
 
 

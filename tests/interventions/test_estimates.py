@@ -11,7 +11,6 @@ import ffmem
 from ffmem.cells import Cell, Layout
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.estimates import (
-    Estimates,
     choose_candidates,
     direct,
     estimate,
@@ -76,7 +75,7 @@ def test_the_gradient_is_the_slope_when_a_coefficient_shrinks(memories):
 
 @pytest.mark.parametrize("name", ["llama", "opt", "bloom", "falcon", "gemma2"])
 def test_the_gradient_is_summed_where_memories_are_off(name):
-    compare_slopes(ffmem.load(tiny(name), tiny_tokenizer()), [1, 5])
+    compare_slopes(read(name), [1, 5])
 
 
 def frozen_log_p(head, h, sigma):
@@ -112,7 +111,7 @@ def test_direct_parts_sum_to_what_the_layer_adds(memories):
     g = frozen_slope(forward, TARGET)
     for layer, trace in enumerate(forward.layers):
         if memories.row.post_norm is None:
-            y = trace.ff_output[0] - memories.multiplier * memories.bias(layer)
+            y = trace.ff_output[0] - memories.output_scale(layer) * memories.bias(layer)
         elif memories.bias(layer).any():
             continue  # the norm sees m · V + b together
         else:
@@ -136,7 +135,7 @@ def test_direct_is_exact_where_everything_behind_a_memory_is_linear():
 
 
 def test_away_from_the_position_nothing_is_direct():
-    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    memories = read("llama")
     forward = PartialForward(memories, IDS, AT)
     assert not direct(forward, TARGET, [0, 3]).any()
     assert_close(direct(forward, TARGET, [0, AT]), direct(forward, TARGET))
@@ -149,7 +148,7 @@ def layer_off(memories, layer, positions=None):
 
 @pytest.mark.parametrize("name", SOME)  # behind a norm of y, the slope at 0 has no bound
 def test_integrated_gradients_are_complete(name):
-    memories, positions = ffmem.load(tiny(name), tiny_tokenizer()), [1, 2, AT]
+    memories, positions = read(name), [1, 2, AT]
     forward = PartialForward(memories, IDS, AT)
     found = integrated(forward, TARGET, 60, positions)
     for layer in memories.layout.memory_layers:
@@ -160,7 +159,7 @@ def test_integrated_gradients_are_complete(name):
 
 
 def test_more_steps_come_closer():
-    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    memories = read("llama")
     forward = PartialForward(memories, IDS, AT)
     exact = layer_off(memories, 0)
     errors = [
@@ -172,7 +171,7 @@ def test_more_steps_come_closer():
 
 
 def test_steps_may_be_more_than_a_batch_holds(monkeypatch):
-    memories = ffmem.load(tiny("llama"), tiny_tokenizer())
+    memories = read("llama")
     forward = PartialForward(memories, IDS, AT)
     whole = integrated(forward, TARGET, 7)
     monkeypatch.setattr("ffmem.interventions.forward.BATCH_TOKENS", 2 * len(IDS))
@@ -181,10 +180,10 @@ def test_steps_may_be_more_than_a_batch_holds(monkeypatch):
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_model_stays_frozen_and_keeps_no_gradient(name):
-    memories = ffmem.load(tiny(name), tiny_tokenizer())
+    memories = read(name)
     before = memories.logits(torch.tensor([IDS]))
     found = estimate(PartialForward(memories, IDS, AT), TARGET, steps=2)
-    assert found.integrated is not None
+    assert found["integrated"] is not None
     assert not any(p.requires_grad or p.grad is not None for p in memories.model.parameters())
     assert torch.equal(memories.logits(torch.tensor([IDS])), before)
 
@@ -212,19 +211,22 @@ def numbers(*rows):
 def test_the_largest_of_each_estimate_are_taken_in_turn():
     gradient = numbers([9, 0, -8], [0, 7, 0])
     direct = numbers([0, -5, 0], [0, 4, 3])
-    found = choose_candidates(LAYOUT, Estimates(gradient, direct, None), 4)
+    found = choose_candidates(LAYOUT, {"gradient": gradient, "direct": direct}, 4)
     assert list(map(str, found)) == ["L0N0", "L0N1", "L0N2", "L2N1"]
-    assert choose_candidates(LAYOUT, Estimates(gradient, None, None), 2) == [Cell(0, 0), Cell(0, 2)]
+    assert choose_candidates(LAYOUT, {"gradient": gradient, "direct": None}, 2) == [
+        Cell(0, 0),
+        Cell(0, 2),
+    ]
 
 
 @given(st.integers(0, 8), st.integers(0, 3))
 def test_there_are_as_many_as_asked_for_none_twice(n, seed):
     torch.manual_seed(seed)
-    found = choose_candidates(LAYOUT, Estimates(*(torch.randn(6).double() for _ in range(3))), n)
+    found = choose_candidates(LAYOUT, {name: torch.randn(6).double() for name in "abc"}, n)
     assert len(found) == len(set(found)) == min(n, 6)
 
 
 def test_named_memories_come_on_top_and_only_once():
-    estimated = Estimates(numbers([3, 2, 1]), None, None)
+    estimated = {"gradient": numbers([3, 2, 1])}
     found = choose_candidates(Layout.dense([3]), estimated, 1, [Cell(0, 0), Cell(0, 2)])
     assert found == [Cell(0, 0), Cell(0, 2)]

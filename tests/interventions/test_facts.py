@@ -5,12 +5,11 @@ from statistics import mean, median
 
 import pytest
 
-import ffmem
 from ffmem.errors import CorpusError, FfmemError
-from ffmem.interventions.effect import effect
-from ffmem.interventions.facts import Fact, effect_of_facts, read_facts
+from ffmem.interventions.effect import Fact, effect, effect_of_facts, read_prompt_file
+from ffmem.interventions.results import PromptFile
 from tests.interventions.planted import planted, with_start
-from tests.tiny import tiny, tiny_tokenizer
+from tests.tiny import read
 
 
 def written(tmp_path, name, text):
@@ -27,16 +26,17 @@ def written(tmp_path, name, text):
     ],
 )
 def test_prompts_and_targets_keep_their_spaces_and_lines(tmp_path, name, text):
-    found = read_facts(written(tmp_path, name, text))
-    assert found.facts == [Fact(1, "a b", " c"), Fact(3, "d", "e")]
-    assert found.empty_lines == 1
+    file, facts = read_prompt_file(written(tmp_path, name, text))
+    assert facts == [Fact(1, "a b", " c"), Fact(3, "d", "e")]
+    assert file.empty_lines == 1
 
 
 def test_a_target_may_be_left_to_the_model(tmp_path):
     text = written(tmp_path, "a.txt", "\ufeffa b\n \nd\n\n")
-    assert read_facts(text) == (text, [Fact(1, "a b", None), Fact(3, "d", None)], 2)
+    facts = [Fact(1, "a b", None), Fact(3, "d", None)]
+    assert read_prompt_file(text) == (PromptFile(str(text), prompts=2, empty_lines=2), facts)
     lines = written(tmp_path, "a.jsonl", '{"prompt": "a", "subject": 1}')
-    assert read_facts(lines).facts == [Fact(1, "a", None)]
+    assert read_prompt_file(lines)[1] == [Fact(1, "a", None)]
 
 
 @pytest.mark.parametrize(
@@ -56,23 +56,23 @@ def test_a_target_may_be_left_to_the_model(tmp_path):
 def test_a_broken_line_is_named(tmp_path, name, line, says):
     good = '{"prompt": "a"}' if name == "a.jsonl" else "a\tb"
     with pytest.raises(CorpusError, match=rf"line 3 of .*{says}"):
-        read_facts(written(tmp_path, name, f"{good}\n\n{line}\n"))
+        read_prompt_file(written(tmp_path, name, f"{good}\n\n{line}\n"))
 
 
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_a_file_without_prompts_is_refused(tmp_path, text):
     with pytest.raises(CorpusError, match="has no prompts"):
-        read_facts(written(tmp_path, "a.txt", text))
+        read_prompt_file(written(tmp_path, "a.txt", text))
 
 
 def test_a_file_that_is_missing_foreign_or_no_text_is_refused(tmp_path):
     with pytest.raises(CorpusError, match="No such file"):
-        read_facts(tmp_path / "none.txt")
+        read_prompt_file(tmp_path / "none.txt")
     with pytest.raises(CorpusError, match=r"\.jsonl, \.tsv, \.txt"):
-        read_facts(tmp_path / "a.csv")
+        read_prompt_file(tmp_path / "a.csv")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(CorpusError, match="Cannot read"):
-        read_facts(tmp_path / "b.txt")
+        read_prompt_file(tmp_path / "b.txt")
 
 
 # Effects over a file
@@ -83,7 +83,7 @@ CONTROLS = [("w8 w3", "w40"), ("w12 w13 w14", "w41")]
 
 @pytest.fixture(scope="module")
 def llama():
-    return ffmem.load(tiny("llama"), tiny_tokenizer())
+    return read("llama")
 
 
 @pytest.fixture
@@ -122,13 +122,13 @@ def test_every_number_is_that_of_the_prompts_alone(llama, files):
     assert len(found.memories) == 48
     for row in found.memories:
         changes = [one[row.cell].change for one in single]
-        assert row.mean == pytest.approx(mean(changes), abs=1e-6)
+        assert row.change == pytest.approx(mean(changes), abs=1e-6)
         assert row.median == pytest.approx(median(changes), abs=1e-6)
         assert row.lowers == pytest.approx(mean(change < 0 for change in changes))
         assert row.largest == pytest.approx(max(changes, key=abs), abs=1e-6)
         assert changes[row.largest_prompt] == pytest.approx(row.largest, abs=1e-6)
         assert row.against == pytest.approx(mean(o[row.cell].change for o in control), abs=1e-6)
-        assert row.difference == pytest.approx(row.mean - row.against)
+        assert row.difference == pytest.approx(row.change - row.against)
         for name in ("gradient", "direct", "integrated", "coefficient"):
             expected = mean(getattr(one[row.cell], name) for one in single)
             assert getattr(row, name) == pytest.approx(expected, abs=1e-5)
@@ -136,10 +136,10 @@ def test_every_number_is_that_of_the_prompts_alone(llama, files):
 
 def test_rows_are_sorted_by_mean_or_by_difference(llama, files):
     plain = effect_of_facts(with_start(llama), files[0], top=5, candidates=20)
-    means = [row.mean for row in plain.memories]
+    means = [row.change for row in plain.memories]
     assert len(means) == 5
     assert means == sorted(means)
-    assert plain.sorted_by == "mean"
+    assert plain.sorted_by == "change"
     assert plain.memories[0].against is None
     both = effect_of_facts(with_start(llama), files[0], against=files[1], top=5, candidates=20)
     differences = [row.difference for row in both.memories]
@@ -163,18 +163,17 @@ def test_a_planted_memory_comes_first_for_every_fact(tmp_path):
         assert str(found.memories[0].cell) == "L1N7"
         assert found.memories[0].lowers == 1
         assert found.memories[0].value_top[0] == "w11"
-        assert [target.token for target in found.targets] == ["w11", "w11"]
+        assert [fact.token for fact in found.facts] == ["w11", "w11"]
 
 
 def test_everything_stands_in_its_json_and_its_table(llama, files):
     found = effect_of_facts(with_start(llama), files[0], against=files[1], candidates=4)
     content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert content["prompts"] == 3
-    assert content["empty_lines"] == 1
+    assert content["file"] == {"path": str(files[0]), "prompts": 3, "empty_lines": 1}
     assert content["against"]["prompts"] == 2
     assert [fact["token"] for fact in content["facts"]] == ["w20", "w21", "w20"]
     assert set(content["memories"][0]) >= {
-        *("cell", "mean", "median", "lowers", "largest", "against", "difference"),
+        *("cell", "change", "median", "lowers", "largest", "against", "difference"),
         *("gradient", "direct", "integrated", "value_top"),
     }
     table = str(found)

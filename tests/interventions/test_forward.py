@@ -13,19 +13,28 @@ from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import (
     PartialForward,
     apply_edits,
+    coefficients_along,
     log_probabilities,
     log_probability,
 )
-from ffmem.interventions.prompts import coefficients_along
 from ffmem.networks.memories import FactoredLinear
+from tests.conftest import OURS
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 IDS = [0, 5, 9, 2, 17, 30, 8]
 AT = 5
 
+SOME = ("llama", "gpt2", "opt", "bloom", "falcon", "gemma2", "opt post-norm", *OURS.values())
+"""One of each way to build a block; what does not depend on the family is tested on these."""
+
 
 @pytest.fixture(scope="module", params=list(TINY))
 def memories(request):
+    return read(request.param)
+
+
+@pytest.fixture(scope="module", params=SOME)
+def some(request):
     return read(request.param)
 
 
@@ -54,6 +63,10 @@ def halved(m):
     return m * torch.linspace(-1, 1, m.shape[-1])
 
 
+def halved_rows(rows):
+    return halved(rows.coefficients)
+
+
 def test_from_any_layer_up_is_a_whole_pass(memories):
     forward = PartialForward(memories, IDS, AT)
     for changed in memories.layout.memory_layers:
@@ -61,16 +74,18 @@ def test_from_any_layer_up_is_a_whole_pass(memories):
         assert not torch.allclose(expected, forward.output[0], atol=1e-3)
         for lowest in {0, changed}:
             with torch.no_grad():
-                found = forward.run(lowest, 3, {changed: halved})
+                found = forward.run(lowest, 3, {changed: halved_rows})
             size = float(expected.abs().max())
             assert_close(found, expected.expand(3, -1), rtol=0, atol=1e-5 * max(size, 1))
 
 
-def test_rows_are_changed_apart(memories):
+def test_rows_are_changed_apart(some):
+    memories = some
     last = memories.n_layers - 1
 
-    def second_only(m):
-        return torch.stack([m[0], halved(m[1]), m[2]])
+    def second_only(rows):
+        second = rows.tokens // (AT + 1) == 1
+        return torch.where(second[:, None], halved_rows(rows), rows.coefficients)
 
     forward = PartialForward(memories, IDS, AT)
     with torch.no_grad():
@@ -80,7 +95,8 @@ def test_rows_are_changed_apart(memories):
     assert_close(found[1], whole(memories, last, halved), rtol=0, atol=1e-5 * size)
 
 
-def test_nothing_is_left_behind_even_after_an_exception(memories):
+def test_nothing_is_left_behind_even_after_an_exception(some):
+    memories = some
     tokens = torch.tensor([IDS])
     before, hanging = memories.logits(tokens), traces_left(memories.model)
     forward = PartialForward(memories, IDS, AT)
@@ -93,7 +109,7 @@ def test_nothing_is_left_behind_even_after_an_exception(memories):
     with pytest.raises(RuntimeError, match="on purpose"):
         forward.run(last, 2, {last: broken})
     with torch.no_grad():
-        forward.run(last, 2, {last: halved})
+        forward.run(last, 2, {last: halved_rows})
     assert traces_left(memories.model) == hanging
     assert torch.equal(memories.logits(tokens), before)
 
@@ -136,9 +152,8 @@ def test_a_model_whose_layers_pass_on_more_than_their_output_is_refused():
 # Coefficients along a text
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_every_token_has_the_coefficient_of_the_prefix_that_ends_there(name):
-    memories = read(name)
+def test_every_token_has_the_coefficient_of_the_prefix_that_ends_there(some):
+    memories = some
     texts = [[5, 9, 2, 30, 7], [11], [4, 4, 8]]
     cell = Cell(memories.n_layers - 1, 3)
     for start in (None, 0):
@@ -161,12 +176,6 @@ def test_an_unknown_memory_is_refused():
 
 
 TOKENS = torch.tensor([[5, 9, 2, 17, 30], [8, 8, 1, 40, 3]])
-
-
-def hooks(model):
-    """How many hooks of any kind hang on a model."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return sum(len(getattr(module, name)) for module in model.modules() for name in names)
 
 
 def rewritten(memories, changes):
@@ -194,7 +203,8 @@ def patched(memories, layer, change):
         handle.remove()
 
 
-def test_off_and_scale_are_a_rewritten_value(memories):
+def test_off_and_scale_are_a_rewritten_value(some):
+    memories = some  # in every family: test_checkpoint.py
     last = memories.n_layers - 1
     edits = Edits.of(off=["L0N3", f"L{last}N0"], scale={"L0N4": -2.5})
     with apply_edits(memories, edits):
@@ -224,8 +234,9 @@ def test_positions_are_edited_alone(memories):
     assert torch.equal(found, patched(memories, 0, change))
 
 
-def test_the_model_is_left_exactly_as_it_was(memories):
-    before, hanging = memories.logits(TOKENS), hooks(memories.model)
+def test_the_model_is_left_exactly_as_it_was(some):
+    memories = some
+    before, hanging = memories.logits(TOKENS), traces_left(memories.model)
     weights = memories.model.state_dict()
     copies = {name: tensor.clone() for name, tensor in weights.items()}
     with (
@@ -233,7 +244,7 @@ def test_the_model_is_left_exactly_as_it_was(memories):
         apply_edits(memories, Edits.of(off=["L0N1"], positions=[1])),
     ):
         memories.logits(TOKENS * 1000)  # far outside the vocabulary
-    assert hooks(memories.model) == hanging
+    assert traces_left(memories.model) == hanging
     assert torch.equal(memories.logits(TOKENS), before)
     assert all(torch.equal(weights[name], copies[name]) for name in weights)
 
@@ -252,7 +263,7 @@ def test_an_unknown_memory_hangs_no_hook():
     memories = ffmem.load(tiny("llama"), tiny_tokenizer())
     with pytest.raises(UnknownCell), apply_edits(memories, Edits.of(off=["L0N1", "L99N0"])):
         pass
-    assert hooks(memories.model) == 0
+    assert traces_left(memories.model) == (0, [])
 
 
 def test_a_half_precision_model_stays_in_its_dtype():
@@ -268,7 +279,7 @@ def test_whoever_reads_before_the_edit_keeps_what_the_model_computed():
     plain = memories.trace(TOKENS)[0].coefficients
     seen = []
     with (
-        memories.read_coefficients(lambda layer, m, gate: seen.append(m)),
+        memories.read_coefficients(lambda layer, m, gate, routing: seen.append(m)),
         apply_edits(memories, Edits.of(off=["L0N1"])),
     ):
         memories.forward(TOKENS)

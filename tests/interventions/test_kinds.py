@@ -13,9 +13,8 @@ from ffmem.cells import Cell
 from ffmem.errors import ModelError
 from ffmem.interventions.checkpoint import edit_weights
 from ffmem.interventions.edits import Edits, EditsFile
-from ffmem.interventions.effect import effect
-from ffmem.interventions.facts import effect_of_facts
-from ffmem.interventions.forward import PromptValues, apply_edits
+from ffmem.interventions.effect import effect, effect_of_facts
+from ffmem.interventions.forward import apply_edits, record_values
 from ffmem.interventions.results import INPUT_VALUES
 from ffmem.interventions.trace import trace
 from ffmem.models.memories import Memories
@@ -23,6 +22,7 @@ from ffmem.models.tokenizer import WordTokenizer
 from tests.conftest import OURS
 from tests.interventions.checkpoints import saved, stored, write_edits
 from tests.interventions.planted import with_start
+from tests.interventions.test_forward import traces_left
 from tests.test_cli import run
 from tests.tiny import VOCABULARY, read, tiny, tiny_tokenizer
 
@@ -110,7 +110,7 @@ def test_an_edited_folder_traces_as_under_the_edit(name, tmp_path):
     options = {"generate": 4, "top": 5, "grid": True}
     under = trace(with_start(memories), TEXT, Edits.of(**asked), **options)
     alone = trace(with_start(stored(tmp_path / "out")), TEXT, **options)
-    assert under.edited_generated.ids == alone.generated.ids
+    assert under.edited_generated == alone.generated
     for one, other in zip(under.edited.layers, alone.layers, strict=True):
         assert one.case == other.case
         for first, second in zip(one.output_top, other.output_top, strict=True):
@@ -144,7 +144,7 @@ def test_values_of_a_lambda_layer_come_from_the_prompt_and_its_results_say_so():
         assert INPUT_VALUES in found._repr_html_()
     other = read(OURS["persistent"])
     for found in (trace(with_start(other), TEXT), effect(with_start(other), TEXT, candidates=5)):
-        assert "values" not in found.to_dict()
+        assert found.to_dict()["values"] == "static"
         assert found.to_dict()["notes"] == []
 
 
@@ -157,7 +157,7 @@ def test_what_a_lambda_layer_multiplies_is_read_at_the_position(position):
     for layer in found.layers:
         m, v = at_end(memories, layer.layer, ids)
         for memory in layer.memories:
-            i = memory.cell.memory
+            i = Cell.parse(memory.cell).memory
             assert memory.contribution == pytest.approx(float((m[i] * v[i]).norm()), rel=1e-4)
             if i % (memories.layout.widths[0] // 2) >= len(ids):  # no token is so far in front
                 assert (memory.coefficient, memory.contribution, memory.value_top) == (0, 0, [])
@@ -174,18 +174,17 @@ def test_values_move_with_an_edit_below_them():
     with apply_edits(memories, Edits.of(scale={"L0N0": 9.0})):
         m, v = at_end(memories, 1)
     for memory in found.edited.layers[1].memories:
-        length = float((m * v.T).norm(dim=0)[memory.cell.memory])
+        length = float((m * v.T).norm(dim=0)[Cell.parse(memory.cell).memory])
         assert memory.contribution == pytest.approx(length, rel=1e-4, abs=1e-6)
     assert found.edited.layers[1].memories != found.plain.layers[1].memories
 
 
 def test_nothing_is_kept_where_values_are_static():
     memories = read("llama")
-    values = PromptValues(memories)
-    with values.record():
-        memories.forward(torch.tensor([IDS]))
-    assert values._inputs == {}
-    assert torch.equal(values.of_layer(0), memories.output_directions(0))
+    with record_values(memories) as values:
+        assert traces_left(memories.model)[0] == 0
+    (found,) = values(0)
+    assert torch.equal(found, memories.output_directions(0))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -195,14 +194,15 @@ def test_facts_are_read_by_the_mean_of_what_memories_add(name, tmp_path):
     (tmp_path / "facts.txt").write_text("".join(f"{fact}\n" for fact in facts))
     found = effect_of_facts(with_start(memories), tmp_path / "facts.txt", top=8, candidates=8)
     content = found.to_dict()
-    assert content.get("values") == (None if memories.has_values else "input")
+    assert content["values"] == ("static" if memories.has_values else "input")
     assert (INPUT_VALUES in str(found)) == (not memories.has_values)
     shown = memories.tokenizer.token_texts(memories.vocabulary)
     for row in found.memories:
         parts = []
         for fact in facts:
-            m, v = at_end(memories, row.cell.layer, [0, *(int(w[1:]) for w in fact.split())])
-            parts.append(m[row.cell.memory] * v[row.cell.memory])
+            cell = Cell.parse(row.cell)
+            m, v = at_end(memories, cell.layer, [0, *(int(w[1:]) for w in fact.split())])
+            parts.append(m[cell.memory] * v[cell.memory])
         mean = torch.stack(parts).mean(dim=0)
         if mean.any():
             assert row.value_top[0] == shown[int(memories.head.folded(mean[None]).argmax())]

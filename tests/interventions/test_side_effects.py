@@ -10,15 +10,15 @@ from torch.testing import assert_close
 
 import ffmem
 from ffmem.errors import CorpusError
-from ffmem.interventions.checkpoint import edit_weights
+from ffmem.interventions.checkpoint import edit_weights, measure_side_effects, read_sentences
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.side_effects import measure_side_effects, read_sentences
+from ffmem.interventions.results import as_json
 from tests.conftest import OURS
 from tests.indexing.folders import write_corpus
 from tests.interventions.checkpoints import QUIET
 from tests.tiny import tiny, tiny_tokenizer
 
-FAMILIES = ("gpt2", "opt", "gemma3_text", "bloom", *OURS.values())
+FAMILIES = ("gpt2", "opt", OURS["lambda"])
 
 
 def models(name, **edits):
@@ -112,5 +112,5 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     found = measure_side_effects(before, after, text, 0, QUIET)
     assert (found.loss_after, found.perplexity_after, found.kl) == (None, None, None)
     assert found.perplexity_before is not None
-    json.dumps(found.to_dict(), allow_nan=False)
+    json.dumps(as_json(found), allow_nan=False)
     assert "not finite" in found.to_markdown()

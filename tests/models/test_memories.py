@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, MixtralConfig, NemotronHConfig
+from transformers import AutoModelForCausalLM, NemotronHConfig
 from transformers.activations import ACT2FN
 
-from ffmem.errors import MixtureOfExperts, ModelError, NoStaticValues, SelfCheckFailed
+from ffmem.errors import ModelError, NoStaticValues, SelfCheckFailed
 from ffmem.models.families import FAMILIES, FUSED
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories, fingerprint
@@ -115,7 +115,7 @@ def test_output_directions_sum_to_what_reaches_the_residual_stream(name):
     memories = read(name)
     for layer, found in enumerate(memories.trace(TOKENS)):
         values = memories.output_directions(layer)
-        bias = memories.bias(layer) * memories.multiplier
+        bias = memories.bias(layer) * memories.output_scale(layer)
         expected = found.ff_output
         if memories.row.post_norm is not None:
             norm = Norm(
@@ -151,8 +151,9 @@ def test_reading_gives_the_coefficients_of_the_trace_in_layer_order(memories):
         memories.forward(TOKENS)
 
     trace = memories.trace(TOKENS)
-    assert [bank.layer for bank, _, _ in seen] == memories.layout.memory_layers
-    for bank, coefficients, gate in seen:
+    assert [bank.layer for bank, *_ in seen] == memories.layout.memory_layers
+    for bank, coefficients, gate, routing in seen:
+        assert routing is None
         found = trace[bank.layer]
         assert torch.equal(coefficients, found.coefficients)
         if memories.gated:
@@ -165,10 +166,10 @@ def test_reading_copies_nothing(memories):
     inputs, seen = [], []
     hooks = [
         bank.values.register_forward_pre_hook(lambda _, args: inputs.append(args[0].data_ptr()))
-        for bank in memories.banks
-        if bank is not None
+        for banks in memories.banks
+        for bank in banks
     ]
-    with memories.read_coefficients(lambda bank, m, gate: seen.append(m.data_ptr())):
+    with memories.read_coefficients(lambda bank, m, gate, routing: seen.append(m.data_ptr())):
         memories.forward(TOKENS)
     for hook in hooks:
         hook.remove()
@@ -178,7 +179,7 @@ def test_reading_copies_nothing(memories):
 
 def test_every_forward_pass_is_read_while_reading_is_open_and_none_afterwards():
     memories, seen = read("llama"), []
-    with memories.read_coefficients(lambda bank, m, gate: seen.append(m.shape[0])):
+    with memories.read_coefficients(lambda bank, m, gate, routing: seen.append(m.shape[0])):
         memories.forward(TOKENS)
         memories.forward(TOKENS[:1])
         memories.logits(TOKENS[:1])
@@ -199,7 +200,7 @@ def test_hooks_are_gone_after_reading(memories):
 def test_hooks_are_gone_after_an_exception_in_the_reader():
     memories = read("llama")
 
-    def fail(bank, coefficients, gate):
+    def fail(bank, coefficients, gate, routing):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), memories.read_coefficients(fail):
@@ -311,39 +312,10 @@ def test_the_fingerprint_of_the_weights_as_loaded_outlives_a_cast():
     assert memories.fingerprint() == loaded != fingerprint(memories.model)
 
 
-def test_a_mixture_of_experts_is_refused_by_name():
-    config = MixtralConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=4,
-    )
-    model = AutoModelForCausalLM.from_config(config)
-
-    with pytest.raises(MixtureOfExperts, match=r"'mixtral' is .* \(num_local_experts = 4\)"):
-        Memories(model, tiny_tokenizer())
-
-    del config.num_local_experts  # whatever its config calls it, its weights are stacked
-    with pytest.raises(MixtureOfExperts, match=r"experts\.\w+ has the shape \(4, "):
-        Memories(model, tiny_tokenizer())
-
-
 def test_a_config_that_names_experts_is_read_if_the_model_has_none():
     memories = read("nemotron_h")
     assert memories.config.n_routed_experts == 8
     assert memories.layout.widths == [24, 24, 0, 0, 24]
-
-
-def test_experts_in_a_family_that_may_do_without_are_refused():
-    config = TINY["nemotron_h"].to_dict() | {"layers_block_type": ["mlp", "moe"]}
-    small = {"moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 24}
-    model = AutoModelForCausalLM.from_config(NemotronHConfig.from_dict(config | small))
-
-    with pytest.raises(MixtureOfExperts, match=r"\(n_routed_experts = 8\)"):
-        Memories(model, tiny_tokenizer())
 
 
 def test_a_model_without_an_output_embedding_is_refused():
@@ -384,7 +356,9 @@ def test_a_trace_at_some_places_is_the_whole_trace_there(name):
 
 def test_a_pass_over_the_first_layers_runs_no_others(memories):
     seen = []
-    with memories.read_coefficients(lambda bank, coefficients, gate: seen.append(bank.layer)):
+    with memories.read_coefficients(
+        lambda bank, coefficients, gate, routing: seen.append(bank.layer)
+    ):
         memories.forward(TOKENS, layers=1)
         assert seen == [0]
         memories.forward(TOKENS, layers=memories.n_layers)

@@ -117,5 +117,5 @@ def test_every_call_that_loads_says_that_no_code_may_run():
                 given = {ast.unparse(keyword) for keyword in node.keywords}
                 if not given & {"**NO_REMOTE_CODE", "trust_remote_code=False"}:
                     open_ones.append(f"{path}:{node.lineno}")
-    assert calls >= 10
+    assert calls >= 9
     assert open_ones == []

@@ -16,8 +16,7 @@ from ffmem.errors import ModelError
 from ffmem.interventions.checkpoint import edit_weights
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.effect import effect
-from ffmem.interventions.forward import PartialForward, log_probability
-from ffmem.interventions.prompts import LoadedModel
+from ffmem.interventions.forward import LoadedModel, PartialForward, log_probability
 from ffmem.models.checkpoint import silence_transformers
 from ffmem.models.families import FAMILIES
 from ffmem.models.load import describe, empty_model, load
@@ -234,7 +233,7 @@ def test_on_two_gpus_only_tensors_of_one_device_meet(name):
                 assert tensor is None or tensor.device == (SECOND if layer else FIRST)
                 assert tensor is None or tensor.shape == true.shape
         seen = []
-        with memories.read_coefficients(lambda bank, m, gate: seen.append(m.device)):
+        with memories.read_coefficients(lambda bank, m, gate, routing: seen.append(m.device)):
             memories.forward(TOKENS)
         assert seen == [FIRST, *[SECOND] * (memories.n_layers - 1)]
         for layer, trace in enumerate(found):
@@ -268,6 +267,6 @@ def test_on_two_gpus_a_prompt_runs_from_any_layer_up(name):
             *[SECOND] * (memories.n_layers - 1),
         ]
         for lowest in range(memories.n_layers):
-            output = forward.run(lowest, 2, {lowest: lambda m: m * 0.5})
+            output = forward.run(lowest, 2, {lowest: lambda rows: rows.coefficients * 0.5})
             assert (output.device, output.shape) == (SECOND, (2, memories.hidden))
             assert log_probability(memories.head, output, 3).device == FIRST

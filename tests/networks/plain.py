@@ -1,7 +1,8 @@
 """Memories of every kind for one text, number by number: as slow and as plain as their formulas.
 
 Each function returns what attention reads from the tokens (None in feed-forward kinds), the
-coefficients m "position memory" and y "position hidden".
+coefficients m "position memory" and y "position hidden". Experts have the router's weights
+"position expert" in place of m.
 """
 
 import math
@@ -107,6 +108,29 @@ def lambda_layer(memory, x):
     return torch.stack(content), torch.stack(coefficients), torch.stack(positional)
 
 
+def experts(memory, x):
+    """Each expert by itself, as a feed-forward layer; those of largest probability count."""
+    stacks = memory.experts
+    weights, y = [], []
+    for one in x:
+        p = softmax([row @ one for row in memory.router.weight])
+        chosen = sorted(range(len(p)), key=lambda e: -p[e])[: memory.router.n_choices]
+        total = sum(p[e] for e in chosen)
+        weights.append(
+            torch.stack([p[e] / total if e in chosen else 0 * p[e] for e in range(len(p))])
+        )
+        output = 0 if memory.shared_expert is None else relu(memory.shared_expert, one[None])[2][0]
+        for e in chosen:
+            scores = [
+                k @ one + b for k, b in zip(stacks.up_proj[e], stacks.up_proj_bias[e], strict=True)
+            ]
+            m = [score if score > 0 else 0 * score for score in scores]
+            bias = stacks.down_proj_bias[e]
+            output = output + p[e] / total * (weighted(m, stacks.down_proj[e].T) + bias)
+        y.append(output)
+    return None, torch.stack(weights), torch.stack(y)
+
+
 PLAIN = {
     "relu": relu,
     "gelu": gelu,
@@ -114,4 +138,5 @@ PLAIN = {
     "softmax": softmax_memory,
     "persistent": persistent,
     "lambda": lambda_layer,
+    "moe": experts,
 }

@@ -13,9 +13,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from ffmem.errors import ModelError
 from ffmem.networks.config import KINDS, AdaptiveConfig
 from ffmem.networks.model import AdaptiveLM, AdaptiveModel
-from tests.tiny import TINY, read, tiny
+from tests.tiny import EXPERTS, TINY, read, tiny
 
-NAMES = {config.memory: name for name, config in TINY.items() if isinstance(config, AdaptiveConfig)}
+ALL = TINY | EXPERTS
+NAMES = {config.memory: name for name, config in ALL.items() if isinstance(config, AdaptiveConfig)}
 TOKENS = torch.tensor([[2, 5, 13, 31, 20, 63, 40], [2, 0, 11, 12, 21, 48, 9]])
 LENGTH = TOKENS.shape[1]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -209,7 +210,7 @@ def test_generating_is_the_same_with_a_cache_without_and_in_a_padded_batch(kind)
 
 
 def test_dropout_is_for_training_alone(kind):
-    settings = TINY[NAMES[kind]].to_dict() | {"dropout": 0.5}
+    settings = ALL[NAMES[kind]].to_dict() | {"dropout": 0.5}
     torch.manual_seed(0)
     model = AdaptiveLM(AdaptiveConfig.from_dict(settings))
     model.train()
@@ -224,14 +225,14 @@ def test_models_of_one_seed_are_the_same(kind):
     models = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        models.append(AdaptiveLM(TINY[NAMES[kind]]))
+        models.append(AdaptiveLM(ALL[NAMES[kind]]))
     assert same_weights(*models[:2])
     assert not same_weights(*models[1:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_near_float32(kind, dtype):
-    model = AdaptiveLM(TINY[NAMES[kind]]).eval()
+    model = AdaptiveLM(ALL[NAMES[kind]]).eval()
     expected = log_probabilities(model, TOKENS)
     found = log_probabilities(model.to(dtype), TOKENS)
     assert found.dtype == dtype
@@ -261,7 +262,7 @@ def test_a_saved_config_that_contradicts_itself_is_refused(tmp_path):
 
 
 def test_a_config_comes_back_from_its_file(kind, tmp_path):
-    config = TINY[NAMES[kind]]
+    config = ALL[NAMES[kind]]
     config.save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
     assert type(again) is AdaptiveConfig

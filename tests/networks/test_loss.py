@@ -10,9 +10,9 @@ from torch.testing import assert_close
 
 from ffmem.networks.config import KINDS, AdaptiveConfig
 from ffmem.networks.model import AdaptiveLM
-from tests.tiny import TINY, tiny
+from tests.tiny import EXPERTS, TINY, tiny
 
-OURS = [name for name in TINY if name.startswith("ffmem_adaptive")]
+OURS = [name for name in TINY | EXPERTS if name.startswith("ffmem_adaptive")]
 HIDDEN = 8
 
 
@@ -144,14 +144,24 @@ def test_weights_start_as_large_as_their_place_asks(kind):
     model = AdaptiveLM(config)
     memory = model.model.layers[1].memory
     into_stream = math.sqrt(2 / (128 + 64)) / 2
+    xavier = math.sqrt(2 / (128 + 64))
     deviations = {
-        "relu": {"keys": math.sqrt(2 / (128 + 64)), "values": into_stream},
-        "softmax": {"keys": math.sqrt(2 / (128 + 64)), "values": 1 / math.sqrt(128)},
-        "persistent": {"keys": 1 / math.sqrt(16), "values": 1 / math.sqrt(128)},
-        "lambda": {"keys": 1.0, "keys.query": 1 / 32, "values.out": math.sqrt(2 / 128) / 2},
+        "relu": {"keys.weight": xavier, "values.weight": into_stream},
+        "softmax": {"keys.weight": xavier, "values.weight": 1 / math.sqrt(128)},
+        "persistent": {"keys.weight": 1 / math.sqrt(16), "values.weight": 1 / math.sqrt(128)},
+        "lambda": {
+            "keys.weight": 1.0,
+            "keys.query.weight": 1 / 32,
+            "values.out.weight": math.sqrt(2 / 128) / 2,
+        },
+        "moe": {
+            "experts.up_proj": xavier,
+            "experts.down_proj": into_stream,
+            "router.weight": 0.1 / math.sqrt(64),
+        },
     }
     for place, deviation in deviations.get(kind, deviations["relu"]).items():
-        found = memory.get_parameter(f"{place}.weight").detach().std()
+        found = memory.get_parameter(place).detach().std()
         assert_close(float(found), deviation, rtol=0.1, atol=0)
     frequent, others = model.model.embed_tokens.bands
     vectors = [8 * band(torch.arange(100)).detach() for band in (frequent, others)]

@@ -48,7 +48,7 @@ def completion(content, finish="stop", **message):
 
 
 @contextmanager
-def serving(answer=by_last_token, faults=()):
+def serving(answer=by_last_token, faults=(), port=0):
     """Give the address of a server that fails as told, one request each, and then answers.
 
     `server.asked` holds every request's JSON.
@@ -81,7 +81,7 @@ def serving(answer=by_last_token, faults=()):
         def log_message(self, *args):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.asked, server.keys = [], []
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

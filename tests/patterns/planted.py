@@ -38,6 +38,7 @@ ARTICLE = ["jackets", "columbus"]
 """Words that one article repeats in every line, and no other has."""
 DAYS, COLOURS = ("monday", "tuesday", "friday"), ("red", "green", "blue")
 STEMS = ("base", "bases")
+BEGIN_ALIKE = ("port", "portuguese")
 BOILERPLATE = ["the", "naval", "list", "of", "ships", "was", "with", "a", "base", "in", "court"]
 
 
@@ -106,7 +107,8 @@ def index_of(folder, lines, n_memories=MEMORIES, name="llama", t=T):
 def related_features(folder):
     """Return features of a corpus with words that belong together, and the rows by last word.
 
-    Weekdays stand between the same words; so do colours; base and bases have the same stem.
+    Weekdays stand between the same words; so do colours; base and bases are forms of one word. Port
+    and Portuguese begin alike, and do not belong together. A bracket stands where weekdays do.
     """
     rng = random.Random(0)
 
@@ -115,6 +117,9 @@ def related_features(folder):
 
     forms = [(DAYS, "we met on {} at noon"), (COLOURS, "sold the {} car"), (STEMS, "{} fell")]
     lines = [f"{filler()} {form.format(word)}" for words, form in forms for word in words * 30]
+    for word, form in zip(BEGIN_ALIKE, ("the old {} burned", "she spoke {} well"), strict=True):
+        lines += [f"{filler()} {form.format(word)}" for _ in range(30)]
+    lines += [f"{filler()} we met on ( at noon" for _ in range(30)]
     lines += [f"{filler()} {filler()}" for _ in range(400)]
     index = index_of(folder, lines, n_memories=8)
     with mock.patch("ffmem.patterns.features.SAMPLE", 100_000):  # every prefix

@@ -165,10 +165,10 @@ def test_the_summary_counts_what_is_kept(found):
     assert summary.kept == Counter(one.rule for one in kept)
     assert summary.lists_with_pattern == len({(one.cell, one.sign) for one in kept})
     assert summary.lists == sum(len(patterns.lists(layer)) for layer in range(2)) == 256
-    assert summary.too_short == 1  # the boilerplate
+    assert summary.lists_too_short_to_test == 1  # the boilerplate
     assert patterns.settings["found"] == summary.to_dict()
     assert patterns.settings["source"] == "automatic"
-    assert summary.control["lists"] == 256
+    assert summary.shuffled_control["lists"] == 256
     assert all(summary.tested[rule] >= n for rule, n in summary.kept.items())
 
 
@@ -306,9 +306,7 @@ def test_patterns_move_with_their_memories(found, plain, lists, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"top": 50}, "3 to 32 triggers"),
         ({"alpha": 0.0}, "between 0 and 1"),
-        ({"space": "words"}, "Unknown topic space 'words': lsa, minilm"),
         ({"workers": 0}, "give a whole number at least 1"),
     ],
 )

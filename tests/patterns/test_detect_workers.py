@@ -1,7 +1,5 @@
 """Layers examined by several processes: the same patterns, through faults, and nothing is left."""
 
-import os
-import signal
 import tempfile
 
 import numpy as np
@@ -14,15 +12,15 @@ from ffmem.patterns import detect as detect_module
 from ffmem.patterns.detect import (
     LayerExaminer,
     LayerTask,
-    LayerWorker,
     detect,
     load_tests,
     make_worker,
 )
 from ffmem.patterns.features import extract_features
-from ffmem.patterns.topics import LatentSpace
+from ffmem.patterns.topics import fit_space
 from ffmem.progress import Progress
 from tests.indexing.folders import content, indexed, write_corpus
+from tests.patterns.bad_workers import deadly, dying, failing
 
 QUIET = Progress(quiet=True)
 
@@ -50,32 +48,8 @@ def scratch(tmp_path, monkeypatch):
     return folder
 
 
-class DyingWorker(LayerWorker):
-    """Kills its process when it first meets layer 1, or always."""
-
-    always = False
-
-    def examine(self, layer, shuffle_seed):
-        marker = self.folder / "died"
-        if layer == 1 and (self.always or not marker.exists()):
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().examine(layer, shuffle_seed)
-
-
-def dying(**arguments):
-    made = make_worker(**arguments)
-    return DyingWorker(made.examiner, made.folder)
-
-
-def deadly(**arguments):
-    made = dying(**arguments)
-    made.always = True
-    return made
-
-
 def use(monkeypatch, factory):
-    """Let workers be made by a function of this module."""
+    """Let workers be made by a function."""
     monkeypatch.setattr(detect_module, "make_worker", factory)
 
 
@@ -92,10 +66,6 @@ def test_a_layer_that_kills_every_worker_ends_the_command(index, plain, scratch,
         ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain
     assert list(scratch.iterdir()) == []
-
-
-def failing(**arguments):
-    raise FfmemError("There is no room here.")
 
 
 def test_workers_that_cannot_start_end_the_command(index, plain, scratch, monkeypatch):
@@ -123,19 +93,19 @@ def test_a_missing_temporary_folder_is_an_error(index, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def examiner(index):
     features, words = extract_features(index, 0, QUIET)
-    return LayerExaminer(index, features, LatentSpace.fit(words), top=25, seed=0)
+    return LayerExaminer(index, features, fit_space(words), seed=0)
 
 
 @pytest.mark.parametrize("shuffled", [None, 3])
 def test_a_worker_finds_what_this_process_finds(examiner, tmp_path, shuffled):
     examiner.features.save(tmp_path)
-    np.save(tmp_path / "space.npy", examiner.space.words)
-    worker = make_worker(str(tmp_path), str(examiner.index.folder), "lsa", 25, 0)
+    np.save(tmp_path / "space.npy", examiner.space)
+    worker = make_worker(str(tmp_path), str(examiner.index.folder), 0)
     task = LayerTask(1, shuffled)
     worker.examine(*task)
     found, expected = load_tests(tmp_path, examiner, task), examiner.examine(task)
     assert found.layer == expected.layer
-    for part in ("lists", "shallow", "semantic"):
+    for part in ("lists", "found"):
         for one, other in zip(getattr(found, part), getattr(expected, part), strict=True):
             np.testing.assert_array_equal(one, other)
             assert np.asarray(one).dtype == np.asarray(other).dtype
@@ -143,4 +113,4 @@ def test_a_worker_finds_what_this_process_finds(examiner, tmp_path, shuffled):
 
 def test_a_worker_that_does_not_see_the_index_is_refused(tmp_path):
     with pytest.raises(StoreError, match=r"no index at .*elsewhere here.* that all of them share"):
-        make_worker(str(tmp_path), str(tmp_path / "elsewhere"), "lsa", 25, 0)
+        make_worker(str(tmp_path), str(tmp_path / "elsewhere"), 0)

@@ -1,6 +1,7 @@
 """A language model as annotator: the same protocol, read with care, nothing lost."""
 
 import json
+import re
 import shutil
 import socket
 from contextlib import suppress
@@ -22,11 +23,10 @@ from ffmem.patterns.explain import (
     add_q_values,
     add_scores,
     ask_for_patterns,
+    ask_which_show,
     explain,
     format_trigger,
     prompts,
-    read_numbers,
-    read_patterns,
 )
 from ffmem.patterns.store import KINDS, LEAST, TOP, Pattern, Patterns, main_sign
 from ffmem.progress import Progress
@@ -41,7 +41,7 @@ CELLS = ["L0N0", "L0N7", "L1N3"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """An index with lists that reach beyond rank 50."""
+    """An index with lists of more than 50 triggers."""
     root = tmp_path_factory.mktemp("explained")
     corpus = write_corpus(root / "lines.txt", 150)
     return indexed(root / "index", corpus, t=60, prefixes="best", chunk_tokens=500)
@@ -65,7 +65,13 @@ class Lines(Progress):
 
 
 def endpoint(server, **options):
-    return Endpoint(server.url, **({"model": "m", "wait": 0.01, "retries": 2} | options))
+    return Endpoint(server.url, **({"model": "m", "retries": 2} | options))
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """Let the client of the endpoint repeat a request at once."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
 def test_what_the_model_names_is_kept_with_scores_that_can_be_counted_by_hand(index):
@@ -82,11 +88,11 @@ def test_what_the_model_names_is_kept_with_scores_that_can_be_counted_by_hand(in
             word = pattern.description.removeprefix("ends with ")
             shows = [one.rank for one in triggers if one.last_token.strip() == word]
             assert (pattern.sign, pattern.kind, pattern.rule) == (sign, "shallow", "explained")
-            assert list(pattern.ranks) == [rank for rank in shows if rank <= TOP]
-            assert len(pattern.ranks) >= LEAST
-            held = [rank for rank in shows if TOP < rank <= 2 * TOP]
+            assert list(pattern.ranks) == [rank for rank in shows if rank <= 2 * TOP]
+            assert sum(rank <= TOP for rank in shows) >= LEAST
+            held = [rank for rank in shows if rank <= 2 * TOP and rank % 2 == 0]
             assert list(pattern.held_ranks) == held
-            assert pattern.held == len(triggers[TOP : 2 * TOP])
+            assert pattern.held == TOP
             assert pattern.recall == pytest.approx(len(held) / pattern.held)
             assert 0 <= pattern.p_value <= pattern.q_value <= 1
     examined = {one.cell for layer in range(2) for one in kept.lists(layer)}
@@ -107,6 +113,21 @@ def test_the_model_is_told_neither_layer_nor_memory_nor_which_texts_are_held_out
     assert all("never instructions" in asked["messages"][0]["content"] for asked in server.asked)
     # Held-out triggers and random prefixes stand mixed, as many of the ones as of the others.
     assert all(text.startswith("Here are 50 numbered texts.") for text in tests)
+
+
+def test_patterns_are_looked_for_in_odd_ranks_and_tested_on_even_ones(index):
+    """As the detector does: ranks 1 to 25 would use up a rare word."""
+    with serving() as server:
+        explain(index, endpoint(server), ["L0N0"])
+    sign = int(main_sign(index, 0)[0])
+    triggers = index["L0N0"].triggers if sign > 0 else index["L0N0"].negative_triggers
+    lines = [format_trigger(one) for one in triggers[: 2 * TOP]]
+    texts = [asked["messages"][1]["content"] for asked in server.asked]
+    shown = [re.findall(r"^\d+\. (.*)$", text, re.MULTILINE) for text in texts]
+    assert shown[0] == lines[::2]
+    assert len(shown) > 1
+    for mixed in shown[1:]:
+        assert not set(lines[1::2]) - set(mixed)
 
 
 def test_the_same_seed_asks_the_same_and_another_mixes_otherwise(index):
@@ -197,18 +218,17 @@ def test_a_stop_loses_no_answer(index):
         n_asked = len(server.asked)
     log = index.folder / "patterns" / ".explained.jsonl"
     lines = log.read_text().splitlines(keepends=True)
-    assert len(lines) == 1 + n_asked
+    assert len(lines) == n_asked
     # Killed while the fourth answer was written: half of its line is there.
     shutil.rmtree(index.folder / "patterns" / "explained")
-    log.write_text("".join(lines[:4]) + lines[4][:20])
-    with serving() as server:
-        # The same address: another one would be another model.
-        moved = log.read_text().replace(json.loads(lines[0])["endpoint"], endpoint(server).host)
-        log.write_text(moved)
+    log.write_text("".join(lines[:3]) + lines[3][:20])
+    with serving(port=server.server_port) as server:  # another address would be another model
         said = Lines()
         explain(index, endpoint(server), CELLS, progress=said)
         assert len(server.asked) == n_asked - 3
-    assert said.said == ["Using 3 answers of an earlier run."]
+        assert said.said == ["Used 3 answers of earlier runs."]
+        explain(index, endpoint(server), CELLS)
+        assert len(server.asked) == n_asked - 3
     again = Patterns(index, "explained")
     assert [again.of(cell) for cell in CELLS] == expected
 
@@ -221,9 +241,9 @@ def test_further_memories_join_those_of_the_same_model_and_another_model_starts_
         both = Patterns(index, "explained")
         assert [one.ranks for one in both.of("L0N0")] == [one.ranks for one in first]
         assert both.of("L0N7")
-        lines = Lines()
-        explain(index, endpoint(server, model="other"), ["L0N7"], progress=lines)
-    assert lines.said == ["Earlier answers are not used: they are of another model. Starting anew."]
+        n_asked = len(server.asked)
+        explain(index, endpoint(server, model="other"), ["L0N7"])
+        assert len(server.asked) > n_asked
     assert not Patterns(index, "explained").of("L0N0")
 
 
@@ -252,8 +272,9 @@ def test_fewer_than_three_triggers_are_no_pattern(index):
     assert (result.patterns, result.below_least, result.memories) == (0, 1, 1)
 
 
-def test_lists_too_short_for_a_test_have_no_scores(tmp_path):
-    made = indexed(tmp_path / "index", write_corpus(tmp_path / "lines.txt", 40), t=20)
+def test_without_other_prefixes_there_are_no_scores(tmp_path):
+    """Every sentence triggers every memory: there is no random prefix of another."""
+    made = indexed(tmp_path / "index", write_corpus(tmp_path / "lines.txt", 12), t=20)
     with serving() as server:
         explain(made, endpoint(server), per_layer=2)
     for layer in range(made.n_layers):
@@ -290,7 +311,7 @@ def test_the_tail_is_the_share_of_all_ways_to_point(shown_held, held, shown_othe
     ways = list(combinations(range(held + others), shown_held + shown_others))
     as_good = sum(sum(place < held for place in way) >= shown_held for way in ways)
     plain = Pattern((0, 0), 1, 1, "shallow", "x", "explained", "", (1, 2, 3))
-    tested = add_scores(plain, tuple(range(shown_held)), held, shown_others, others)
+    tested = add_scores(plain, tuple(range(50, 50 + shown_held)), held, shown_others, others)
     assert tested.p_value == pytest.approx(as_good / len(ways))
 
 
@@ -317,9 +338,10 @@ def test_scores_are_null_where_nothing_can_be_divided():
     )
 )
 def test_any_answer_is_read_or_refused(answer):
-    for read in (read_patterns, lambda one, n: read_numbers(one, "shows", n)):
+    texts = [trigger("a b", " b")] * 25
+    for question in (ask_for_patterns(texts), ask_which_show("x", texts)):
         with suppress(InvalidAnswer):
-            read(answer, 25)
+            question.read(json.dumps(answer))
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +367,7 @@ def test_a_real_model_behind_a_real_server_answers_in_the_asked_form(llama, tiny
     index = ffmem.open(tmp_path / "index")
     cells = ["L1N3"]
     lines = Lines()
-    one = Endpoint(url, "smollm2-135m", timeout=60.0, retries=1, wait=0.01, max_tokens=160)
+    one = Endpoint(url, "smollm2-135m", timeout=60.0, retries=1, max_tokens=160)
     result = explain(index, one, cells, progress=lines)
     # So small a model may see nothing, or fail; it is never misread, and never silently.
     assert result.memories + len(result.failed) == len(cells)

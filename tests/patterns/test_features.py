@@ -16,18 +16,21 @@ from ffmem.patterns.detect import detect
 from ffmem.patterns.features import (
     BINS,
     GRAM,
+    N_STEMS,
+    SHAPE,
     SHAPES,
     CorpusFeatures,
     UnitTypes,
     extract_features,
     find_units,
-    read_chunks,
+    read_blocks,
+    stems,
 )
 from ffmem.patterns.shallow import is_fresh, read_lists
 from ffmem.patterns.store import Patterns
 from ffmem.progress import Progress
 from tests.indexing.folders import indexed, memories, write_corpus
-from tests.patterns.planted import index_of, plain_units, related_features
+from tests.patterns.planted import index_of, plain_units
 from tests.texts import LINES
 
 QUIET = Progress(quiet=True)
@@ -82,7 +85,7 @@ def test_counts_of_last_units_are_those_of_a_plain_reading(hard, n):
     units_of = {number: units for number, _, units in every}
     checked = set()
     for row, number in enumerate(features.numbers.tolist()):
-        last, entry = units_of[number][-n:], int(features.codes[row, n])
+        last, entry = units_of[number][-n:], int(features.endings[row, n])
         if entry < 0 or entry in checked:
             continue
         bins = [
@@ -99,7 +102,7 @@ def test_grams_are_counted_in_every_prefix_that_holds_them(wordless):
     features, _ = extract_features(wordless, 0, QUIET)
     rows = list(wordless.sentences.rows(0, 80))
     prefixes = [row.ids[:length] for row in rows for length in range(1, len(row.ids) + 1)]
-    for entry in (features.kinds >= GRAM).nonzero()[0].tolist():
+    for entry in ((features.kinds >= GRAM) & (features.kinds < SHAPE)).nonzero()[0].tolist():
         sentence, start, end = features.examples[entry].tolist()
         text = " ".join(wordless.token(id) for id in rows[sentence].ids)[start:end]
         wanted = [int(word[1:]) for word in text.split()]
@@ -113,13 +116,13 @@ def test_grams_are_counted_in_every_prefix_that_holds_them(wordless):
     assert features.totals.sum() == len(prefixes)
 
 
-def test_a_corpus_read_in_small_chunks_is_the_same(any_index, monkeypatch):
+def test_a_corpus_read_in_small_blocks_is_the_same(any_index, monkeypatch):
     whole, words = extract_features(any_index, 0, QUIET)
-    monkeypatch.setattr(features_module, "CHUNK", 7)
+    monkeypatch.setattr(features_module, "BLOCK_SENTENCES", 7)
     parts, same = extract_features(any_index, 0, QUIET)
     assert same.words == words.words
     for name in (
-        *("numbers", "codes", "counts", "shapes", "totals", "kinds", "words", "context"),
+        *("numbers", "endings", "counts", "shapes", "totals", "kinds", "words", "context"),
         *("passage", "stems"),
     ):
         np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
@@ -133,15 +136,15 @@ def test_what_is_saved_is_what_is_loaded(wordless, tmp_path):
         np.testing.assert_array_equal(getattr(loaded, name), getattr(features, name))
 
 
-def test_all_prefixes_of_a_chunk_are_prefixes_of_the_index(any_index):
-    n = sum(len(chunk.numbers) for chunk in read_chunks(any_index, UnitTypes()))
+def test_all_prefixes_of_a_block_are_prefixes_of_the_index(any_index):
+    n = sum(len(block.numbers) for block in read_blocks(any_index, UnitTypes()))
     assert n == any_index.manifest.corpus.tokens
 
 
 def test_hard_texts_are_examined_to_the_end(any_index, tmp_path):
     shutil.copytree(any_index.folder, tmp_path / "index")
     index = ffmem.open(tmp_path / "index")
-    summary = detect(index, top=10, progress=QUIET)
+    summary = detect(index, progress=QUIET)
     patterns = Patterns(index, "automatic")
     assert summary.lists == sum(len(patterns.lists(layer)) for layer in range(index.n_layers))
     for layer in range(index.n_layers):
@@ -154,7 +157,7 @@ def test_hard_texts_are_examined_to_the_end(any_index, tmp_path):
 
 def test_repetitions_of_a_context_or_of_a_sentence_do_not_count(hard):
     features, _ = extract_features(hard, 0, QUIET)
-    lists = read_lists(hard, features, 0, 25)
+    lists = read_lists(hard, features, 0)
     again = np.concatenate([lists.rows[:, :25], lists.rows[:, :25]], axis=1)
     counted = is_fresh(features, again)
     assert not counted[:, 25:].any()
@@ -192,22 +195,47 @@ def test_different_words_have_different_hashes_whatever_their_case():
     assert types.hashes[types["W7"]] == types.hashes[7]
 
 
-@pytest.fixture(scope="module")
-def related(tmp_path_factory):
-    return related_features(tmp_path_factory.mktemp("related") / "index")
-
-
-def test_neighbours_and_stems_bring_words_together(related):
+def test_neighbors_and_stems_bring_words_together(related):
     features, rows_of = related
-    entry = {word: int(features.codes[rows[0], 1]) for word, rows in rows_of.items()}
+    entry = {word: int(features.endings[rows[0], 1]) for word, rows in rows_of.items()}
 
     def cosine(one, other):
-        return float(features.neighbours[entry[one]] @ features.neighbours[entry[other]])
+        return float(features.neighbors[entry[one]] @ features.neighbors[entry[other]])
 
     assert min(cosine("monday", "friday"), cosine("red", "blue")) > 0.8
     assert cosine("monday", "red") < 0.3
-    assert features.stems[entry["base"]] == features.stems[entry["bases"]] != 0
-    assert features.stems[entry["red"]] == 0
+    stems = {word: set(features.stems[entry[word]].tolist()) - {0} for word in entry}
+    assert stems["base"] & stems["bases"]
+    assert not stems["port"] & stems["portuguese"]
+
+
+FORMS = [
+    *(("day", "days"), ("base", "bases"), ("box", "boxes"), ("study", "studies")),
+    *(("study", "studied"), ("walk", "walked"), ("walks", "walking"), ("make", "making")),
+    *(("run", "running"), ("named", "names"), ("church", "churches")),
+]
+OTHER_WORDS = [
+    *(("port", "portuguese"), ("port", "porter"), ("nation", "national"), ("north", "northern")),
+    *(("her", "here"), ("pass", "pas"), ("thin", "thing"), ("re", "red"), ("w", "wing")),
+    *(("19", "199"), ("1990", "1990s"), ("bus", "bu"), ("this", "thi"), ("mass", "mas")),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), FORMS)
+def test_forms_of_one_word_share_a_stem(one, other):
+    assert set(stems(one)) & set(stems(other))
+    assert max(len(stems(one)), len(stems(other))) <= N_STEMS
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_WORDS)
+def test_words_that_only_begin_alike_share_none(one, other):
+    assert not set(stems(one)) & set(stems(other))
+
+
+@given(st.text(max_size=8))
+def test_any_text_has_few_stems_and_is_one_of_them(text):
+    assert text in stems(text)
+    assert len(stems(text)) <= N_STEMS
 
 
 ENDS = {
@@ -218,7 +246,7 @@ ENDS = {
     "On the 19th": {"mixed"},
     "The reign of Louis XIV": {"roman", "capitals"},
     "He left the NHL": {"capitals"},
-    "She met Mary": {"capitalised"},
+    "She met Mary": {"capitalized"},
     "She met McDonald": {"camel"},
     "Mary": {"first"},
     "the well-known": {"hyphenated"},
@@ -233,7 +261,7 @@ ENDS = {
     "a year from 1 –": {"dash"},
     "as it follows :": {"colon"},
     "about ten in %": {"symbol"},
-    "Mary Ann Baker and Tom Hill": {"title", "capitalised"},
+    "Mary Ann Baker and Tom Hill": {"title", "capitalized"},
     "स्टेशन में क्या है 😀": {"symbol"},
 }
 
@@ -243,11 +271,13 @@ def shown(tmp_path_factory):
     """The shapes of every line, and of its parts, by text; each line goes on with one word."""
     lines = [f"{line} onwards" for line in ENDS] + ["So"]
     index = index_of(tmp_path_factory.mktemp("shapes") / "index", lines, n_memories=8, t=2)
-    (chunk,) = read_chunks(index, UnitTypes())
-    rows = zip(chunk.sentence.tolist(), chunk.ends.tolist(), chunk.shapes.tolist(), strict=True)
+    (block,) = read_blocks(index, UnitTypes())
+    rows = zip(block.sentence.tolist(), block.length.tolist(), block.shapes().tolist(), strict=True)
     return {
-        chunk.texts[sentence][:end]: {s.name for bit, s in enumerate(SHAPES) if bits >> bit & 1}
-        for sentence, end, bits in rows
+        " ".join(lines[sentence].split()[:n]): {
+            shape.name for bit, shape in enumerate(SHAPES) if bits >> bit & 1
+        }
+        for sentence, n, bits in rows
     }
 
 

@@ -18,9 +18,8 @@ from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from ffmem.patterns.store import (
-    COLUMNS,
     LABELS,
-    Examined,
+    ExaminedList,
     Pattern,
     Patterns,
     PatternWriter,
@@ -30,7 +29,6 @@ from ffmem.patterns.store import (
     labels,
     main_sign,
     open_patterns,
-    pattern_table,
 )
 from tests.conftest import text_model
 from tests.indexing.folders import indexed, memories, write_corpus
@@ -71,7 +69,9 @@ def stored(one, source="automatic"):
 
 def write(index, source="automatic", patterns=SOME, settings=None):
     writing = PatternWriter(index, source)
-    lists = {Examined(one.cell, one.sign, 6) for one in patterns} | {Examined(Cell(1, 7), 1, 4)}
+    lists = {ExaminedList(one.cell, one.sign, 6) for one in patterns} | {
+        ExaminedList(Cell(1, 7), 1, 4)
+    }
     writing.layer(1, lists, patterns)
     writing.commit(settings or {"alpha": 0.05})
 
@@ -84,7 +84,7 @@ def test_what_was_written_is_read_back_in_order(index):
     assert patterns.of("L0N0") == []
     assert patterns.settings == {"alpha": 0.05}
     assert patterns.lists(0) == []
-    assert patterns.lists(1)[-1] == Examined(Cell(1, 7), 1, 4)
+    assert patterns.lists(1)[-1] == ExaminedList(Cell(1, 7), 1, 4)
     assert [(one.cell.memory, one.sign) for one in patterns.lists(1)] == [
         (0, 1),
         (2, 1),
@@ -233,12 +233,8 @@ def test_every_format_has_the_rows_of_the_table(planted, tmp_path):
     assert rows[0]["base"] is None
     assert rows[0]["source"] == "automatic"
     assert pq.read_table(tmp_path / "out.parquet").to_pylist() == rows
-    assert pattern_table(planted).to_pylist() == rows
-    assert pattern_table(planted).column_names == list(COLUMNS)
-    assert pattern_table(planted, layer=1, source="automatic").to_pylist() == rows[2:]
-    of_index = planted.table("patterns")
-    assert set(of_index.column_names) == set(COLUMNS)
-    assert of_index.select(list(COLUMNS)).to_pylist() == rows
+    assert planted.table("patterns").to_pylist() == rows
+    assert planted.table("patterns", layer=1).to_pylist() == rows[2:]
     assert planted.table("patterns", layer=1, columns=["what"]).num_rows == 1
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
@@ -271,10 +267,9 @@ def test_another_ending_is_refused(planted, tmp_path):
 
 
 def test_an_index_without_patterns_has_an_empty_table(index):
-    assert pattern_table(index).num_rows == 0
-    assert pattern_table(index).column_names == list(COLUMNS)
-    with pytest.raises(StoreError, match="ffmem patterns detect"):
-        pattern_table(index, source="automatic")
+    table = index.table("patterns")
+    assert table.num_rows == 0
+    assert {"cell", "description", "source", "q_value"} < set(table.column_names)
 
 
 def test_the_evidence_is_said_in_words(index):

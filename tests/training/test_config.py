@@ -52,6 +52,8 @@ def test_heads_divide_the_width():
         ({"evaluate_every": 0}, "--evaluate-every 0"),
         ({"context": 65}, "less than one block of --context 65"),
         ({"context": 1}, "--context 1: give a whole number at least 2"),
+        ({"experts": 4, "top_experts": 5}, "--top-experts 5 is more than the 4 experts"),
+        ({"balance": -0.1}, "--balance -0.1"),
         ({"cutoffs": [20, 10]}, "--cutoffs 20,10"),
         ({"cutoffs": [0, 10]}, "--cutoffs 0,10"),
         ({"learning_rate": 0.0}, "--learning-rate 0.0: give a number above 0"),

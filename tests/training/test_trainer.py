@@ -7,14 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffmem import progress
 from ffmem.errors import ModelError
 from ffmem.networks.model import AdaptiveLM
 from ffmem.progress import Progress
-from ffmem.training import trainer
 from ffmem.training.config import KINDS
 from ffmem.training.train import match_parameters
 from ffmem.training.trainer import (
-    ProgressDisplay,
     default_warmup,
     format_numbers,
     learning_rate,
@@ -47,8 +46,13 @@ def test_a_warm_up_longer_than_the_run_only_rises():
 
 
 def count(config, memory, memories):
+    """The parameters that one token reaches."""
     model = AdaptiveLM(model_config(config, 40, 2, memory, memories))
-    return sum(weight.numel() for weight in model.parameters())
+    share = config.top_experts / config.experts
+    return sum(
+        round(weight.numel() * (share if ".experts." in name else 1))
+        for name, weight in model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,16 +141,14 @@ def test_numbers_are_formatted_in_one_line():
 
 
 def test_without_a_terminal_a_line_is_printed_now_and_then(monkeypatch, capsys):
-    with ProgressDisplay(Progress(), 100, 0) as display:
-        display.update(1, 2.0, None, 10.0)
+    with Progress().bar("Training", 100, "steps", 1, lambda: "loss 2.000") as step:
+        step(1)
         assert capsys.readouterr().err == ""
-        monkeypatch.setattr(trainer, "LINE_SECONDS", 0.0)
-        display.update(2, 2.0, None, 10.0)
-        assert capsys.readouterr().err.startswith("Step 2 of 100: loss 2.000")
-
-
-def test_quiet_progress_prints_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(trainer, "LINE_SECONDS", 0.0)
-    with ProgressDisplay(Progress(quiet=True), 100, 0) as display:
-        display.update(1, 2.0, None, 10.0)
+        monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+        step(10)
+        assert capsys.readouterr().err == "Training 12/100: loss 2.000\n"
+    with Progress().bar("Values", 100, "layers") as step:
+        step(1)
+    with Progress(quiet=True).bar("Training", 100, "steps", 1, lambda: "loss 2.000") as step:
+        step(1)
     assert capsys.readouterr().err == ""

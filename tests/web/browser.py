@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from uvicorn import Config, Server
 
-from ffmem.web.serving import bound
+from ffmem.web.server import listen
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -23,7 +23,7 @@ def browser_path():
 def running(app):
     """Serve an application on a free port of this machine, and give its address."""
     server = Server(Config(app, log_level="warning", access_log=False))
-    with bound("127.0.0.1", 0) as listening:
+    with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:

@@ -1,14 +1,18 @@
 """What tests of the explorer share: tiny models with their indexes, and the app over them."""
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 from starlette.testclient import TestClient
 
 import ffmem
 from ffmem.web.app import make_app
-from ffmem.web.library import Library
-from ffmem.web.worker import Worker
+from ffmem.web.catalog import Catalog
+from ffmem.web.worker import ModelWorker
 from tests.conftest import text_model
 from tests.experiments.results import results
+from tests.web.browser import FLAGS, browser_path
+
+expect.set_options(timeout=20_000)  # a busy machine is not a wrong page
 
 HOSTILE = [
     "<script>document.title='owned'</script> was written on the wall",
@@ -58,13 +62,26 @@ def report_folder(served_folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def library(served_folder, ungated_folder, report_folder):
+def catalog(served_folder, ungated_folder, report_folder):
     """Two indexes: `tiny`, gated and with results, and `plain`, ungated and without."""
-    return Library.of([served_folder, ungated_folder], [report_folder])
+    return Catalog.open([served_folder, ungated_folder], [report_folder])
 
 
 @pytest.fixture(scope="session")
-def client(library):
+def client(catalog):
     """A visitor of a site with both indexes, the gated one first."""
-    with TestClient(make_app(library, Worker(device="cpu")), "http://127.0.0.1:8800") as visitor:
+    with TestClient(
+        make_app(catalog, ModelWorker(device="cpu")), "http://127.0.0.1:8800"
+    ) as visitor:
         yield visitor
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real browser, if there is one."""
+    if browser_path() is None:
+        pytest.skip("no browser: install chromium, or name one by FFMEM_BROWSER")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=browser_path(), args=FLAGS)
+        yield started
+        started.close()

@@ -16,7 +16,6 @@ from ffmem.annotation.study import (
     Text,
 )
 from ffmem.web.app import make_app
-from ffmem.web.studies import Studies
 from tests.web.conftest import HOSTILE
 
 ADDRESS = "http://127.0.0.1:8800"
@@ -59,21 +58,19 @@ def people(study):
     return {person.name: person for person in study.people()}
 
 
-def empty_site(library):
-    """Return an application, and its studies: making one takes longer than most tests."""
-    studies = Studies()
-    return make_app(library, studies=studies), studies
+def empty_site(catalog):
+    """Return an application: making one takes longer than most tests."""
+    return make_app(catalog)
 
 
 def showing(whole, place):
     """Return an application that shows another study now."""
-    app, studies = whole
-    studies.db = str(place)
-    return app
+    whole.state.site.db = str(place)
+    return whole
 
 
-def site(library, place):
-    return showing(empty_site(library), place)
+def site(catalog, place):
+    return showing(empty_site(catalog), place)
 
 
 def visitor(app):

@@ -105,7 +105,7 @@ def test_whatever_is_asked_the_way_back_is_a_path_of_this_site(back):
     [
         ({"cell": "L9N1", "how": "off"}, 404, "There is no memory L9N1"),
         ({"cell": "<b>", "how": "off"}, 404, "not the name of a memory"),
-        ({"cell": "L1N2", "how": "set"}, 422, "without a number"),
+        ({"cell": "L1N2", "how": "set"}, 422, "needs a number"),
         ({"cell": "L1N2", "how": "set", "number": "nan"}, 422, "finite"),
         ({"cell": "L1N2", "how": "set", "number": "much"}, 422, "not a number"),
         ({"cell": "L1N2", "how": "burn"}, 422, "how"),

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ffmem.annotation.agreement import jaccard
 from ffmem.annotation.study import Sheet, SheetPattern
 from ffmem.web.app import make_app
-from ffmem.web.studies import Studies
-from ffmem.web.views.annotate import PRACTICE, align_patterns, offer
+from ffmem.web.views.annotate import PRACTICE, align_patterns, copy_sheet
 from tests.web.conftest import HOSTILE
 from tests.web.studied import (
     ITEMS,
@@ -45,8 +44,8 @@ def study(place):
 
 
 @pytest.fixture(scope="module")
-def whole(library):
-    return empty_site(library)
+def whole(catalog):
+    return empty_site(catalog)
 
 
 @pytest.fixture
@@ -62,15 +61,15 @@ def ana(app, study):
 # Codes
 
 
-def test_without_a_study_the_page_says_how_to_make_one(library):
-    answer = visitor(make_app(library, studies=Studies())).get("/annotate")
+def test_without_a_study_the_page_says_how_to_make_one(catalog):
+    answer = visitor(make_app(catalog)).get("/annotate")
     assert answer.status_code == 404
     assert "ffmem annotate init tiny" in answer.text
 
 
-def test_a_study_made_or_removed_while_the_server_runs_is_noticed(library, tmp_path):
+def test_a_study_made_or_removed_while_the_server_runs_is_noticed(catalog, tmp_path):
     place = tmp_path / "later.sqlite"
-    client = visitor(site(library, place))
+    client = visitor(site(catalog, place))
     assert client.get("/annotate").status_code == 404
     made(place)
     assert client.get("/annotate").status_code == 200
@@ -310,10 +309,10 @@ def test_json_needs_the_header(ana, study):
     assert not study.history("Ana", FIRST)
 
 
-def test_nobody_opens_what_is_anothers(library, tmp_path):
+def test_nobody_opens_what_is_anothers(catalog, tmp_path):
     place = tmp_path / "split.sqlite"
     study = made(place, orders={"Ana": KEYS[:2], "Ben": KEYS[2:]})
-    ana = somebody(site(library, place), study, "Ana")
+    ana = somebody(site(catalog, place), study, "Ana")
     for key in (KEYS[2], "nowhere", "x" * 300, "%00", "%ff%fe", "9" * 5_000):
         assert ana.get(f"/annotate/{key}").status_code == 404
         assert ana.get(f"/api/annotate/{key}").status_code == 404
@@ -473,6 +472,6 @@ def test_the_closest_patterns_are_put_together():
 
 def test_a_taken_pattern_has_one_id_whoever_takes_it():
     whole = Sheet((SheetPattern("a", "x", "shallow", frozenset({1})),), note="mine", done=True)
-    assert offer("Ana", whole) == offer("Ana", whole)
-    assert offer("Ana", whole).patterns[0].id != offer("Ben", whole).patterns[0].id
-    assert replace(offer("Ana", whole), patterns=()) == Sheet()
+    assert copy_sheet("Ana", whole) == copy_sheet("Ana", whole)
+    assert copy_sheet("Ana", whole).patterns[0].id != copy_sheet("Ben", whole).patterns[0].id
+    assert replace(copy_sheet("Ana", whole), patterns=()) == Sheet()

@@ -9,18 +9,17 @@ from starlette.testclient import TestClient
 
 from ffmem.errors import FfmemError
 from ffmem.web.app import make_app
-from ffmem.web.auth import Guard, check_token
-from ffmem.web.limits import MOST_ADDRESS, MOST_BODY
-from ffmem.web.serving import address, bound, is_free, is_loopback, serve
-from ffmem.web.worker import Worker
+from ffmem.web.auth import MAX_BODY, MAX_URL, Guard, check_token
+from ffmem.web.server import is_free, is_loopback, listen, serve, server_url
+from ffmem.web.worker import ModelWorker
 
 TOKEN = "plain-words-as-a-token"
 
 
 @pytest.fixture(scope="module")
-def closed(library):
+def closed(catalog):
     """A site with a token: making one takes longer than most tests."""
-    return make_app(library, token=TOKEN, hosts=["lab.example"])
+    return make_app(catalog, token=TOKEN, hosts=["lab.example"])
 
 
 @pytest.fixture
@@ -91,23 +90,23 @@ def test_a_link_on_another_site_starts_no_search_by_expression(client):
 
 
 @pytest.mark.parametrize("path", ["/m/L0N0?similar=value", "/m/L0N0?tokens=1", "/api/trace?text=a"])
-def test_a_link_on_another_site_does_not_run_the_model(library, path):
-    class Untouchable(Worker):
+def test_a_link_on_another_site_does_not_run_the_model(catalog, path):
+    class Untouchable(ModelWorker):
         async def run(self, *arguments):
             raise AssertionError("the model ran")
 
-    app = make_app(library, Untouchable(device="cpu"))
+    app = make_app(catalog, Untouchable(device="cpu"))
     visitor = TestClient(app, "http://127.0.0.1:8800", raise_server_exceptions=False)
     assert visitor.get(path).status_code == 500
     assert visitor.get(path, headers=ELSEWHERE).status_code in (200, 403)
 
 
-def test_a_missing_file_names_nothing_to_those_without_the_token(stranger, library):
-    for name, shelf in library.shelves.items():
+def test_a_missing_file_names_nothing_to_those_without_the_token(stranger, catalog):
+    for name, served in [(name, one.current()) for name, one in catalog.folders.items()]:
         page = stranger.get(f"/static/nope-<b>?index={name}")
         assert page.status_code == 404
         assert "/static/nope-&lt;b&gt;" in page.text
-        for secret in (*library.shelves, shelf.title, shelf.model):
+        for secret in (*catalog.folders, served.title, served.model):
             assert secret not in page.text
 
 
@@ -149,13 +148,13 @@ def test_a_number_of_thousands_of_digits_is_refused_in_words(client, path):
 
 
 def test_long_addresses_and_bodies_are_refused_in_words(client):
-    answer = client.get("/api/m/L0N0", params={"x": "y" * MOST_ADDRESS})
+    answer = client.get("/api/m/L0N0", params={"x": "y" * MAX_URL})
     assert answer.status_code == 414
     assert "Shorten" in answer.json()["error"]
-    for body in (b"x" * (MOST_BODY + 1), iter([b"x" * MOST_BODY, b"x"])):
+    for body in (b"x" * (MAX_BODY + 1), iter([b"x" * MAX_BODY, b"x"])):
         answer = client.post("/api/m/L0N0", content=body)
         assert answer.status_code == 413
-        assert f"{MOST_BODY:,}" in answer.json()["error"]
+        assert f"{MAX_BODY:,}" in answer.json()["error"]
 
 
 def test_without_the_token_nobody_sees_anything(stranger):
@@ -249,13 +248,13 @@ def test_loopback_needs_none(host):
 
 
 def test_a_port_that_is_taken_is_refused_in_words():
-    with bound("127.0.0.1", 0) as first:
+    with listen("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         assert not is_free(port)
         with pytest.raises(FfmemError, match=f"port {port}: Address already in use"):
-            bound("127.0.0.1", port)
-        assert address(first, None) == f"http://127.0.0.1:{port}/"
-        assert address(first, TOKEN).endswith(f"/?token={TOKEN}")
+            listen("127.0.0.1", port)
+        assert server_url(first, None) == f"http://127.0.0.1:{port}/"
+        assert server_url(first, TOKEN).endswith(f"/?token={TOKEN}")
 
 
 def test_a_body_reaches_the_page_behind_the_guard_whole_and_once():
@@ -264,7 +263,7 @@ def test_a_body_reaches_the_page_behind_the_guard_whole_and_once():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": message["body"]})
 
-    for length in (0, 1, 70_000, MOST_BODY):
+    for length in (0, 1, 70_000, MAX_BODY):
         sent = bytes(range(256)) * (length // 256 + 1)
         visitor = TestClient(Guard(echo), "http://127.0.0.1:8800")
         assert visitor.post("/", content=sent[:length]).content == sent[:length]

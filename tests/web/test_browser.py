@@ -9,41 +9,27 @@ from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 import ffmem
 from ffmem.indexing.memory import visible_token
 from ffmem.web.app import make_app
-from ffmem.web.worker import Worker
-from tests.web.browser import FLAGS, browser_path, running
+from ffmem.web.worker import ModelWorker
+from tests.web.browser import running
 from tests.web.conftest import HOSTILE
-
-expect.set_options(timeout=20_000)  # a busy machine is not a wrong page
-
-pytestmark = pytest.mark.skipif(
-    browser_path() is None, reason="no browser: install chromium, or name one by FFMEM_BROWSER"
-)
 
 TEXT = "The river runs through"
 
 
 @pytest.fixture(scope="module")
 def worker():
-    return Worker(device="cpu")
+    return ModelWorker(device="cpu")
 
 
 @pytest.fixture(scope="module")
-def address(library, worker):
-    with running(make_app(library, worker)) as place:
+def address(catalog, worker):
+    with running(make_app(catalog, worker)) as place:
         yield place
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=browser_path(), args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -77,12 +63,18 @@ def visit(browser, address):
 
 
 @pytest.fixture(scope="module")
-def telling(library):
+def model(catalog):
+    """The model of the first index, loaded once."""
+    return ffmem.load(catalog.get().index.manifest.model.source, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def telling(catalog, model):
     """A memory whose absence changes the prediction after TEXT, and both predictions."""
-    index = library.shelf().index
-    effect = ffmem.effect(index, TEXT, top=60, candidates=60, device="cpu")
+    index = catalog.get().index
+    effect = ffmem.effect(index, TEXT, top=60, candidates=60, model=model)
     for found in effect.memories:
-        trace = ffmem.trace(index, TEXT, off=[found.cell], device="cpu")
+        trace = ffmem.trace(index, TEXT, off=[found.cell], model=model)
         before, after = trace.output_top[0], trace.edited.output_top[0]
         if before.id != after.id:
             return str(found.cell), before, after
@@ -93,11 +85,11 @@ def first_prediction(page):
     return page.locator(".predictions tbody tr").first.locator("td").first.inner_text()
 
 
-def test_a_person_finds_a_memory_traces_it_and_switches_it_off(visit, library, telling):
+def test_a_person_finds_a_memory_traces_it_and_switches_it_off(visit, catalog, telling):
     cell, before, after = telling
     page = visit()
     page.goto("/")
-    token = library.shelf().index[cell].value.top[0].token.strip() or "river"
+    token = catalog.get().index[cell].value.top[0].token.strip() or "river"
     page.fill("#q", token)
     page.press("#q", "Enter")
     page.wait_for_url("**/search?**")
@@ -139,10 +131,10 @@ def test_a_person_finds_a_memory_traces_it_and_switches_it_off(visit, library, t
     assert first_prediction(page) == visible_token(before.token)
 
 
-def test_the_grid_leads_to_every_position_and_layer(visit, library):
+def test_the_grid_leads_to_every_position_and_layer(visit, catalog, model):
     page = visit()
     page.goto(f"/trace?text={TEXT}")
-    trace = ffmem.trace(library.shelf().index, TEXT, grid=True, device="cpu")
+    trace = ffmem.trace(catalog.get().index, TEXT, grid=True, model=model)
     rows = page.locator("table.grid tbody tr")
     expect(rows).to_have_count(len(trace.layers))
     shown = [row.locator("td").all_inner_texts() for row in rows.all()]
@@ -150,20 +142,20 @@ def test_the_grid_leads_to_every_position_and_layer(visit, library):
     assert [[text.strip() for text in row] for row in shown] == expected[::-1]
     rows.nth(1).locator("td a").nth(2).click()
     page.wait_for_url("**position=2**")
-    there = ffmem.trace(library.shelf().index, TEXT, position=2, device="cpu")
+    there = ffmem.trace(catalog.get().index, TEXT, position=2, model=model)
     assert first_prediction(page) == visible_token(there.output_top[0].token)
     chosen = len(trace.layers) - 2
     expect(page.locator(f"#L{chosen}")).to_have_attribute("open", "")
 
 
-def test_exact_effects_come_when_asked_for(visit, library):
+def test_exact_effects_come_when_asked_for(visit, catalog, model):
     page = visit()
     page.goto(f"/trace?text={TEXT}")
     page.get_by_role("link", name="Measure for").click()
     first = page.locator("table.effects tbody tr").first
     expect(first).to_be_visible()
     cell, number = first.locator("td").nth(0).inner_text(), first.locator("td").nth(1).inner_text()
-    exact = ffmem.effect(library.shelf().index, TEXT, cells=[cell], device="cpu")
+    exact = ffmem.effect(catalog.get().index, TEXT, cells=[cell], model=model)
     assert float(number.replace("−", "-")) == pytest.approx(exact.memories[0].change, abs=6e-4)
 
 
@@ -213,8 +205,8 @@ def test_the_theme_follows_the_system_until_somebody_chooses(visit):
     assert page.evaluate(paper) == light
 
 
-def test_the_keyboard_alone_is_enough(visit, library):
-    index = library.shelf().index
+def test_the_keyboard_alone_is_enough(visit, catalog):
+    index = catalog.get().index
     page = visit()
     page.goto("/")
     page.keyboard.press("/")
@@ -372,12 +364,12 @@ def test_figures_are_drawn_and_lead_to_layers(visit):
 
 
 def test_a_page_that_waits_says_for_what_and_how_long(visit, worker, monkeypatch):
-    held, run = threading.Event(), Worker.run
+    held, run = threading.Event(), ModelWorker.run
 
-    async def slowly(self, shelf, job, request=None):
-        return await run(self, shelf, lambda at: (held.wait(20), job(at))[1], request)
+    async def slowly(self, served, job, request=None):
+        return await run(self, served, lambda at: (held.wait(20), job(at))[1], request)
 
-    monkeypatch.setattr(Worker, "run", slowly)
+    monkeypatch.setattr(ModelWorker, "run", slowly)
     page = visit(java_script_enabled=False)
     page.goto("/m/L1N3?similar=value", wait_until="commit")
     shown = page.locator(".waiting:visible")
@@ -388,9 +380,9 @@ def test_a_page_that_waits_says_for_what_and_how_long(visit, worker, monkeypatch
     expect(page.locator(".waiting:visible")).to_have_count(0)
 
 
-def test_every_token_of_the_shown_triggers_is_tinted_without_a_click(visit, worker, library):
-    worker.load(library.shelf()).result(60)
-    index = library.shelf().index
+def test_every_token_of_the_shown_triggers_is_tinted_without_a_click(visit, worker, catalog):
+    worker.load(catalog.get()).result(60)
+    index = catalog.get().index
     page = visit()
     page.goto("/m/L1N3")
     first = index["L1N3"].triggers[0]
@@ -439,8 +431,8 @@ def test_the_header_stands_over_the_content_and_a_phone_finds_search_in_it(visit
     ).to_be_visible()
 
 
-def test_hostile_sentences_are_text(visit, library):
-    index = library.shelf().index
+def test_hostile_sentences_are_text(visit, catalog):
+    index = catalog.get().index
     page = visit()
     page.goto("/search?q=script&in=triggers")
     assert "owned" not in page.title()
@@ -461,13 +453,13 @@ def test_hostile_sentences_are_text(visit, library):
     assert page.locator("main img[src=x]").count() == 0
 
 
-def test_several_indexes_stand_side_by_side(visit, library):
+def test_several_indexes_stand_side_by_side(visit, catalog):
     page = visit()
     page.goto("/m/L1N3")
     page.select_option("#index", "plain")
     page.wait_for_url("**index=plain**")
     expect(page.locator("h1 .cell")).to_have_text("L1N3")
-    top = library.shelf("plain").index["L1N3"].value.top[0].token
+    top = catalog.get("plain").index["L1N3"].value.top[0].token
     expect(page.locator("h1")).to_contain_text(visible_token(top))
     page.keyboard.press("j")
     page.wait_for_url("**/m/L1N4?index=plain**")

@@ -10,10 +10,10 @@ from starlette.testclient import TestClient
 from ffmem.experiments.base import NAMES, ExperimentResult, find
 from ffmem.experiments.charts import write_figure as draw
 from ffmem.indexing.store import Index
-from ffmem.web import vega
+from ffmem.web import charts
 from ffmem.web.app import make_app
-from ffmem.web.library import Library, Shelf
-from ffmem.web.worker import Worker
+from ffmem.web.catalog import Catalog
+from ffmem.web.worker import ModelWorker
 from tests.experiments.results import PAPERS, result
 from tests.web.conftest import HOSTILE
 
@@ -21,8 +21,10 @@ MEASURED = [name for name in PAPERS if name != "patterns"]
 
 
 @pytest.fixture(scope="module")
-def results():
-    found = {name: result(name, n_layers=2) for name in MEASURED}
+def results(served_folder):
+    manifest = Index(served_folder).manifest
+    settings = {"model_hash": manifest.model.hash, "corpus": {"hash": manifest.corpus.hash}}
+    found = {name: result(name, n_layers=2, **settings) for name in MEASURED}
     rows = found["predictive-values"].rows
     for row, hostile in zip(rows, HOSTILE, strict=False):
         row["token"] = hostile
@@ -30,13 +32,13 @@ def results():
 
 
 @pytest.fixture(scope="module")
-def client(results, served_folder, ungated_folder):
+def client(results, served_folder, ungated_folder, tmp_path_factory):
     """A visitor of a site whose first index was measured, and whose second was not."""
-    shelves = [
-        Shelf("measured", Index(served_folder), results),
-        Shelf("bare", Index(ungated_folder), {}),
-    ]
-    app = make_app(Library(shelves), Worker(device="cpu"))
+    report = tmp_path_factory.mktemp("report")
+    for one in results.values():
+        one.write(report)
+    catalog = Catalog.open([served_folder, ungated_folder], [report])
+    app = make_app(catalog, ModelWorker(device="cpu"))
     with TestClient(app, "http://127.0.0.1:8800") as visitor:
         yield visitor
 
@@ -57,7 +59,7 @@ def test_the_list_for_programs_leads_to_results_charts_and_files(client, results
     assert [one["name"] for one in answer["figures"]] == [name for name in NAMES if name in results]
     for one in answer["figures"][:2]:
         assert client.get(one["result"]).json()["experiment"] == one["name"]
-        assert client.get(one["spec"]).json()["usermeta"]["vega"] == vega.bundle_version()
+        assert client.get(one["spec"]).json()["usermeta"]["vega"] == charts.bundle_version()
         assert client.get(one["svg"]).status_code == 200
         assert client.get(one["pdf"]).content.startswith(b"%PDF")
 
@@ -109,9 +111,9 @@ def test_a_figure_that_was_not_measured_is_not_here(client, name, ending):
 
 
 def test_an_index_without_results_names_the_command_that_makes_them(client):
-    assert client.get("/api/figures?index=bare").json()["figures"] == []
-    page = client.get("/figures?index=bare").text
-    assert "ffmem report bare --corpus VALID --out bare-report" in page
+    assert client.get("/api/figures?index=plain").json()["figures"] == []
+    page = client.get("/figures?index=plain").text
+    assert "ffmem report plain --corpus VALID --out plain-report" in page
     assert "data-spec" not in page
 
 
@@ -136,8 +138,10 @@ def test_every_chart_of_the_page_leads_to_a_chart(client):
 
 
 def test_vega_is_kept_for_good_under_its_version_and_asked_for_again_otherwise(client, monkeypatch):
-    monkeypatch.setattr("ffmem.web.figures.bundle", lambda: vega.Bundle(b"// vega", '"tag"'))
-    good = client.get(f"/static/vega.js?v={vega.bundle_version()}")
+    monkeypatch.setattr(
+        "ffmem.web.views.figures.bundle", lambda: charts.Bundle(b"// vega", '"tag"')
+    )
+    good = client.get(f"/static/vega.js?v={charts.bundle_version()}")
     assert good.content == b"// vega"
     assert "immutable" in good.headers["cache-control"]
     assert good.headers["content-type"].startswith("text/javascript")

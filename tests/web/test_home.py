@@ -5,38 +5,24 @@ from html import unescape
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from starlette.testclient import TestClient
 
 from ffmem.experiments.base import check_claims as claims
-from ffmem.indexing.store import Index
-from ffmem.web.app import make_app
-from ffmem.web.library import Library, Shelf
-from ffmem.web.views.home import FEATURED, examples, steps
-from ffmem.web.worker import Worker
-from tests.experiments.results import PAPERS, result
+from ffmem.web.catalog import ServedIndex
+from ffmem.web.views.home import FEATURED, find_examples, layer_bars
 
 
 @pytest.fixture(scope="module")
-def measured(served_folder):
-    found = {name: result(name, n_layers=2) for name in PAPERS if name != "patterns"}
-    return Shelf("measured", Index(served_folder), found)
+def measured(catalog):
+    """The index that has results; `plain` has none."""
+    return catalog.get("tiny")
 
 
-@pytest.fixture(scope="module")
-def visitor(measured, ungated_folder):
-    """A visitor of a site whose first index was measured, and whose second was not."""
-    library = Library([measured, Shelf("bare", Index(ungated_folder), {})])
-    app = make_app(library, Worker(device="cpu"))
-    with TestClient(app, "http://127.0.0.1:8800") as client:
-        yield client
-
-
-def test_it_tells_model_corpus_and_how_the_index_was_made(client, library):
-    for name, shelf in library.shelves.items():
+def test_it_tells_model_corpus_and_how_the_index_was_made(client, catalog):
+    for name, served in [(name, one.current()) for name, one in catalog.folders.items()]:
         page = unescape(client.get("/", params={"index": name}).text)
-        manifest = shelf.index.manifest
+        manifest = served.index.manifest
         model, source = manifest.model, manifest.corpus.sources[0]
-        facts = (shelf.model, model.family, model.activation, manifest.dtype, manifest.projection)
+        facts = (served.model, model.family, model.activation, manifest.dtype, manifest.projection)
         for told in (*facts, "lines.txt", manifest.coefficient, *manifest.versions.values()):
             assert told in page
         assert f"{model.layers} × {model.layout.per_layer}" in page
@@ -50,35 +36,35 @@ def test_no_folder_of_the_machine_is_shown(client, served_folder):
         assert str(served_folder.parent) not in client.get(address).text
 
 
-def test_programs_get_the_same(client, library):
+def test_programs_get_the_same(client, catalog):
     answer = client.get("/api/home").json()
-    manifest = library.shelf().index.manifest
-    assert answer["indexes"] == list(library.shelves)
+    manifest = catalog.get().index.manifest
+    assert answer["indexes"] == list(catalog.folders)
     assert answer["model"]["hash"] == manifest.model.hash
     assert answer["made"]["t"] == manifest.t
     assert answer["corpus"][0]["tokens"] == manifest.corpus.sources[0].tokens
     assert len(answer["layers"]) == manifest.model.layers
 
 
-def test_every_layer_is_one_click_away(client, library):
+def test_every_layer_is_one_click_away(client, catalog):
     page = client.get("/?off=L0N1").text
-    for layer in range(library.shelf().index.n_layers):
+    for layer in range(catalog.get().index.n_layers):
         assert f'href="/layer/{layer}?off=L0N1"' in page
 
 
-def test_without_results_it_names_the_command_and_still_has_a_picture(visitor):
-    page = visitor.get("/?index=bare").text
-    assert "ffmem report bare --corpus VALID --out bare-report" in page
-    assert 'data-spec="/api/home/spec?index=bare"' in page
-    assert visitor.get("/api/home?index=bare").json()["claims"] == []
-    assert visitor.get("/api/home/spec?index=bare&theme=dark").json()["vconcat"]
-    assert visitor.get("/api/home/picture?index=bare").text.startswith("<svg")
+def test_without_results_it_names_the_command_and_still_has_a_picture(client):
+    page = client.get("/?index=plain").text
+    assert "ffmem report plain --corpus VALID --out plain-report" in page
+    assert 'data-spec="/api/home/spec?index=plain"' in page
+    assert client.get("/api/home?index=plain").json()["claims"] == []
+    assert client.get("/api/home/spec?index=plain&theme=dark").json()["vconcat"]
+    assert client.get("/api/home/picture?index=plain").text.startswith("<svg")
 
 
-def test_with_results_it_shows_figures_and_every_verdict(visitor, measured):
-    page = unescape(visitor.get("/").text)
+def test_with_results_it_shows_figures_and_every_verdict(client, measured):
+    page = unescape(client.get("/").text)
     judged = claims(list(measured.results.values()))
-    answer = visitor.get("/api/home").json()
+    answer = client.get("/api/home").json()
     assert [one["claim"] for one in answer["claims"]] == [one.claim for one in judged]
     assert sum(answer["verdicts"].values()) == len(judged)
     for one in judged:
@@ -90,31 +76,31 @@ def test_with_results_it_shows_figures_and_every_verdict(visitor, measured):
 
 def test_the_strip_is_as_high_as_the_agreement_of_each_layer(measured):
     rates = {row["layer"]: row["rate"] for row in measured.results["agreement"].rows}
-    found = steps(measured)
+    found = layer_bars(measured)
     assert [step.layer for step in found] == [0, 1]
     assert max(step.height for step in found) == 100
     for step in found:
         assert step.height == pytest.approx(100 * rates[step.layer] / max(rates.values()))
-    bare = steps(Shelf("bare", measured.index, {}))
+    bare = layer_bars(ServedIndex("bare", measured.index, {}))
     assert max(step.height for step in bare) == 100
 
 
-def test_examples_are_memories_of_the_index_and_their_tokens_are_searches(client, library):
-    index = library.shelf().index
+def test_examples_are_memories_of_the_index_and_their_tokens_are_searches(client, catalog):
+    index = catalog.get().index
     page = client.get("/").text
     links = [unescape(found) for found in re.findall(r'<a [^>]*href="([^"]*)"', page)]
-    assert examples(index)
-    for one in examples(index):
+    assert find_examples(index)
+    for one in find_examples(index):
         assert f"/m/{one.cell}" in links
         searches = [parse_qs(urlsplit(link).query).get("q") for link in links]
         assert [one.token] in searches
     assert any(link.startswith("/trace?text=") for link in links)
 
 
-def test_examples_are_unusual_not_merely_frequent(library):
+def test_examples_are_unusual_not_merely_frequent(catalog):
     """By the last token: share · log(share ÷ share of the layer), the largest of the layer."""
-    index = library.shelf().index
-    for one in examples(index):
+    index = catalog.get().index
+    for one in find_examples(index):
         cell = index.layout.resolve(one.cell)
         memory = index[cell]
         layer = [
@@ -130,8 +116,8 @@ def test_examples_are_unusual_not_merely_frequent(library):
         assert max(shares) > 2 * layer.count(one.token) / len(layer)
 
 
-def test_a_random_memory_is_any_memory_of_the_index_or_of_a_layer(client, library):
-    index = library.shelf().index
+def test_a_random_memory_is_any_memory_of_the_index_or_of_a_layer(client, catalog):
+    index = catalog.get().index
     cells = set()
     for _ in range(40):
         answer = client.get("/random?off=L0N1", follow_redirects=False)

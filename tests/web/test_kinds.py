@@ -10,13 +10,12 @@ from starlette.testclient import TestClient
 import ffmem
 from ffmem.cells import Cell
 from ffmem.indexing.memory import NO_VALUE, NO_VALUES
-from ffmem.networks.config import KINDS
 from ffmem.web.app import make_app
+from ffmem.web.catalog import Catalog
 from ffmem.web.layer_table import OF_VALUES
-from ffmem.web.library import Library
-from ffmem.web.snippets import snippets
-from ffmem.web.worker import Worker
-from tests.conftest import OURS, text_model
+from ffmem.web.views.memory import snippets
+from ffmem.web.worker import ModelWorker
+from tests.conftest import DENSE, OURS, text_model
 from tests.tiny import HEADS, MEMORIES
 
 PAGES = ("/", "/layer/1", "/m/L1N17", "/search", "/search?q=river", "/trace", "/figures")
@@ -28,21 +27,21 @@ def folders(tokenizer, corpus_file, tmp_path_factory):
     """An index of each kind, named by it, of a model that lies in a folder."""
     root = tmp_path_factory.mktemp("kinds")
     corpus = ffmem.Corpus(str(corpus_file), unit="line")
-    for kind in KINDS:
+    for kind in DENSE:
         text_model(OURS[kind]).save_pretrained(root / "models" / kind)
         tokenizer.save_pretrained(root / "models" / kind)
         ffmem.index(str(root / "models" / kind), corpus, root / kind, t=6, threads=1)
-    return [root / kind for kind in KINDS]
+    return [root / kind for kind in DENSE]
 
 
 @pytest.fixture(scope="module")
-def shelves(folders):
-    return Library.of(folders)
+def indexes(folders):
+    return Catalog.open(folders)
 
 
 @pytest.fixture(scope="module")
-def visitor(shelves):
-    app = make_app(shelves, Worker(device="cpu"))
+def visitor(indexes):
+    app = make_app(indexes, ModelWorker(device="cpu"))
     with TestClient(app, "http://127.0.0.1:8800") as client:
         yield lambda address, kind, **more: client.get(
             address.partition("?")[0], params={"index": kind, **_query(address), **more}
@@ -57,7 +56,7 @@ def words(page):
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", "", page)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DENSE)
 @pytest.mark.parametrize("address", PAGES)
 def test_every_page_opens_and_those_of_a_lambda_layer_say_that_no_value_is_static(
     visitor, kind, address
@@ -67,9 +66,9 @@ def test_every_page_opens_and_those_of_a_lambda_layer_say_that_no_value_is_stati
     assert ("no static value" in words(page.text)) == (kind == "lambda")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_page_of_a_memory_says_what_show_says(visitor, shelves, kind):
-    memory = shelves.shelf(kind).index["L1N17"]
+@pytest.mark.parametrize("kind", DENSE)
+def test_the_page_of_a_memory_says_what_show_says(visitor, indexes, kind):
+    memory = indexes.get(kind).index["L1N17"]
     page = words(visitor("/m/L1N17", kind).text)
     assert visitor("/api/m/L1N17", kind).json() == memory.to_dict() | {"patterns": []}
     if memory.head_slot:
@@ -80,9 +79,9 @@ def test_the_page_of_a_memory_says_what_show_says(visitor, shelves, kind):
     assert ("promotes" in page) == (kind != "lambda")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_lists_its_memories_by_what_is_known_of_them(visitor, shelves, kind):
-    index = shelves.shelf(kind).index
+@pytest.mark.parametrize("kind", DENSE)
+def test_a_layer_lists_its_memories_by_what_is_known_of_them(visitor, indexes, kind):
+    index = indexes.get(kind).index
     answer = visitor("/api/layer/1", kind, sort="-max").json()
     assert answer["found"] == MEMORIES
     assert answer["notes"] == index.manifest.model.kind.notes
@@ -129,14 +128,14 @@ def test_a_search_of_everything_leaves_values_out_where_there_are_none(visitor):
 
 def test_pictures_of_a_layer_show_weights_by_their_mean_and_no_agreement_without_values(visitor):
     fields = {}
-    for kind in KINDS:
+    for kind in DENSE:
         spec = visitor("/api/layer/1/spec", kind).json()
         encoding = spec["encoding"]
         fields[kind] = encoding["x"]["field"]
         assert ("field" in encoding["color"]) == (kind != "lambda")
         told = {tip["field"] for tip in encoding["tooltip"]}
         for row in spec["data"]["values"]:
-            assert told | {fields[kind], encoding["y"]["field"], "kept", "url"} == set(row)
+            assert told | {fields[kind], encoding["y"]["field"], "passes", "url"} == set(row)
         assert ("place" in told) == (kind in ("persistent", "lambda"))
         assert visitor("/api/layer/1/picture", kind).status_code == 200
         assert visitor("/api/home/picture", kind).status_code == 200
@@ -144,9 +143,9 @@ def test_pictures_of_a_layer_show_weights_by_their_mean_and_no_agreement_without
     assert weights == {"softmax", "persistent"}
 
 
-def test_home_names_the_kind_and_what_must_be_known_of_it(visitor, shelves):
-    for kind in KINDS:
-        model = shelves.shelf(kind).index.manifest.model
+def test_home_names_the_kind_and_what_must_be_known_of_it(visitor, indexes):
+    for kind in DENSE:
+        model = indexes.get(kind).index.manifest.model
         told = visitor("/api/home", kind).json()["model"]
         assert (told["memory"], told["has_values"]) == (kind, kind != "lambda")
         assert told["notes"] == model.kind.notes
@@ -157,7 +156,7 @@ def test_home_names_the_kind_and_what_must_be_known_of_it(visitor, shelves):
     assert f"persistent, {HEADS} heads × {size} slots" in words(visitor("/", "persistent").text)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DENSE)
 def test_a_prompt_is_traced_and_a_memory_switched_off(visitor, kind):
     page = visitor("/trace", kind, text=TEXT, off="L1N17", generate=2)
     assert page.status_code == 200
@@ -168,10 +167,10 @@ def test_a_prompt_is_traced_and_a_memory_switched_off(visitor, kind):
     assert (answer.get("values") == "input") == (kind == "lambda")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_coloured_and_neighbours_found(visitor, shelves, kind):
+@pytest.mark.parametrize("kind", DENSE)
+def test_tokens_are_coloured_and_neighbours_found(visitor, indexes, kind):
     page = visitor("/m/L1N17", kind, tokens="true").text
-    first = shelves.shelf(kind).index["L1N17"].triggers[0]
+    first = indexes.get(kind).index["L1N17"].triggers[0]
     titles = re.findall(r'<span class="t [^"]*" title="([^"]*)">', page)[: first.length]
     assert float(titles[-1].replace("−", "-")) == pytest.approx(first.coefficient, rel=1e-2)
     near = visitor("/api/m/L1N17/similar", kind, by="key").json()
@@ -183,14 +182,14 @@ def test_tokens_are_coloured_and_neighbours_found(visitor, shelves, kind):
 
 
 @pytest.mark.parametrize("kind", ["relu", "persistent", "lambda"])
-def test_the_code_to_copy_switches_the_memory_off(shelves, kind):
+def test_the_code_to_copy_switches_the_memory_off(indexes, kind):
     import torch
 
     from ffmem.interventions.edits import Edits
     from ffmem.interventions.forward import apply_edits
 
-    model = shelves.shelf(kind).index.manifest.model
-    found = {one.name: one.code for one in snippets("x", model, Cell(1, 3))}
+    model = indexes.get(kind).index.manifest.model
+    found = snippets("x", model, Cell(1, 3))
     assert list(found) == ["ffmem", "Hugging Face"]
     names = {}
     exec(found["Hugging Face"].replace('"MODEL"', json.dumps(model.source)), names)

@@ -11,27 +11,27 @@ from hypothesis import strategies as st
 
 from ffmem.errors import FfmemError
 from ffmem.web import layer_table as module
-from ffmem.web.layer_spread import spreads
+from ffmem.web.errors import NotFound
 from ffmem.web.layer_table import (
     AGREEMENT,
-    PAGE,
-    SHOWN,
+    N_TOKENS,
+    PAGE_SIZE,
     SORTS,
-    Wanted,
-    chosen,
-    kept,
+    LayerQuery,
+    filter_memories,
+    layer_page,
+    layer_row,
+    layer_spreads,
     layer_table,
-    listing,
-    row,
+    sort_memories,
 )
-from ffmem.web.limits import NotHere
 
 COLUMNS = list(SORTS)
 
 
 def every_row(index, layer):
     table = layer_table(index, layer)
-    return [row(index, table, memory) for memory in range(index.layout.widths[0])]
+    return [layer_row(index, table, memory) for memory in range(index.layout.widths[0])]
 
 
 @functools.cache
@@ -73,8 +73,8 @@ def test_every_row_says_what_its_memory_says(index):
         for found, memory in zip(every_row(index, layer), index.memories(layer), strict=True):
             stats, value = memory.stats, memory.value
             assert found.cell == str(memory.cell)
-            assert found.top == [token.token for token in value.top[:SHOWN]]
-            assert found.bottom == [token.token for token in value.bottom[:SHOWN]]
+            assert found.top == [token.token for token in value.top[:N_TOKENS]]
+            assert found.bottom == [token.token for token in value.bottom[:N_TOKENS]]
             assert found.probability == value.top[0].probability
             for name in ("active_share", "max", "min", "mean"):
                 assert getattr(found, name) == getattr(stats, name)
@@ -101,7 +101,7 @@ def test_sorting_orders_all_memories_equals_by_number_and_those_without_a_number
 ):
     table = layer_table(index, 0)
     keys = SORTS[column](index, table)
-    order = chosen(index, table, Wanted(sort=f"{minus}{column}")).tolist()
+    order = sort_memories(index, table, LayerQuery(sort=f"{minus}{column}")).tolist()
     assert sorted(order) == list(range(index.layout.widths[0]))
     for one, other in itertools.pairwise(order):
         left, right = float(keys[one]), float(keys[other])
@@ -115,7 +115,7 @@ def test_sorting_orders_all_memories_equals_by_number_and_those_without_a_number
 
 
 def test_tokens_are_sorted_as_people_read_them(index):
-    rows = listing(index, 0, Wanted(sort="top")).rows
+    rows = layer_page(index, 0, LayerQuery(sort="top")).rows
     words = [(one.top[0].strip().casefold(), one.top[0]) for one in rows]
     assert words == sorted(words)
 
@@ -146,7 +146,7 @@ def facts(tiny_index):
 def test_filters_leave_exactly_what_they_ask_for(
     tiny_index, facts, least, most, agreement, has, sort
 ):
-    wanted = Wanted(sort, has, least, most, agreement)
+    query = LayerQuery(sort, has, least, most, agreement)
     text = has.replace("␣", " ").casefold()
     expected = {
         memory
@@ -156,13 +156,13 @@ def test_filters_leave_exactly_what_they_ask_for(
         and (not agreement or kind == agreement)
         and any(text in token for token in tokens)
     }
-    found = chosen(tiny_index, layer_table(tiny_index, 1), wanted).tolist()
+    found = sort_memories(tiny_index, layer_table(tiny_index, 1), query).tolist()
     assert set(found) == expected
     assert len(found) == len(expected)
 
 
 def test_a_match_is_the_outermost_token_that_holds_the_text(index):
-    found = listing(index, 0, Wanted(has="th"))
+    found = layer_page(index, 0, LayerQuery(has="th"))
     assert found.rows
     for one in found.rows:
         value = index[one.cell].value
@@ -177,55 +177,57 @@ def test_a_match_is_the_outermost_token_that_holds_the_text(index):
 
 
 def test_pages_follow_each_other_and_hold_every_memory_once(index, monkeypatch):
-    monkeypatch.setattr(module, "PAGE", 7)
-    wanted = Wanted(sort="-max")
-    first = listing(index, 1, wanted)
-    pages = [listing(index, 1, wanted, page) for page in range(1, first.pages + 1)]
+    monkeypatch.setattr(module, "PAGE_SIZE", 7)
+    query = LayerQuery(sort="-max")
+    first = layer_page(index, 1, query)
+    pages = [layer_page(index, 1, query, page) for page in range(1, first.pages + 1)]
     cells = [one.memory for page in pages for one in page.rows]
-    assert cells == chosen(index, layer_table(index, 1), wanted).tolist()
+    assert cells == sort_memories(index, layer_table(index, 1), query).tolist()
     assert all(len(page.rows) == 7 for page in pages[:-1])
     assert first.n == index.layout.widths[0]
-    assert PAGE == 50
+    assert PAGE_SIZE == 50
 
 
 @pytest.mark.parametrize("page", [0, -1, 2, 10**30])
 def test_a_page_that_is_not_there_is_an_error_that_says_which_are(tiny_index, page):
-    with pytest.raises(NotHere, match=r"no page .* there are pages 1 to 1\."):
-        listing(tiny_index, 0, Wanted(), page)
+    with pytest.raises(NotFound, match=r"no page .* there are pages 1 to 1\."):
+        layer_page(tiny_index, 0, LayerQuery(), page)
 
 
 @pytest.mark.parametrize("layer", [-1, 2, 10**30])
 def test_a_layer_that_is_not_there_is_an_error_that_says_which_are(tiny_index, layer):
-    with pytest.raises(NotHere, match=r"no layer .* has layers 0 to 1\."):
+    with pytest.raises(NotFound, match=r"No layer .* has layers 0 to 1\."):
         layer_table(tiny_index, layer)
 
 
 def test_nothing_found_is_one_empty_page(tiny_index):
-    assert listing(tiny_index, 0, Wanted(has="nowhere at all")) == ([], 1, 1, 0)
+    assert layer_page(tiny_index, 0, LayerQuery(has="nowhere at all")) == ([], 1, 1, 0)
 
 
 def test_what_cannot_be_sorted_or_filtered_by_is_named():
     with pytest.raises(
         FfmemError, match=r"sorted by 'shoe size'\. Sort by memory, .* with a minus"
     ):
-        Wanted(sort="shoe size")
+        LayerQuery(sort="shoe size")
     with pytest.raises(FfmemError, match=r"agreement 'maybe'\. There are: agrees, disagrees"):
-        Wanted(agreement="maybe")
+        LayerQuery(agreement="maybe")
 
 
 def test_spreads_are_the_quartiles_of_the_memories(index):
-    for layer, found in enumerate(spreads(index)):
+    for layer, found in enumerate(layer_spreads(index)):
         stats = [memory.stats for memory in index.memories(layer)]
         largest = [max(abs(one.max), abs(one.min)) for one in stats]
         shares = [one.active_share for one in stats]
-        assert found["layer"] == layer
+        assert found.layer == layer
         for numbers, name in ((largest, "largest"), (shares, "active_share")):
             expected = np.quantile(numbers, (0.25, 0.5, 0.75))
-            assert [found[name][q] for q in ("q1", "median", "q3")] == pytest.approx(expected)
-        assert found["largest"]["max"] == max(largest)
+            assert [getattr(found, name)[q] for q in ("q1", "median", "q3")] == pytest.approx(
+                expected
+            )
+        assert found.largest["max"] == max(largest)
 
 
 def test_tables_are_kept_but_not_without_end(tiny_index):
     assert layer_table(tiny_index, 0) is layer_table(tiny_index, 0)
-    assert layer_table.cache_info().maxsize == module.MOST_LAYERS
-    assert kept(tiny_index, layer_table(tiny_index, 0), Wanted()).all()
+    assert layer_table.cache_info().maxsize == module.MAX_TABLES
+    assert filter_memories(tiny_index, layer_table(tiny_index, 0), LayerQuery()).all()

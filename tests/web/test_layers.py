@@ -10,14 +10,14 @@ import pytest
 from markupsafe import escape
 
 from ffmem.indexing.memory import visible_token
-from ffmem.web.layer_table import Wanted, listing
+from ffmem.web.layer_table import LayerQuery, layer_page
 from tests.web.conftest import HOSTILE
 
 
 @pytest.fixture(params=["tiny", "plain"])
-def shelf(request, library):
+def served(request, catalog):
     """Both indexes, one after the other."""
-    return library.shelves[request.param]
+    return catalog.get(request.param)
 
 
 def links_of(page):
@@ -30,19 +30,21 @@ def cells_of(page):
     return re.findall(r'<td><a class="mono" href="[^"]*">(L\d+N\d+)</a>', page)
 
 
-def test_page_and_api_show_the_same_memories_in_the_same_order(client, shelf):
+def test_page_and_api_show_the_same_memories_in_the_same_order(client, served):
     for sort in ("memory", "-max", "top", "-followed", "agreement"):
-        asked = {"index": shelf.name, "sort": sort}
+        asked = {"index": served.name, "sort": sort}
         page = client.get("/layer/1", params=asked)
         answer = client.get("/api/layer/1", params=asked).json()
         assert page.status_code == 200
         assert cells_of(page.text) == [one["cell"] for one in answer["rows"]]
-        assert answer["rows"] == [asdict(one) for one in listing(shelf.index, 1, Wanted(sort)).rows]
-        assert answer["memories"] == answer["found"] == shelf.index.layout.widths[0]
+        assert answer["rows"] == [
+            asdict(one) for one in layer_page(served.index, 1, LayerQuery(sort)).rows
+        ]
+        assert answer["memories"] == answer["found"] == served.index.layout.widths[0]
 
 
-def test_every_heading_sorts_and_sorts_the_other_way_the_second_time(client, shelf):
-    page = client.get("/layer/0", params={"index": shelf.name}).text
+def test_every_heading_sorts_and_sorts_the_other_way_the_second_time(client, served):
+    page = client.get("/layer/0", params={"index": served.name}).text
     sorts = [link for link in links_of(page) if link.startswith("/layer/0?") and "sort=" in link]
     assert len(sorts) >= 9
     for link in sorts:
@@ -67,8 +69,8 @@ def test_filters_and_state_stay_in_the_links_of_the_page(client):
         assert query["text"] == ["a & b"]
     (spec,) = re.findall(r'data-spec="([^"]*)"', page)
     answer = client.get(unescape(spec))
-    kept = [point["cell"] for point in answer.json()["data"]["values"] if point["kept"]]
-    assert set(kept) == {
+    passing = [point["cell"] for point in answer.json()["data"]["values"] if point["passes"]]
+    assert set(passing) == {
         one["cell"] for one in client.get("/api/layer/0", params=asked).json()["rows"]
     }
 
@@ -88,22 +90,22 @@ def test_every_layer_is_picked_with_the_same_sorting_and_filters(client):
     assert 'rel="next" href="/layer/1?sort=-max&amp;has=e"' in page
 
 
-def test_a_table_over_all_layers_says_what_each_layer_says(client, shelf):
-    asked = {"index": shelf.name}
+def test_a_table_over_all_layers_says_what_each_layer_says(client, served):
+    asked = {"index": served.name}
     answer = client.get("/api/layers", params=asked).json()
     page = client.get("/layers", params=asked).text
-    assert [one["layer"] for one in answer["layers"]] == list(range(shelf.index.n_layers))
+    assert [one["layer"] for one in answer["layers"]] == list(range(served.index.n_layers))
     for one in answer["layers"]:
-        rows = listing(shelf.index, one["layer"], Wanted()).rows
+        rows = layer_page(served.index, one["layer"], LayerQuery()).rows
         known = [row for row in rows if row.agreement != "none"]
         agree = sum(row.agreement == "agrees" for row in known) / len(known)
-        assert one["memories"] == shelf.index.layout.widths[one["layer"]]
+        assert one["memories"] == served.index.layout.widths[one["layer"]]
         assert one["agreement"] == pytest.approx(agree)
         assert one["patterns"] == {}
         assert one["active_share"]["median"] == pytest.approx(
             statistics.median(row.active_share for row in rows)
         )
-        assert f'href="/layer/{one["layer"]}?index={shelf.name}"' in page
+        assert f'href="/layer/{one["layer"]}?index={served.name}"' in page
 
 
 def test_empty_fields_of_the_form_are_no_filters(client):
@@ -161,7 +163,7 @@ def test_a_hostile_filter_is_shown_as_text(client, hostile):
         assert sign not in page.text
 
 
-def test_tokens_that_are_markup_are_escaped(client, library):
+def test_tokens_that_are_markup_are_escaped(client, catalog):
     """Some token of the tiny vocabulary is `<`: it stands in many rows."""
     page = client.get("/layer/0?index=tiny&has=<").text
     answer = client.get("/api/layer/0?index=tiny&has=<").json()

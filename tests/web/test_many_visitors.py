@@ -10,18 +10,19 @@ import pytest
 import ffmem
 from ffmem.web.app import make_app
 from ffmem.web.state import State
-from ffmem.web.worker import Worker
+from ffmem.web.worker import ModelWorker
 from tests.web.browser import running
 
 VISITORS, REQUESTS = 20, 8
 
 
 @pytest.fixture(scope="module")
-def questions(library):
-    """Addresses with what the library itself answers: memories, searches, traces under edits."""
+def questions(catalog):
+    """Addresses with what the catalog itself answers: memories, searches, traces under edits."""
     found = []
-    for name, shelf in library.shelves.items():
-        index = shelf.index
+    for name in catalog.folders:
+        index = catalog.get(name).index
+        model = ffmem.load(index.manifest.model.source, device="cpu")
         chance = random.Random(name)
         cells = chance.sample(list(index), 12)
         for cell in cells[:6]:
@@ -33,7 +34,7 @@ def questions(library):
                 cells[-1 - number], "scale", 40.0
             )
             for asked, edits in ((State(name, text), {}), (state, edited)):
-                trace = ffmem.trace(index, text, grid=True, device="cpu", **edits)
+                trace = ffmem.trace(index, text, grid=True, model=model, **edits)
                 found.append((asked.link("/api/trace", generate=0), trace.to_dict()))
     return found
 
@@ -49,9 +50,9 @@ def alike(one, other):
     return one == other
 
 
-def test_twenty_visitors_get_their_own_answers(library, questions):
+def test_twenty_visitors_get_their_own_answers(catalog, questions):
     failed, answered = [], []
-    with running(make_app(library, Worker(device="cpu"))) as address:
+    with running(make_app(catalog, ModelWorker(device="cpu"))) as address:
 
         def visit(number):
             chance = random.Random(number)

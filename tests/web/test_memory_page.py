@@ -1,4 +1,4 @@
-"""The page of a memory shows what the library knows of it."""
+"""The page of a memory shows what the catalog knows of it."""
 
 import re
 from dataclasses import asdict
@@ -13,24 +13,24 @@ import ffmem
 from ffmem.cells import Cell
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.web.app import make_app
-from ffmem.web.layer_table import Wanted, chosen, layer_table
+from ffmem.web.layer_table import LayerQuery, layer_table, sort_memories
 from ffmem.web.views.memory import (
     BEFORE,
     ending,
-    folded,
+    group_triggers,
     histogram,
     intervals,
-    side,
     token_texts,
+    trigger_list,
 )
-from ffmem.web.worker import Worker
+from ffmem.web.worker import ModelWorker
 from tests.web.conftest import HOSTILE
 
 
 @pytest.fixture(params=["tiny", "plain"])
-def shelf(request, library):
+def served(request, catalog):
     """Both indexes, one after the other."""
-    return library.shelves[request.param]
+    return catalog.get(request.param)
 
 
 def text_of(page):
@@ -39,10 +39,10 @@ def text_of(page):
 
 
 @pytest.mark.parametrize("cell", ["L0N0", "L1N3", "L1N17"])
-def test_it_shows_every_trigger_and_both_ends_of_the_value(client, shelf, cell):
-    page = client.get(f"/m/{cell}", params={"index": shelf.name})
+def test_it_shows_every_trigger_and_both_ends_of_the_value(client, served, cell):
+    page = client.get(f"/m/{cell}", params={"index": served.name})
     assert page.status_code == 200
-    memory = shelf.index[cell]
+    memory = served.index[cell]
     shown = text_of(page.text)
     for trigger in (*memory.triggers, *memory.negative_triggers):
         tail = visible(trigger.prefix)[1 - BEFORE :]
@@ -52,8 +52,8 @@ def test_it_shows_every_trigger_and_both_ends_of_the_value(client, shelf, cell):
         assert visible_token(token.token) in shown
 
 
-def test_what_a_corpus_holds_is_text_never_markup(client, library):
-    index, seen = library.shelf().index, 0
+def test_what_a_corpus_holds_is_text_never_markup(client, catalog):
+    index, seen = catalog.get().index, 0
     for cell in index:
         memory = index[cell]
         if not any(t.prefix[:9] in HOSTILE[0] for t in memory.triggers):
@@ -85,8 +85,8 @@ def test_an_unknown_memory_is_told_in_words(client, name):
     assert client.get(f"/api/m/{name}").status_code == 404
 
 
-def test_neighbours_stand_in_reading_order(client, library):
-    index = library.shelf().index
+def test_neighbours_stand_in_reading_order(client, catalog):
+    index = catalog.get().index
     last = index.layout.widths[0] - 1
     page = client.get(f"/m/L0N{last}").text
     assert 'rel="next" href="/m/L1N0"' in page
@@ -117,27 +117,27 @@ def test_one_click_switches_a_memory_off_and_another_on_again(client):
 
 
 @pytest.mark.parametrize("by", ["value", "key"])
-def test_similar_memories_are_the_librarys_neighbours(client, shelf, by):
-    expected = ffmem.neighbours(shelf.index, "L1N3", by=by, n=10, device="cpu")
-    answer = client.get("/api/m/L1N3/similar", params={"index": shelf.name, "by": by}).json()
+def test_similar_memories_are_the_librarys_neighbours(client, served, by):
+    expected = ffmem.neighbours(served.index, "L1N3", by=by, n=10, device="cpu")
+    answer = client.get("/api/m/L1N3/similar", params={"index": served.name, "by": by}).json()
     assert [one["cell"] for one in answer["memories"]] == [str(one.cell) for one in expected]
     assert [one["cosine"] for one in answer["memories"]] == pytest.approx(
         [one.cosine for one in expected]
     )
-    assert answer["layers_searched"] == list(range(shelf.index.n_layers))
+    assert answer["layers_searched"] == list(range(served.index.n_layers))
     for one in answer["memories"]:
-        value = shelf.index[one["cell"]].value
+        value = served.index[one["cell"]].value
         end = value.top if one["cosine"] >= 0 else value.bottom
         assert one["value_top"] == [token.token for token in end[:6]]
-    page = client.get("/m/L1N3", params={"index": shelf.name, "similar": by}).text
+    page = client.get("/m/L1N3", params={"index": served.name, "similar": by}).text
     for one in expected:
         assert f">{one.cell}</a>" in page
 
 
-def test_next_and_previous_keep_the_sorting_and_the_filters(client, shelf):
-    wanted = Wanted("-max", least=1.0)
-    order = chosen(shelf.index, layer_table(shelf.index, 1), wanted).tolist()
-    asked = {"index": shelf.name, "sort": "-max", "least": 1}
+def test_next_and_previous_keep_the_sorting_and_the_filters(client, served):
+    query = LayerQuery("-max", least=1.0)
+    order = sort_memories(served.index, layer_table(served.index, 1), query).tolist()
+    asked = {"index": served.name, "sort": "-max", "least": 1}
     for place in (0, 1, len(order) - 1):
         page = client.get(f"/m/L1N{order[place]}", params=asked).text
         for rel, other in (("prev", place - 1), ("next", place + 1)):
@@ -153,9 +153,9 @@ def test_next_and_previous_keep_the_sorting_and_the_filters(client, shelf):
     assert "sort=-max" in changed
 
 
-def test_coefficients_at_every_token_are_the_models(client, shelf):
-    first, other = (shelf.index["L1N3"].triggers[i] for i in (0, 3))
-    asked = {"index": shelf.name, "at": f"{first.sentence}:{first.length},{other.sentence}:1"}
+def test_coefficients_at_every_token_are_the_models(client, served):
+    first, other = (served.index["L1N3"].triggers[i] for i in (0, 3))
+    asked = {"index": served.name, "at": f"{first.sentence}:{first.length},{other.sentence}:1"}
     found = client.get("/api/m/L1N3/coefficients", params=asked).json()
     assert [(one["sentence"], one["length"]) for one in found] == [
         (first.sentence, first.length),
@@ -174,26 +174,30 @@ def test_prefixes_that_are_not_there_are_refused_in_words(client, at):
     assert answer.status_code == (200 if at == "" else 422)
 
 
-def test_intervals_cover_every_sampled_prefix_once_and_show_what_lies_in_them(client, shelf):
-    for cell in list(shelf.index)[::17]:
-        memory, sample = shelf.index[cell], shelf.index.sample(cell)
-        found = intervals(shelf.index, memory)
-        assert sum(one.sampled for one in found.intervals) == len(sample) == found.sample
-        for one in found.intervals:
+def test_intervals_cover_every_sampled_prefix_once_and_show_what_lies_in_them(client, served):
+    for cell in list(served.index)[::17]:
+        memory, sample = served.index[cell], served.index.sample(cell)
+        found = intervals(served.index, memory)
+        assert sum(one.sampled for one in found) == len(sample)
+        for one in found:
             assert one.low <= one.high
             numbers = [example.coefficient for example in one.examples]
             assert all(one.low <= m <= one.high for m in numbers)
             assert numbers == sorted(numbers, key=lambda m: -abs(m))
             assert bool(numbers) or not one.sampled
         if memory.triggers:
-            assert found.intervals[0].high == memory.triggers[0].coefficient
-    answer = client.get(f"/api/m/{cell}/intervals", params={"index": shelf.name}).json()
-    assert answer == asdict(found)
+            assert found[0].high == memory.triggers[0].coefficient
+    answer = client.get(f"/api/m/{cell}/intervals", params={"index": served.name}).json()
+    assert answer == {
+        "cell": str(cell),
+        "sample": len(sample),
+        "intervals": list(map(asdict, found)),
+    }
 
 
-def test_an_interval_is_a_page(client, library):
-    index = library.shelf().index
-    found = intervals(index, index["L1N3"]).intervals
+def test_an_interval_is_a_page(client, catalog):
+    index = catalog.get().index
+    found = intervals(index, index["L1N3"])
     page = client.get("/m/L1N3").text
     for number, one in enumerate(found):
         assert f'href="/m/L1N3?interval={number}"' in page
@@ -212,11 +216,11 @@ def test_an_interval_is_a_page(client, library):
     assert client.get("/m/L1N3?interval=-1").status_code == 404
 
 
-def test_without_a_model_the_page_says_that_last_tokens_alone_are_tinted(library):
-    app = make_app(library, Worker(device="cpu"))
+def test_without_a_model_the_page_says_that_last_tokens_alone_are_tinted(catalog):
+    app = make_app(catalog, ModelWorker(device="cpu"))
     with TestClient(app, "http://127.0.0.1:8800") as visitor:
         page = visitor.get("/m/L1N3").text
-        assert "without the model, its coefficient alone is known" in text_of(page)
+        assert "the index stores no other coefficients" in text_of(page)
         assert "memory.js" not in page
         visitor.get("/api/m/L1N3/similar")  # loads it
         page = visitor.get("/m/L1N3").text
@@ -224,9 +228,9 @@ def test_without_a_model_the_page_says_that_last_tokens_alone_are_tinted(library
         assert "memory.js" in page
 
 
-def test_the_model_colours_every_token(client, shelf):
-    page = client.get("/m/L1N3", params={"index": shelf.name, "tokens": "true"}).text
-    memory = shelf.index["L1N3"]
+def test_the_model_colours_every_token(client, served):
+    page = client.get("/m/L1N3", params={"index": served.name, "tokens": "true"}).text
+    memory = served.index["L1N3"]
     first = memory.triggers[0]
     pieces = re.findall(r'<span class="t ([^"]*)" title="([^"]*)">', page)
     ranks = [trigger.length for trigger in memory.triggers]
@@ -235,53 +239,55 @@ def test_the_model_colours_every_token(client, shelf):
     assert float(own[-1][1]) == pytest.approx(first.coefficient, rel=1e-2)
 
 
-def test_json_is_what_show_prints(client, shelf):
-    answer = client.get("/api/m/L1N3", params={"index": shelf.name})
-    assert answer.json() == shelf.index["L1N3"].to_dict() | {"patterns": []}
+def test_json_is_what_show_prints(client, served):
+    answer = client.get("/api/m/L1N3", params={"index": served.name})
+    assert answer.json() == served.index["L1N3"].to_dict() | {"patterns": []}
 
 
-def test_alike_are_those_that_end_in_the_same_words(library):
-    memory = library.shelf().index["L1N3"]
-    shown = [fold.shown for fold in side(memory, 1, np.array([])).folds]
-    folds = folded(shown + shown)
-    assert [fold.shown for fold in folds] == shown
-    assert all(fold.alike == [fold.shown] for fold in folds)
+def test_alike_are_those_that_end_in_the_same_words(catalog):
+    memory = catalog.get().index["L1N3"]
+    shown = [group.first for group in trigger_list(memory, 1, np.array([])).groups]
+    groups = group_triggers(shown + shown)
+    assert [group.first for group in groups] == shown
+    assert all(group.alike == [group.first] for group in groups)
     assert ending("In 1990 the river rose by 12 feet") == ending(
         "Later, 3 the River rose by 7 feet"
     )
     assert ending("the river rose by 12 feet") != ending("the river rose by 12 inches")
 
 
-def test_percentiles_are_of_the_sample_in_the_direction_of_the_sign(library):
-    index = library.shelf().index
+def test_percentiles_are_of_the_sample_in_the_direction_of_the_sign(catalog):
+    index = catalog.get().index
     for cell in list(index)[::13]:
         sample = index.sample(cell)
         for sign in (1, -1):
-            for fold in side(index[cell], sign, sample).folds:
-                for one in (fold.shown, *fold.alike):
+            for group in trigger_list(index[cell], sign, sample).groups:
+                for one in (group.first, *group.alike):
                     m = np.float32(one.trigger.coefficient)
                     weaker = (sample <= m) if sign > 0 else (sample >= m)
                     assert float(one.percentile) == pytest.approx(100 * weaker.mean(), rel=1e-3)
-    assert side(index["L1N3"], 1, np.array([])).folds[0].shown.percentile == ""
+    assert trigger_list(index["L1N3"], 1, np.array([])).groups[0].first.percentile == ""
 
 
-def test_folding_loses_no_trigger(library):
-    for name in library.shelves:
-        index = library.shelves[name].index
+def test_folding_loses_no_trigger(catalog):
+    for name in catalog.folders:
+        index = catalog.get(name).index
         for cell in list(index)[::11]:
             memory = index[cell]
             for sign, triggers in ((1, memory.triggers), (-1, memory.negative_triggers)):
-                found = side(memory, sign, index.sample(cell))
+                found = trigger_list(memory, sign, index.sample(cell))
                 ranks = [
-                    one.trigger.rank for fold in found.folds for one in (fold.shown, *fold.alike)
+                    one.trigger.rank
+                    for group in found.groups
+                    for one in (group.first, *group.alike)
                 ]
                 assert sorted(ranks) == [trigger.rank for trigger in triggers]
                 assert found.n == len(triggers)
 
 
-def test_pieces_put_together_are_the_prefix(library):
-    for name in library.shelves:
-        index = library.shelves[name].index
+def test_pieces_put_together_are_the_prefix(catalog):
+    for name in catalog.folders:
+        index = catalog.get(name).index
         for trigger in index["L1N3"].triggers:
             row = index.sentences.row(trigger.sentence)
             whole = len(row.ids)

@@ -12,13 +12,15 @@ from schemathesis.checks import (
 )
 
 from ffmem.web.app import make_app
-from ffmem.web.worker import Worker
+from ffmem.web.worker import ModelWorker
 
 TWINS = [
     "/api/home",
+    "/api/progress",
     "/api/random",
     "/api/layers",
     "/api/layer/{layer}",
+    "/api/layer/{layer}/{expert}",
     "/api/m/{cell}",
     "/api/m/{cell}/similar",
     "/api/m/{cell}/coefficients",
@@ -58,8 +60,8 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def api(library):
-    app = make_app(library, Worker(device="cpu"), hosts=["testserver"])
+def api(catalog):
+    app = make_app(catalog, ModelWorker(device="cpu"), hosts=["testserver"])
     return schemathesis.openapi.from_asgi("/api/openapi.json", app)
 
 
@@ -67,7 +69,8 @@ def api(library):
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_no_request_breaks_it(api, method, path, mode):
     # Half of them of what there is: a name made up would only ever be unknown.
-    known = {"layer": 1, "cell": "L1N3", "name": "agreement"} if mode == POSITIVE else {}
+    known = {"layer": 1, "expert": "E1", "cell": "L1N3", "name": "agreement"}
+    known = known if mode == POSITIVE else {}
     named = {name: value for name, value in known.items() if f"{{{name}}}" in path}
     cases = api[path][method].as_strategy(mode, path_parameters=named or None)
 
@@ -90,3 +93,52 @@ def test_the_description_is_shown_as_a_page(client):
     for path, operations in client.get("/api/openapi.json").json()["paths"].items():
         for method in operations:
             assert f"{method.upper()} {path}<" in page
+
+
+def schema_problems(value, schema, document, place="response"):
+    """Yield where a value has fields that its schema does not name; types are checked elsewhere."""
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].split("/")[-1]]
+    kinds = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+    (schema,) = kinds if len(kinds) == 1 else [{}]
+    if "$ref" in schema:
+        yield from schema_problems(value, schema, document, place)
+    elif isinstance(value, list) and "items" in schema:
+        for number, one in enumerate(value):
+            yield from schema_problems(one, schema["items"], document, f"{place}[{number}]")
+    elif isinstance(value, dict) and "properties" in schema:
+        for name, one in value.items():
+            if name not in schema["properties"]:
+                yield f"{place}.{name}"
+            else:
+                inner = schema["properties"][name]
+                yield from schema_problems(one, inner, document, f"{place}.{name}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/trace?text=The river&off=L1N3&generate=2",
+        "/api/trace?text=The river&grid=false",
+        "/api/effect?text=The river",
+        "/api/m/L1N3",
+        "/api/m/L1N3?index=plain",
+        "/api/layers",
+        "/api/home",
+    ],
+)
+def test_every_field_of_a_response_is_described(client, path):
+    document = client.get("/api/openapi.json").json()
+    route = "/api/m/{cell}" if path.startswith("/api/m/") else path.partition("?")[0]
+    responses = document["paths"][route]["get"]["responses"]
+    schema = responses["200"]["content"]["application/json"]["schema"]
+    assert "$ref" in schema
+    assert list(schema_problems(client.get(path).json(), schema, document)) == []
+
+
+def test_every_route_describes_its_response(client):
+    document = client.get("/api/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            (content,) = operation["responses"]["200"]["content"].values()
+            assert content["schema"], path

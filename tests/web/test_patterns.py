@@ -3,16 +3,25 @@
 import html
 import re
 import shutil
+from dataclasses import asdict
 
 import pytest
 from starlette.testclient import TestClient
 
 import ffmem
 from ffmem.web.app import make_app
-from ffmem.web.layer_table import Wanted, listing
-from ffmem.web.library import Library
-from ffmem.web.pattern_view import CHOICES, at_hand, counts, of_layer, of_memory
-from ffmem.web.worker import Worker
+from ffmem.web.catalog import Catalog
+from ffmem.web.layer_table import LayerQuery, layer_page
+from ffmem.web.patterns import (
+    CHOICES,
+    PatternCount,
+    RowPattern,
+    count_patterns,
+    layer_patterns,
+    memory_patterns,
+    stored_patterns,
+)
+from ffmem.web.worker import ModelWorker
 from tests.patterns.planting import pattern, plant
 
 EVIL = "<script>document.title='owned'</script> {{ 7 * 7 }} \"onclick=x\""
@@ -44,7 +53,7 @@ def visited(served_folder, tmp_path_factory):
     index = ffmem.open(folder)
     plant(index, "automatic", *AUTOMATIC)
     plant(index, "human", *HUMAN)
-    app = make_app(Library.of([folder]), Worker(device="cpu"))
+    app = make_app(Catalog.open([folder]), ModelWorker(device="cpu"))
     with TestClient(app, "http://127.0.0.1:8800") as visitor:
         yield visitor, index
 
@@ -54,7 +63,7 @@ def changing(visited, tmp_path):
     """A site over a copy that a test may change."""
     _, index = visited
     shutil.copytree(index.folder, tmp_path / "tiny")
-    app = make_app(Library.of([tmp_path / "tiny"]), Worker(device="cpu"))
+    app = make_app(Catalog.open([tmp_path / "tiny"]), ModelWorker(device="cpu"))
     with TestClient(app, "http://127.0.0.1:8800") as visitor:
         yield visitor, ffmem.open(tmp_path / "tiny")
 
@@ -82,14 +91,14 @@ def test_a_memory_shows_each_pattern_with_kind_source_and_scores(visited):
 def test_each_trigger_carries_the_numbers_of_what_it_shows(visited):
     client, index = visited
     page = client.get("/m/L1N3").text
-    view = of_memory(index, index["L1N3"])
+    view = memory_patterns(index, index["L1N3"])
     marked = dict(re.findall(r'<div class="trigger" id="([tm]\d+)" data-patterns="([\d ]+)"', page))
     expected = {}
     for one, label in zip([*HUMAN, *AUTOMATIC[:3]], range(1, 5), strict=True):
         for rank in (*one.ranks, *one.held_ranks):
             expected.setdefault(f"{'t' if one.sign > 0 else 'm'}{rank}", []).append(str(label))
     assert marked == {place: " ".join(labels) for place, labels in expected.items()}
-    assert [one.label for one in view.seen] == [1, 2, 3, 4]
+    assert [one.label for one in view.views] == [1, 2, 3, 4]
     # Every number leads to its pattern, every pattern to its first trigger.
     targets = set(re.findall(r'id="([^"]+)"', page))
     assert set(re.findall(r'class="mark \w+" href="#([^"]+)"', page)) <= targets
@@ -148,19 +157,13 @@ def test_a_layer_can_be_filtered_by_patterns(visited, choice):
 
 def test_the_text_filter_looks_into_descriptions_too(visited):
     client, index = visited
-    found = listing(index, 1, Wanted(has="BRIDGES"))
+    found = layer_page(index, 1, LayerQuery(has="BRIDGES"))
     by_pattern = {row.memory: row.pattern for row in found.rows}
     assert {3, 9} <= set(by_pattern)
-    assert by_pattern[3] == {
-        "description": "about bridges",
-        "kind": "semantic",
-        "source": "automatic",
-        "sign": -1,
-        "others": 3,
-    }
-    tokens = listing(index, 1, Wanted(has="e"))
+    assert by_pattern[3] == RowPattern("about bridges", "semantic", "automatic", -1, 3)
+    tokens = layer_page(index, 1, LayerQuery(has="e"))
     assert all(row.match or row.pattern for row in tokens.rows)
-    assert of_layer(index, 1).shown(3, "europe")["source"] == "human"
+    assert layer_patterns(index, 1).first(3, "europe").source == "human"
     page = text_of(client.get("/layer/1?has=bridges").text)
     assert "about bridges +3" in page
     assert "source: human, automatic." in page
@@ -201,11 +204,11 @@ def test_one_box_finds_patterns_in_a_group_of_their_own(visited, client):
 
 def test_the_front_page_counts(visited, client):
     ours, index = visited
-    assert counts(index) == [
-        {"source": "human", "lists": 1, "memories": 1, "shallow": 0, "semantic": 1},
-        {"source": "automatic", "lists": 4, "memories": 3, "shallow": 2, "semantic": 3},
+    assert count_patterns(index) == [
+        PatternCount("human", lists=1, memories=1, shallow=0, semantic=1),
+        PatternCount("automatic", lists=4, memories=3, shallow=2, semantic=3),
     ]
-    assert ours.get("/api/home").json()["patterns"] == counts(index)
+    assert ours.get("/api/home").json()["patterns"] == list(map(asdict, count_patterns(index)))
     page = text_of(ours.get("/").text)
     assert (
         "detected by a program (source: automatic): 3 of 48 memories have at least one; 2 shallow"
@@ -228,7 +231,7 @@ def test_patterns_of_an_earlier_state_are_said_and_not_shown(changing):
     client, index = changing
     manifest = index.folder / "manifest.json"
     manifest.write_text(manifest.read_text() + " ")
-    assert at_hand(index).patterns == []
+    assert stored_patterns(index).sources == []
     for path in ("/m/L1N3", "/layer/1", "/search?q=zebra"):
         page = text_of(client.get(path).text)
         assert "(source: automatic) of an earlier state of this index" in page

@@ -5,31 +5,30 @@ import torch
 
 import ffmem
 from ffmem.cells import Cell
-from ffmem.web.snippets import snippets
+from ffmem.web.views.memory import snippets
 
 
 @pytest.fixture(params=["tiny", "plain"])
-def shelf(request, library):
-    return library.shelves[request.param]
+def served(request, catalog):
+    return catalog.get(request.param)
 
 
-def code_of(shelf, name):
-    found = snippets(str(shelf.index.folder), shelf.index.manifest.model, Cell(1, 3))
-    return next(snippet.code for snippet in found if snippet.name == name)
+def code_of(served, name):
+    return snippets(str(served.index.folder), served.index.manifest.model, Cell(1, 3))[name]
 
 
-def test_ffmems_own_code_runs(shelf, capsys):
-    exec(compile(code_of(shelf, "ffmem"), "snippet", "exec"), {})
+def test_ffmems_own_code_runs(served, capsys):
+    exec(compile(code_of(served, "ffmem"), "snippet", "exec"), {})
     assert "L1N3" in capsys.readouterr().out
 
 
-def test_the_hook_of_hugging_face_switches_the_memory_off(shelf):
-    code = code_of(shelf, "Hugging Face").replace(
-        '"MODEL"', repr(shelf.index.manifest.model.source)
+def test_the_hook_of_hugging_face_switches_the_memory_off(served):
+    code = code_of(served, "Hugging Face").replace(
+        '"MODEL"', repr(served.index.manifest.model.source)
     )
     names = {}
     exec(compile(code, "snippet", "exec"), names)
-    memories = ffmem.load(shelf.index.manifest.model.source, device="cpu")
+    memories = ffmem.load(served.index.manifest.model.source, device="cpu")
     from ffmem.interventions.edits import Edits
     from ffmem.interventions.forward import apply_edits
 
@@ -44,15 +43,15 @@ def test_the_hook_of_hugging_face_switches_the_memory_off(shelf):
     assert not torch.allclose(hooked, plain, atol=1e-6)
 
 
-def test_the_hook_of_transformer_lens_names_layer_and_memory(shelf):
-    code = code_of(shelf, "TransformerLens")
+def test_the_hook_of_transformer_lens_names_layer_and_memory(served):
+    code = code_of(served, "TransformerLens")
     compile(code, "snippet", "exec")
     assert "blocks.1.mlp.hook_post" in code
     assert "[..., 3]" in code
 
 
-def test_an_unknown_family_gets_ffmems_code_alone(shelf):
+def test_an_unknown_family_gets_ffmems_code_alone(served):
     from dataclasses import replace
 
-    model = replace(shelf.index.manifest.model, family="something new")
-    assert [snippet.name for snippet in snippets("x", model, Cell(0, 0))] == ["ffmem"]
+    model = replace(served.index.manifest.model, family="something new")
+    assert list(snippets("x", model, Cell(0, 0))) == ["ffmem"]

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, UnknownCell
-from ffmem.web.limits import MOST_CHARACTERS, MOST_EDITS, TooMuch
-from ffmem.web.state import State, asked, quoted
+from ffmem.web.errors import LimitExceeded
+from ffmem.web.state import MAX_CHARACTERS, MAX_EDITS, State, quote_url, read_state
 
 cells = st.builds(
     Cell,
@@ -41,7 +41,7 @@ def read(address):
     one = {name: given[name][0] for name in ("index", "text") if name in given}
     position = int(given["position"][0]) if "position" in given else None
     lists = {name: given.get(name) for name in ("off", "set", "scale")}
-    return asked(one.get("index"), one.get("text", ""), position, **lists)
+    return read_state(one.get("index"), one.get("text", ""), position, **lists)
 
 
 @given(states())
@@ -56,7 +56,7 @@ def test_the_fields_of_a_form_hold_the_whole_state(fields):
     named = dict(state.fields())
     position = named.pop("position", None)
     lists = {name: [named.pop(name)] for name in ("off", "set", "scale") if name in named}
-    again = asked(**named, position=None if position is None else int(position), **lists)
+    again = read_state(**named, position=None if position is None else int(position), **lists)
     assert again == state
 
 
@@ -64,10 +64,10 @@ def test_the_fields_of_a_form_hold_the_whole_state(fields):
 def test_a_memory_has_one_edit_the_last(fields, cell, how, number):
     state = State(*fields)
     edited = state.with_edit(cell, how, number)
-    assert str(edited.how(cell)).startswith(str(cell))
-    assert edited.how(cell).how == how
+    assert str(edited.edit_of(cell)).startswith(str(cell))
+    assert edited.edit_of(cell).how == how
     assert edited.without(cell) == state.without(cell)
-    assert edited.without(cell).how(cell) is None
+    assert edited.without(cell).edit_of(cell) is None
 
 
 @given(states())
@@ -82,12 +82,12 @@ def test_a_link_may_add_and_take_away_parameters(fields):
     st.text(st.characters(exclude_categories=["Cs"])) | st.text(st.characters(max_codepoint=127))
 )
 def test_a_text_is_quoted_as_everybody_quotes(text):
-    assert quoted(text) == quote(text, safe=",=")
+    assert quote_url(text) == quote(text, safe=",=")
 
 
 def test_lists_may_be_given_with_commas_or_by_naming_them_again():
-    one = asked(off=["L1N2,L3N4"], set=["L5N6=2.5,7.8=-1"])
-    assert one == asked(off=["L1N2", "3.4"], set=["L5N6=2.5", "L7N8=-1"])
+    one = read_state(off=["L1N2,L3N4"], set=["L5N6=2.5,7.8=-1"])
+    assert one == read_state(off=["L1N2", "3.4"], set=["L5N6=2.5", "L7N8=-1"])
     assert one.off == (Cell(1, 2), Cell(3, 4))
     assert one.set == ((Cell(5, 6), 2.5), (Cell(7, 8), -1.0))
 
@@ -106,23 +106,23 @@ def test_lists_may_be_given_with_commas_or_by_naming_them_again():
 )
 def test_odd_edits_are_refused_in_words(wrong, message):
     with pytest.raises((FfmemError, UnknownCell), match=message):
-        asked(**wrong)
+        read_state(**wrong)
 
 
 def test_too_much_is_refused_in_words():
-    with pytest.raises(TooMuch, match="characters"):
-        asked(text="a" * (MOST_CHARACTERS + 1))
-    asked(text="a" * MOST_CHARACTERS)
-    many = [f"L1N{number}" for number in range(MOST_EDITS + 1)]
-    with pytest.raises(TooMuch, match="memories are edited"):
-        asked(off=many)
-    asked(off=many[1:])
+    with pytest.raises(LimitExceeded, match="characters"):
+        read_state(text="a" * (MAX_CHARACTERS + 1))
+    read_state(text="a" * MAX_CHARACTERS)
+    many = [f"L1N{number}" for number in range(MAX_EDITS + 1)]
+    with pytest.raises(LimitExceeded, match="memories are edited"):
+        read_state(off=many)
+    read_state(off=many[1:])
 
 
 def test_an_edit_of_a_memory_of_an_expert_is_known_by_its_name():
     placed = Cell(5, 9612, "E12", 9600)  # an address does not say where the bank begins
-    (named,) = asked(off=["L5E12N12"]).off
+    (named,) = read_state(off=["L5E12N12"]).off
     state = State(off=(named,))
-    assert state.how(placed).how == "off"
+    assert state.edit_of(placed).how == "off"
     assert state.without(placed) == State()
     assert state.with_edit(placed, "off").link("/trace") == "/trace?off=L5E12N12"

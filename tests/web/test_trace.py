@@ -1,4 +1,4 @@
-"""The trace page and its twins: the library's own numbers, whole states, limits, hostile text."""
+"""The trace page and its twins: the catalog's own numbers, whole states, limits, hostile text."""
 
 import re
 from html.parser import HTMLParser
@@ -9,18 +9,19 @@ import pytest
 import ffmem
 from ffmem.cells import Cell
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.prompts import open_model
-from ffmem.web.limits import MOST_CHARACTERS, MOST_EDITS, MOST_GENERATED, MOST_TOKENS
-from ffmem.web.state import State
+from ffmem.interventions.forward import open_model
+from ffmem.web.state import MAX_CHARACTERS, MAX_EDITS, State
 from ffmem.web.views.trace import (
-    COLUMNS,
-    MOST_ABLATED,
+    MAX_ABLATED,
+    MAX_GENERATED,
+    MAX_TOKENS,
+    N_COLUMNS,
     PartCache,
     TracePage,
     ViewOptions,
     run_trace,
 )
-from ffmem.web.worker import Worker
+from ffmem.web.worker import ModelWorker
 
 TEXT = "The river runs"
 EDITS = {"off": "L1N3", "scale": "L0N2=40", "set": "L0N5=-2.5"}
@@ -176,9 +177,9 @@ def test_a_hostile_prompt_is_text_and_nothing_else(client, hostile):
 @pytest.mark.parametrize(
     ("asked", "status", "said"),
     [
-        ({"text": "x" * (MOST_CHARACTERS + 1)}, 422, "characters; the page takes"),
+        ({"text": "x" * (MAX_CHARACTERS + 1)}, 422, "characters; the page takes"),
         ({"text": "x y " * 900}, 422, "Shorten it"),
-        ({"text": TEXT, "generate": MOST_GENERATED + 1}, 422, "The page generates 0 to"),
+        ({"text": TEXT, "generate": MAX_GENERATED + 1}, 422, "The page generates 0 to"),
         ({"text": TEXT, "generate": -1}, 422, "The page generates 0 to"),
         ({"text": TEXT, "position": 99}, 422, "Position 99 is not in the prompt"),
         ({"text": TEXT, "off": "L7N1"}, 404, "There is no memory L7N1"),
@@ -186,7 +187,7 @@ def test_a_hostile_prompt_is_text_and_nothing_else(client, hostile):
         ({"text": TEXT, "set": "L0N1=1e39"}, 422, "cannot hold"),
         ({"text": TEXT, "set": "L0N1=1,L0N1=2"}, 422, "twice"),
         (
-            {"text": TEXT, "off": ",".join(f"L0N{n}" for n in range(MOST_EDITS + 1))},
+            {"text": TEXT, "off": ",".join(f"L0N{n}" for n in range(MAX_EDITS + 1))},
             422,
             "memories are edited; the page takes",
         ),
@@ -212,7 +213,7 @@ def test_what_is_too_much_or_not_there_is_told_in_a_sentence(client, asked, stat
         ("/api/trace", {"text": TEXT, "top": 10**30}, 422, "Use 1 to"),
         ("/api/effect", {"text": TEXT, "cells": "L0N99"}, 404, "There is no memory L0N99"),
         ("/api/effect", {"text": TEXT, "candidates": -1}, 422, "0 or more"),
-        ("/api/effect", {"text": TEXT, "candidates": MOST_ABLATED}, 422, "Use fewer"),
+        ("/api/effect", {"text": TEXT, "candidates": MAX_ABLATED}, 422, "Use fewer"),
         ("/api/effect", {"text": TEXT, "candidates": 0}, 422, "nothing to measure"),
         ("/api/effect", {"text": TEXT, "target": "no such token"}, 422, "not one token"),
     ],
@@ -276,18 +277,18 @@ def test_what_is_remembered_is_what_would_be_computed(at):
 
 
 def test_memory_stays_bounded_and_answers_stay_right(at):
-    cache = PartCache(room=200)
+    cache = PartCache(capacity=200)
     expected = [traced(at, PartCache(), f"Prompt {n}") for n in range(3)]
     for _ in range(2):
         for n, answer in enumerate(expected):
             assert traced(at, cache, f"Prompt {n}") == answer
-            assert cache.held == sum(size for size, _ in cache.parts.values()) <= 200
+            assert cache.size == sum(size for size, _ in cache.parts.values()) <= 200
 
 
 def test_a_prompt_of_too_many_tokens_is_refused_before_it_runs(at, passes):
     at.memories.context = None
-    with pytest.raises(ffmem.FfmemError, match=rf"the page takes {MOST_TOKENS}\."):
-        traced(at, PartCache(), "x y " * MOST_TOKENS)
+    with pytest.raises(ffmem.FfmemError, match=rf"the page takes {MAX_TOKENS}\."):
+        traced(at, PartCache(), "x y " * MAX_TOKENS)
     assert passes == []
 
 
@@ -314,13 +315,13 @@ def test_a_link_from_another_site_shows_the_filled_in_form_and_runs_nothing(clie
 @pytest.fixture
 def worked(client, monkeypatch):
     """The requests whose jobs the worker ran."""
-    seen, run = [], Worker.run
+    seen, run = [], ModelWorker.run
 
-    async def counted(self, shelf, job, request):
+    async def counted(self, served, job, request):
         seen.append(request)
-        return await run(self, shelf, job, request)
+        return await run(self, served, job, request)
 
-    monkeypatch.setattr(Worker, "run", counted)
+    monkeypatch.setattr(ModelWorker, "run", counted)
     return seen
 
 
@@ -343,13 +344,21 @@ def place(request):
 
 
 @pytest.fixture(scope="module")
-def trace(place):
-    return ffmem.trace(place, TEXT, off=[OFF], scale={"L0N2": 40.0}, generate=3, grid=True)
+def model(place):
+    """The model of the index, loaded once."""
+    return ffmem.load(ffmem.open(place).manifest.model.source, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def plain(place):
-    return ffmem.trace(place, TEXT, grid=True)
+def trace(place, model):
+    return ffmem.trace(
+        place, TEXT, off=[OFF], scale={"L0N2": 40.0}, generate=3, grid=True, model=model
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(place, model):
+    return ffmem.trace(place, TEXT, grid=True, model=model)
 
 
 @pytest.mark.parametrize("view", ["before", "ff", "after"])
@@ -394,10 +403,10 @@ def test_bars_are_absolute_and_every_token_has_its_own_number(client, served_fol
     assert "≤" not in table
 
 
-def test_the_probabilities_of_both_runs_are_those_of_whole_lists(place):
+def test_the_probabilities_of_both_runs_are_those_of_whole_lists(place, model):
     n = 200
-    found = ffmem.trace(place, TEXT, off=[OFF], scale={"L0N2": 40.0}, top=n)
-    some = ffmem.trace(place, TEXT, off=[OFF], scale={"L0N2": 40.0}, top=5)
+    found = ffmem.trace(place, TEXT, off=[OFF], scale={"L0N2": 40.0}, top=n, model=model)
+    some = ffmem.trace(place, TEXT, off=[OFF], scale={"L0N2": 40.0}, top=5, model=model)
     before = {one.id: one.probability for one in found.output_top}
     after = {one.id: one.probability for one in found.edited.output_top}
     for row in some.output_changes:
@@ -439,19 +448,21 @@ def test_one_click_switches_a_memory_off_and_another_on_again(trace):
     assert True in seen
 
 
-def test_nobody_is_offered_more_edits_than_are_taken(place, monkeypatch):
+def test_nobody_is_offered_more_edits_than_are_taken(place, monkeypatch, model):
     numbers = {str(Cell(layer, memory)): 1.0 for layer in range(2) for memory in range(6)}
     state = State(text=TEXT, scale=tuple((Cell.parse(c), n) for c, n in numbers.items()))
-    page = TracePage(ffmem.trace(place, TEXT, scale=numbers, grid=True), state, ViewOptions())
+    page = TracePage(
+        ffmem.trace(place, TEXT, scale=numbers, grid=True, model=model), state, ViewOptions()
+    )
     assert all(row.toggle for _, row in memory_rows(page))
-    monkeypatch.setattr("ffmem.web.views.trace.MOST_EDITS", len(numbers))
+    monkeypatch.setattr("ffmem.web.views.trace.MAX_EDITS", len(numbers))
     for _, row in memory_rows(page):
         assert (row.toggle is None) == (row.edit is None)
 
 
-def test_effects_are_beside_their_memories_with_signed_bars(place, plain):
+def test_effects_are_beside_their_memories_with_signed_bars(place, plain, model):
     cells = TracePage(plain, State(), ViewOptions(layer=1)).listed_cells()
-    effect = ffmem.effect(place, TEXT, cells=cells[:12], candidates=0, top=12)
+    effect = ffmem.effect(place, TEXT, cells=cells[:12], candidates=0, top=12, model=model)
     page = TracePage(plain, State(text=TEXT), ViewOptions(effects=True), effect)
     changes = {memory.cell: memory.change for memory in effect.memories}
     rows = memory_rows(page)
@@ -469,24 +480,24 @@ def test_the_open_layers_memories_are_measured_first_then_the_largest_shares(pla
     n = len(plain.layers[0].memories)
     assert {cell.layer for cell in cells[:n]} == {0}
     shares = {memory.cell: memory.share for layer in plain.layers for memory in layer.memories}
-    rest = [shares[cell] for cell in cells[n:]]
+    rest = [shares[str(cell)] for cell in cells[n:]]
     assert rest == sorted(rest, reverse=True)
     assert len(set(cells)) == len(shares)
 
 
-def test_a_long_prompt_is_shown_in_parts_that_meet(place):
-    trace = ffmem.trace(place, "a b c d e f " * 4, grid=True)
-    assert len(trace.tokens) > COLUMNS
+def test_a_long_prompt_is_shown_in_parts_that_meet(place, model):
+    trace = ffmem.trace(place, "a b c d e f " * 4, grid=True, model=model)
+    assert len(trace.tokens) > N_COLUMNS
     page = TracePage(trace, State(text="x"), ViewOptions())
     assert trace.position in page.positions
     assert page.later is None
-    assert int(query(page.earlier)["first"]) == max(0, page.positions.start - COLUMNS)
+    assert int(query(page.earlier)["first"]) == max(0, page.positions.start - N_COLUMNS)
     first = TracePage(trace, State(text="x"), ViewOptions(first=0))
-    assert first.positions == range(COLUMNS)
+    assert first.positions == range(N_COLUMNS)
     assert first.earlier is None
-    assert query(first.later)["first"] == str(COLUMNS)
+    assert query(first.later)["first"] == str(N_COLUMNS)
     _, cells = first.grid_rows()[0]
-    assert len(cells) == COLUMNS
+    assert len(cells) == N_COLUMNS
     assert cells[5].token == trace.grid[-1][5].output.token
 
 

@@ -17,7 +17,6 @@ independent draws):
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -37,12 +36,16 @@ from ffmem.annotation.study import (
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
 from ffmem.patterns.store import LABELS, LEAST, Patterns, labels, open_patterns
-from ffmem.stats import wilson
+from ffmem.stats import (
+    bootstrap_interval,
+    bootstrap_share,
+    bootstrap_weights,
+    ratio,
+    wilson,
+)
 
 Row = dict[str, Any]
-Numbers = Shaped[ndarray, "*draw"] | np.number[Any] | float | int
 
-DRAWS = 1000
 NOTHING = "No item was judged by two."
 ALIKE = "Only one answer was ever given: chance explains all of it."
 
@@ -71,32 +74,7 @@ def alpha(coincidences: Shaped[ndarray, "*draw label label"]) -> Shaped[ndarray,
     return np.asarray(1 - ratio((n - 1) * apart, expected))
 
 
-def bootstrap_weights(n: int, seed: int) -> Float[ndarray, "draw item"]:
-    """Return how often each of n items is drawn; no draws if there are fewer than two items."""
-    if n < 2:
-        return np.zeros((0, n))
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS)
-    return drawn.astype(np.float64)
-
-
-def interval(numbers: Shaped[ndarray, " draw"]) -> tuple[float | None, float | None]:
-    """Return the 95 % interval of draws; None where fewer than half of them have a number."""
-    known = numbers[np.isfinite(numbers)]
-    if not len(known) or 2 * len(known) < len(numbers):
-        return None, None
-    low, high = np.quantile(known, (0.025, 0.975))
-    return float(low), float(high)
-
-
-def ratio(above: Numbers, below: Numbers) -> Float[ndarray, "*draw"]:
-    """Return quotients; NaN where there is nothing to divide by."""
-    over, under = np.asarray(above, np.float64), np.asarray(below, np.float64)
-    result = np.full(under.shape, np.nan)
-    np.divide(over, under, out=result, where=under != 0)
-    return result
-
-
-def as_number(value: Numbers) -> float | None:
+def as_number(value: Float[ndarray, ""] | float) -> float | None:
     """Return a number for JSON; None for NaN."""
     return float(value) if np.isfinite(value) else None
 
@@ -210,9 +188,6 @@ def count_answers(
 # Matching of patterns
 
 
-Score = Callable[[SheetPattern, SheetPattern], float]
-
-
 class Match(NamedTuple):
     """A pattern of each side, by place, and how alike their marks are."""
 
@@ -227,20 +202,13 @@ def jaccard(one: SheetPattern, other: SheetPattern) -> float:
     return len(one.marks & other.marks) / len(union) if union else 0.0
 
 
-def jaccard_of_kind(one: SheetPattern, other: SheetPattern) -> float:
-    """Return the same; 0 if one is called shallow and the other semantic."""
-    return jaccard(one, other) if one.kind == other.kind else 0.0
-
-
-def match(
-    left: Sequence[SheetPattern], right: Sequence[SheetPattern], score: Score = jaccard
-) -> list[Match]:
+def match(left: Sequence[SheetPattern], right: Sequence[SheetPattern]) -> list[Match]:
     """Return the one-to-one matching of largest sum; patterns that share no mark stay alone."""
     if not left or not right:
         return []
     from scipy.optimize import linear_sum_assignment
 
-    scores = np.array([[score(one, other) for other in right] for one in left])
+    scores = np.array([[jaccard(one, other) for other in right] for one in left])
     rows, columns = linear_sum_assignment(scores, maximize=True)
     return [
         Match(i, j, float(scores[i, j]))
@@ -256,15 +224,13 @@ def likeness(one: Sheet, other: Sheet) -> float:
     return 2 * sum(matched.jaccard for matched in found) / n if n else 1.0
 
 
-def marks_confusion(
-    one: Sheet, other: Sheet, n: int, score: Score = jaccard
-) -> Int[ndarray, "label label"]:
+def marks_confusion(one: Sheet, other: Sheet, n: int) -> Int[ndarray, "label label"]:
     """Return in how many cells (text × pattern) one and the other marked: no, yes.
 
     A matched pair of patterns is one column. A pattern without a match is a column against nothing,
     so it counts against agreement.
     """
-    found = match(one.patterns, other.patterns, score)
+    found = match(one.patterns, other.patterns)
     nothing = frozenset[int]()
     columns = [(one.patterns[m.left].marks, other.patterns[m.right].marks) for m in found]
     left, right = {m.left for m in found}, {m.right for m in found}
@@ -307,7 +273,7 @@ def agreement(items: Sequence[Sequence[Pair]], confusion: Confusion, seed: int =
     row: Row = {"agreeing": as_number(ratio(np.trace(total), total.sum()))}
     for name, (value, draws) in measured.items():
         known = as_number(value)
-        low, high = (None, None) if known is None else interval(draws)
+        low, high = (None, None) if known is None else bootstrap_interval(draws)
         why = (ALIKE if counted else NOTHING) if known is None else None
         row |= {name: known, f"{name}_low": low, f"{name}_high": high, f"{name}_why": why}
     return row | {
@@ -318,48 +284,48 @@ def agreement(items: Sequence[Sequence[Pair]], confusion: Confusion, seed: int =
 
 
 def agreements(items: Sequence[Sequence[Pair]], seed: int = 0) -> Row:
-    """Return the agreement on lists of triggers, question by question."""
+    """Return the agreement on lists of triggers, question by question.
+
+    The best matching of patterns finds likeness in anything; `chance` says how much, from the same
+    people's sheets of different items.
+    """
+    across = chance_pairs(items)
+    chance = _matched(across, seed) | agreement(across, marks_confusion, seed)
     return {
         "coverage": agreement(items, coverage_confusion, seed),
         "type": agreement(items, type_confusion, seed),
-        "marks": marks_agreement(items, seed=seed),
-        "marks_of_kind": marks_agreement(items, jaccard_of_kind, seed),
-    }
-
-
-def marks_agreement(items: Sequence[Sequence[Pair]], score: Score = jaccard, seed: int = 0) -> Row:
-    """Return how far patterns and their marks agree, and the same over different items.
-
-    The best matching finds likeness in anything; `chance` says how much.
-    """
-    confusion = partial(marks_confusion, score=score)
-    across = chance_pairs(items)
-    chance = _matched(across, score, seed) | agreement(across, confusion, seed)
-    return {
-        **_matched(items, score, seed),
-        **agreement(items, confusion, seed),
-        "chance": {
-            name: chance[name] for name in ("matched_share", "mean_jaccard", "kappa", "alpha")
+        "marks": {
+            **_matched(items, seed),
+            **agreement(items, marks_confusion, seed),
+            "chance": {
+                name: chance[name] for name in ("matched_share", "mean_jaccard", "kappa", "alpha")
+            },
         },
     }
 
 
-def _matched(items: Sequence[Sequence[Pair]], score: Score, seed: int) -> Row:
+def _matched(items: Sequence[Sequence[Pair]], seed: int) -> Row:
     """Return which share of patterns has a match, and how alike the matched ones are."""
     sums = np.zeros((len(items), 3))  # patterns, matched patterns, sum of their likeness
     for place, item in enumerate(items):
         for pair in item:
             left, right = pair.left.sheet.patterns, pair.right.sheet.patterns
-            found = match(left, right, score)
-            alike = 2 * sum(one.jaccard for one in found)
-            sums[place] += (len(left) + len(right), 2 * len(found), alike)
-    total, drawn = sums.sum(0), bootstrap_weights(len(items), seed) @ sums
-    row: Row = {}
-    for name, above, below in (("matched_share", 1, 0), ("mean_jaccard", 2, 1)):
-        low, high = interval(ratio(drawn[:, above], drawn[:, below]))
-        known = as_number(ratio(total[above], total[below]))
-        row |= {name: known, f"{name}_low": low, f"{name}_high": high}
-    return row | {"matches": int(total[1]) // 2}
+            found = match(left, right)
+            total = 2 * sum(one.jaccard for one in found)
+            sums[place] += (len(left) + len(right), 2 * len(found), total)
+    patterns, matched, alike = sums.T
+    return {
+        **_with_interval("matched_share", matched, patterns, seed),
+        **_with_interval("mean_jaccard", alike, matched, seed),
+        "matches": int(matched.sum()) // 2,
+    }
+
+
+def _with_interval(name: str, parts: ndarray, wholes: ndarray, seed: int) -> Row:
+    """Return Σ parts / Σ wholes with its bootstrap interval."""
+    low, high = bootstrap_share(parts, wholes, seed)
+    known = as_number(ratio(parts.sum(), wholes.sum()))
+    return {name: known, f"{name}_low": low, f"{name}_high": high}
 
 
 def _mean_kappa(confusions: Float[ndarray, "pair *draw label label"]) -> Float[ndarray, "*draw"]:
@@ -371,29 +337,9 @@ def _mean_kappa(confusions: Float[ndarray, "pair *draw label label"]) -> Float[n
 # Coverage: Figure 2 in numbers (§3.2)
 
 
-class Key(NamedTuple):
-    """What was seen in one list of triggers."""
-
-    layer: int
-    n: int
-    """Triggers."""
-    labels: tuple[float, ...]
-    """How many of them have each label; means where several people count."""
-    patterns: float
-    found: float
-    """1 if there is a pattern, 0 if not, between where people differ."""
-
-
-def key_of(layer: int, seen: Sequence[tuple[Sequence[str], int]]) -> Key:
-    """Return a key from the labels of its triggers and the number of patterns, by each person."""
-    counts = [[list(names).count(label) for label in LABELS] for names, _ in seen]
-    return Key(
-        layer,
-        len(seen[0][0]),
-        tuple(np.mean(counts, 0).tolist()),
-        sum(patterns for _, patterns in seen) / len(seen),
-        sum(patterns > 0 for _, patterns in seen) / len(seen),
-    )
+Keys = Float[ndarray, "_ column"]
+"""One row per list of triggers: layer, triggers by label, patterns, found (1 if there is a pattern,
+0 if not, between where people differ), triggers. Means where several people count."""
 
 
 def counting_sheets(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
@@ -404,62 +350,62 @@ def counting_sheets(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
     }
 
 
-def keys_of(judgments: Iterable[Judgment]) -> list[Key]:
+def keys_of(judgments: Iterable[Judgment]) -> Keys:
     """Return the keys that were judged; a control counts for the layer whose place it takes."""
-    return [
-        key_of(
-            Cell.parse(str(sheets[0].item.cell)).layer,
-            [
-                (sheet_labels(one.sheet, len(one.item.texts)), len(one.sheet.patterns))
-                for one in sheets
-            ],
-        )
-        for sheets in counting_sheets(judgments).values()
-    ]
+    rows = []
+    for sheets in counting_sheets(judgments).values():
+        layer, n = Cell.parse(str(sheets[0].item.cell)).layer, len(sheets[0].item.texts)
+        each = []
+        for one in sheets:
+            named, k = sheet_labels(one.sheet, n), len(one.sheet.patterns)
+            each.append([layer, *(named.count(label) for label in LABELS), k, k > 0, n])
+        rows.append(np.mean(each, axis=0, dtype=np.float64))
+    return np.array(rows, np.float64).reshape(len(rows), len(LABELS) + 4)
 
 
-def shares(keys: Sequence[Key], seed: int = 0) -> Row:
-    """Return the share of triggers with each label, pooled over keys as in the paper."""
-    table = _sums(keys)
-    drawn = _numbers(bootstrap_weights(len(keys), seed) @ table)
-    row: Row = {}
-    for name, number in _numbers(table.sum(0)).items():
-        low, high = interval(drawn[name])
-        if name == "with_pattern":  # nearly always 1: bootstrap draws would be too sure of it
-            low, high = wilson(sum(key.found for key in keys), len(keys))
-        row |= {name: as_number(number), f"{name}_low": low, f"{name}_high": high}
-    counts = [key.patterns for key in keys]
-    row |= {"patterns_min": min(counts, default=None), "patterns_max": max(counts, default=None)}
-    return row | {"keys": len(keys), "n": sum(key.n for key in keys)}
-
-
-def difference(keys: Sequence[Key], others: Sequence[Key], seed: int = 0) -> Row:
-    """Return how much more some keys have than others, with the interval of the difference."""
-    tables = _sums(keys), _sums(others)
-    one, two = (_numbers(table.sum(0)) for table in tables)
-    # Drawn from two seeds: from one, both sides would be drawn alike.
-    drawn = [_numbers(bootstrap_weights(len(t), seed + i) @ t) for i, t in enumerate(tables)]
-    row: Row = {}
-    for name in ("covered", "patterns_per_key", "with_pattern"):
-        draws = [numbers[name] for numbers in drawn]
-        low, high = interval(draws[0] - draws[1]) if all(map(len, draws)) else (None, None)
-        row |= {name: as_number(one[name] - two[name]), f"{name}_low": low, f"{name}_high": high}
-    return row
-
-
-def _sums(keys: Sequence[Key]) -> Float[ndarray, "key sum"]:
-    """Return what adds up over keys: four labels, patterns, found, triggers, keys."""
-    rows = [[*key.labels, key.patterns, key.found, key.n, 1.0] for key in keys]
-    return np.array(rows, np.float64).reshape(len(keys), len(LABELS) + 4)
-
-
-def _numbers(sums: Float[ndarray, "*draw sum"]) -> dict[str, Float[ndarray, "*draw"]]:
-    *by_label, patterns, found, n, keys = np.moveaxis(sums, -1, 0)
-    return {name: ratio(by_label[place], n) for place, name in enumerate(LABELS)} | {
-        "covered": ratio(n - by_label[LABELS.index("uncovered")], n),
-        "patterns_per_key": ratio(patterns, keys),
-        "with_pattern": ratio(found, keys),
+def _shares_of(keys: Keys) -> dict[str, tuple[ndarray, ndarray]]:
+    """Return what is summed over keys for each share: parts and wholes."""
+    _, *by_label, patterns, found, n = keys.T
+    each = np.ones(len(keys))
+    return {
+        **{name: (part, n) for name, part in zip(LABELS, by_label, strict=True)},
+        "covered": (n - by_label[LABELS.index("uncovered")], n),
+        "patterns_per_key": (patterns, each),
+        "with_pattern": (found, each),
     }
+
+
+def shares(keys: Keys, seed: int = 0) -> Row:
+    """Return the share of triggers with each label, pooled over keys as in the paper."""
+    row: Row = {}
+    for name, (parts, wholes) in _shares_of(keys).items():
+        row |= _with_interval(name, parts, wholes, seed)
+    patterns, found, n = keys.T[-3:]
+    # Nearly always 1: bootstrap draws would be too sure of it.
+    low, high = wilson(float(found.sum()), len(keys))
+    row |= {"with_pattern_low": low, "with_pattern_high": high}
+    ends = (float(patterns.min()), float(patterns.max())) if len(keys) else (None, None)
+    row |= dict(zip(("patterns_min", "patterns_max"), ends, strict=True))
+    return row | {"keys": len(keys), "n": int(n.sum())}
+
+
+def difference(keys: Keys, others: Keys, seed: int = 0) -> Row:
+    """Return how much more some keys have than others, with the interval of the difference."""
+    row: Row = {}
+    # Drawn from two seeds: from one, both sides would be drawn alike.
+    weights = bootstrap_weights(len(keys), seed), bootstrap_weights(len(others), seed + 1)
+    sides = _shares_of(keys), _shares_of(others)
+    for name in ("covered", "patterns_per_key", "with_pattern"):
+        one, two = (ratio(side[name][0].sum(), side[name][1].sum()) for side in sides)
+        draws = [
+            ratio(drawn @ side[name][0], drawn @ side[name][1])
+            for drawn, side in zip(weights, sides, strict=True)
+        ]
+        low, high = None, None
+        if all(map(len, draws)):
+            low, high = bootstrap_interval(draws[0] - draws[1])
+        row |= {name: as_number(one - two), f"{name}_low": low, f"{name}_high": high}
+    return row
 
 
 # Programs beside people
@@ -497,5 +443,6 @@ def _machine_sheet(patterns: Patterns, item: Item) -> Sheet:
     for one in patterns.of(str(item.cell)):
         marks = frozenset(rank for rank in one.ranks if rank <= len(item.texts))
         if one.sign == item.sign and len(marks) >= LEAST:
-            found.append(SheetPattern(f"{one.number}", one.description, one.kind, marks))
+            kind: Any = one.kind  # one of KINDS
+            found.append(SheetPattern(f"{one.number}", one.description, kind, marks))
     return Sheet(tuple(found), no_pattern=not found, done=True)

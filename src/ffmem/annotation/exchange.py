@@ -21,7 +21,6 @@ from ffmem.annotation.study import (
     Judgment,
     SaveConflict,
     Sheet,
-    check_sheet,
 )
 from ffmem.errors import FfmemError, StoreError
 from ffmem.files import check_output_file, committing, csv_row
@@ -143,7 +142,7 @@ def _read(study: AnnotationStudy, path: Path) -> dict[tuple[str, str], tuple[int
             raise StoreError(f"{place} is a second sheet of {owner!r} about {key!r}: remove one.")
         try:
             sheet = Sheet.parse(given, item)
-            check_sheet(item, sheet)
+            sheet.check(item)
         except FfmemError as error:
             raise StoreError(f"{place} is not valid: {error} Nothing was imported.") from None
         found[key, owner] = number, sheet
@@ -186,15 +185,8 @@ def _check_header(study: AnnotationStudy, header: Any, path: Path) -> dict[str, 
     theirs, ours = header.get("settings"), study.settings
     theirs = theirs if isinstance(theirs, dict) else {}
     if theirs.get("plan") != ours["plan"]:
-        differing = []
-        for part in ("asked", "index", "drawn"):
-            there = theirs.get(part)
-            there = there if isinstance(there, dict) else {}
-            differing += [
-                f"{name} {there.get(name)!r}, here {value!r}"
-                for name, value in ours[part].items()
-                if there.get(name) != value
-            ]
-        why = "; ".join(differing[:4]) or "its items differ"
-        raise StoreError(f"{path} is of another study: {why}. Nothing was imported.")
+        raise StoreError(
+            f"{path} is of another study (its items differ: `ffmem annotate init` drew them with"
+            " other options, or from another index). Nothing was imported."
+        )
     return header

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from ffmem.annotation.agreement import (
@@ -56,7 +57,7 @@ from ffmem.experiments.last_layer_composition import PAPER_VALUES
 from ffmem.experiments.render import markdown_environment
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import Examined, Pattern, Patterns, PatternWriter, fingerprint
+from ffmem.patterns.store import ExaminedList, Pattern, Patterns, PatternWriter, fingerprint
 from ffmem.stats import wilson
 from ffmem.text import format_number, format_share, pluralize
 
@@ -74,7 +75,6 @@ QUESTIONS = {
     "coverage": "does a trigger show a pattern?",
     "type": "shallow, both, semantic or uncovered?",
     "marks": "trigger marks, patterns matched",
-    "marks_of_kind": "the same, matched within a kind",
 }
 
 
@@ -132,8 +132,8 @@ def write_report(study: AnnotationStudy, index: Index, out: Path, seed: int = 0)
     judgments = _handed_in(study, index, "report")
     items = {one.item.key: one.item for one in judgments}
     machine = machine_judgments(index, items.values())
-    asked = {name: study.settings[name] for name in ("asked", "drawn", "plan")}
-    made = index_settings(index, index.manifest.dtype, seed) | {"study": asked}
+    of_study = {name: study.settings[name] for name in ("options", "counts", "plan")}
+    made = index_settings(index, index.manifest.dtype, seed) | {"study": of_study}
     content = {"settings": made, **summarize(judgments, machine, seed)}
     rows = [row for row in content["figure2"] if row["layer"] is not None]
     figure_2 = ExperimentResult("patterns", "Fig. 2", made, rows)
@@ -173,15 +173,15 @@ def publish(study: AnnotationStudy, index: Index) -> Patterns:
     writing = PatternWriter(index, "human")
     for layer in range(index.n_layers):
         own = [one for one in sheets if _cell(one).layer == layer]
-        examined = [Examined(_cell(one), one.item.sign, len(one.item.texts)) for one in own]
+        examined = [ExaminedList(_cell(one), one.item.sign, len(one.item.texts)) for one in own]
         writing.layer(layer, examined, [pattern for one in own for pattern in patterns_of(one)])
-    summary, asked = summarize(judgments), study.settings["asked"]
+    summary, options = summarize(judgments), study.settings["options"]
     names = ("per_layer", "top", "controls", "overlap", "seed")  # not people's names
     writing.commit(
         {
             "protocol": "people",
             "rule": RULE,
-            "study": {name: asked.get(name) for name in names},
+            "study": {name: options.get(name) for name in names},
             "counts": summary["counts"],
             "adjudicated": sum(one.role == ADJUDICATOR for one in sheets),
             "control": summary["control"],
@@ -261,8 +261,8 @@ def _figure_2(judgments: Sequence[Judgment], source: str, seed: int) -> list[Row
     """Return a row per layer, and one of all layers (layer None)."""
     keys = keys_of(judgments)
     rows = [
-        {"layer": layer, "source": source, **shares([k for k in keys if k.layer == layer], seed)}
-        for layer in sorted({key.layer for key in keys})
+        {"layer": int(layer), "source": source, **shares(keys[keys[:, 0] == layer], seed)}
+        for layer in np.unique(keys[:, 0])
     ]
     return [*rows, {"layer": None, "source": source, **shares(keys, seed)}]
 

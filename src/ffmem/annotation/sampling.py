@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,13 +32,13 @@ from ffmem.annotation.study import (
     Text,
 )
 from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.memory import Trigger
 from ffmem.indexing.store import Index
 from ffmem.patterns.store import NO_SIGN, TOP, fingerprint, main_sign
 
 ALL = "all"
 """Every annotator judges every item."""
 
-MAX_PEOPLE = 100
 MAX_NAME = 60
 """Characters of a name."""
 
@@ -58,45 +58,44 @@ def draw_plan(
     if isinstance(annotators, int):
         annotators = [f"annotator-{i}" for i in range(1, annotators + 1)]
     people = [name.strip() for name in annotators]
-    heads = [f"adjudicator-{i}" for i in range(1, adjudicators + 1)]
-    if adjudicators == 1:
-        heads = ["adjudicator"]
-    each = _check_options(per_layer, top, people, heads, controls, overlap)
+    leads = [f"adjudicator-{i}" for i in range(1, adjudicators + 1)]
+    each = _check_people(people, leads, overlap)
 
     rng = random.Random(f"ffmem annotation {seed}")
-    by_layer = {}
-    without_triggers = 0
-    for layer in index.layout.memory_layers:
-        by_layer[layer], missing = _draw_memories(index, layer, per_layer, top, rng)
-        without_triggers += missing
-    memories = [item for some in by_layer.values() for item in some]
+    by_layer = {
+        layer: _draw_memories(index, layer, per_layer, top, rng)
+        for layer in index.layout.memory_layers
+    }
+    memories = [drawn for some in by_layer.values() for drawn in some]
     if not memories:
         raise FfmemError(f"No memory of {index.folder} has a trigger: there is nothing to judge.")
     prefixes = _RandomPrefixes(index, rng)
+    # Memories whose place a control takes, each once before any again
+    places: list[SampledMemory] = []
     n_controls = round(len(memories) * controls / (1 - controls))
+    while len(places) < n_controls:
+        places += rng.sample(memories, min(n_controls - len(places), len(memories)))
     control_items = [
-        item._replace(kind=CONTROL, texts=prefixes.like(item))
-        for item in _cycle(memories, n_controls, rng)
+        one.item._replace(kind=CONTROL, texts=prefixes.like(one.triggers)) for one in places
     ]
     cases = [_case(row) for row in composition or ()]
-    items = _with_keys([*memories, *control_items, *cases], rng)
+    items = _with_keys([*(one.item for one in memories), *control_items, *cases], rng)
 
-    asked = {
+    options = {
         "per_layer": per_layer,
         "top": top,
         "annotators": people,
         "controls": controls,
         "overlap": overlap,
         "seed": seed,
-        "adjudicators": heads,
+        "adjudicators": leads,
         "composition": None if composition is None else len(composition),
     }
-    drawn = {
+    counts = {
         "memories": len(memories),
         "controls": len(control_items),
         "compositions": len(cases),
-        "memories_without_triggers": without_triggers,
-        "lists_shorter_than_top": sum(len(item.texts) < top for item in memories),
+        "lists_shorter_than_top": sum(len(one.triggers) < top for one in memories),
         "layers_with_fewer": {
             str(layer): len(some) for layer, some in by_layer.items() if len(some) < per_layer
         },
@@ -104,13 +103,13 @@ def draw_plan(
     }
     settings = {
         "ffmem": version("ffmem"),
-        "asked": asked,
-        "drawn": drawn,
+        "options": options,
+        "counts": counts,
         "index": _index_facts(index),
         # Tells the items of one study from those of another.
         "plan": hashlib.sha256(json.dumps(items).encode()).hexdigest(),
     }
-    return Plan(items, _orders(items, people, each, seed, rng), tuple(heads), settings)
+    return Plan(items, _orders(items, people, each, seed, rng), tuple(leads), settings)
 
 
 def read_cases(path: Path, index: Index) -> list[dict[str, Any]]:
@@ -157,20 +156,27 @@ def assign(n: int, people: Sequence[str], overlap: int, rng: random.Random) -> l
     return assigned
 
 
+class SampledMemory(NamedTuple):
+    """A memory of a study."""
+
+    item: Item
+    triggers: Sequence[Trigger]
+
+
 def _draw_memories(
     index: Index, layer: int, n: int, top: int, rng: random.Random
-) -> tuple[list[Item], int]:
-    """Return n memories of a layer, or all with triggers; and how many have none."""
+) -> list[SampledMemory]:
+    """Return n memories of a layer, or all with triggers."""
     signs = main_sign(index, layer)
     able = np.flatnonzero(signs != NO_SIGN).tolist()
-    items = []
+    drawn = []
     for number in sorted(rng.sample(able, min(n, len(able)))):
         cell, sign = index.layout.cell(layer, number), int(signs[number])
         memory = index.memory(cell)
         triggers = (memory.triggers if sign > 0 else memory.negative_triggers)[:top]
         texts = tuple(Text(t.prefix, t.last_token, t.next_token, t.rest) for t in triggers)
-        items.append(Item("", TRIGGERS, str(cell), sign, texts))
-    return items, len(signs) - len(able)
+        drawn.append(SampledMemory(Item("", TRIGGERS, str(cell), sign, texts), triggers))
+    return drawn
 
 
 class _RandomPrefixes:
@@ -186,13 +192,11 @@ class _RandomPrefixes:
         self._by_length = np.argsort(lengths, kind="stable")
         self._sorted = lengths[self._by_length]
 
-    def like(self, item: Item) -> tuple[Text, ...]:
-        """Return prefixes as long as an item's triggers, and whole sentences where those are."""
-        memory = self._index[str(item.cell)]
-        triggers = memory.triggers if item.sign > 0 else memory.negative_triggers
+    def like(self, triggers: Sequence[Trigger]) -> tuple[Text, ...]:
+        """Return prefixes as long as some triggers, and whole sentences where those are."""
         prefixes: list[int] = []
         used: set[int] = set()
-        for trigger in triggers[: len(item.texts)]:
+        for trigger in triggers:
             sentence = self._sentence(trigger.length, trigger.next_token is None, used)
             used.add(sentence)
             prefixes.append(int(self._offsets[sentence]) + trigger.length)
@@ -217,26 +221,13 @@ class _RandomPrefixes:
         return int(self._by_length[self._rng.choice(fresh or able)])
 
 
-def _check_options(
-    per_layer: int,
-    top: int,
-    people: Sequence[str],
-    heads: Sequence[str],
-    controls: float | int,
-    overlap: int | str,
-) -> int:
-    """Return how many annotators judge each item; raise if the options make no sense."""
-    if per_layer < 1 or top < 1:
-        raise FfmemError(f"per_layer is {per_layer} and top is {top}; both must be 1 or more.")
-    if not 1 <= len(people) <= MAX_PEOPLE or not heads:
-        raise FfmemError(f"A study has 1 to {MAX_PEOPLE} annotators and at least an adjudicator.")
+def _check_people(people: Sequence[str], leads: Sequence[str], overlap: int | str) -> int:
+    """Return how many annotators judge each item; raise if the names make no sense."""
     for name in people:
         if not 0 < len(name) <= MAX_NAME or not name.isprintable():
             raise FfmemError(f"{name!r} is not a name of 1 to {MAX_NAME} printable characters.")
-    if len({*people, *heads, ADJUDICATORS}) < len(people) + len(heads) + 1:
-        raise FfmemError(f"Two people would have the same name: {', '.join((*people, *heads))}.")
-    if not 0 <= controls <= 0.9:
-        raise FfmemError(f"controls is a share of all lists from 0 to 0.9, not {controls}.")
+    if len({*people, *leads, ADJUDICATORS}) < len(people) + len(leads) + 1:
+        raise FfmemError(f"Two people would have the same name: {', '.join((*people, *leads))}.")
     each = len(people) if overlap == ALL else overlap
     if not isinstance(each, int) or not 1 <= each <= len(people):
         raise FfmemError(
@@ -244,14 +235,6 @@ def _check_options(
             f" {len(people)}, or all; not {overlap!r}."
         )
     return each
-
-
-def _cycle(items: Sequence[Item], n: int, rng: random.Random) -> list[Item]:
-    """Return n random items, each once before any comes again."""
-    chosen: list[Item] = []
-    while len(chosen) < n:
-        chosen += rng.sample(items, min(n - len(chosen), len(items)))
-    return chosen
 
 
 def _case(row: dict[str, Any]) -> Item:

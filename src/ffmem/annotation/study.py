@@ -20,14 +20,16 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ffmem.errors import FfmemError, StorageFull, StoreError
-from ffmem.patterns.store import KINDS, LEAST
+from ffmem.patterns.store import LEAST
 
 TRIGGERS, CONTROL, COMPOSITION = "triggers", "control", "composition"
 """Kinds of items: a memory's triggers, random prefixes, two words of a composition."""
@@ -63,8 +65,6 @@ CREATE TABLE revision (key TEXT NOT NULL, owner TEXT NOT NULL, version INTEGER N
                        done INTEGER NOT NULL, PRIMARY KEY (key, owner, version),
                        FOREIGN KEY (key, owner) REFERENCES assignment);
 """
-
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # half of a surrogate pair is not UTF-8
 
 WITH_NEWEST = """
 FROM assignment a LEFT JOIN revision r ON r.key = a.key AND r.owner = a.owner AND r.version =
@@ -137,15 +137,32 @@ class Item(NamedTuple):
         )
 
 
+def _storable(text: str) -> str:
+    if re.search("[\x00\ud800-\udfff]", text):  # half of a surrogate pair is not UTF-8
+        raise ValueError("holds characters that cannot be stored")
+    return text
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be printable")
+    return text
+
+
+ShortText = Annotated[str, Field(max_length=MAX_CHARACTERS), AfterValidator(_storable)]
+
+
 @dataclass(frozen=True)
 class SheetPattern:
     """A pattern as somebody describes it."""
 
-    id: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    id: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_printable)]
     """Unique within the sheet; chosen by whoever adds the pattern."""
-    description: str = ""
-    kind: str | None = None
-    """`shallow` or `semantic`; None until somebody says."""
+    description: ShortText = ""
+    kind: Literal["shallow", "semantic"] | None = None
+    """None until somebody says."""
     marks: frozenset[int] = frozenset()
     """Texts that show it, from 1."""
 
@@ -154,12 +171,14 @@ class SheetPattern:
 class Sheet:
     """What somebody says about one item so far."""
 
-    patterns: tuple[SheetPattern, ...] = ()
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    patterns: Annotated[tuple[SheetPattern, ...], Field(max_length=MAX_PATTERNS)] = ()
     no_pattern: bool = False
     """The answer "there is no pattern here"."""
     related: bool | None = None
     """Of a case of composition: whether the two words are related."""
-    note: str = ""
+    note: ShortText = ""
     done: bool = False
     """Handed in. It can be taken back."""
 
@@ -171,25 +190,29 @@ class Sheet:
     @classmethod
     def parse(cls, content: Any, item: Item) -> "Sheet":
         """Return the sheet with this JSON; raise unless it can be about the item."""
-        if not isinstance(content, dict) or content.keys() - SHEET_FIELDS:
-            raise FfmemError("A sheet has the fields patterns, no_pattern, related, note, done.")
-        listed = content.get("patterns", [])
-        if not isinstance(listed, list) or len(listed) > MAX_PATTERNS:
-            raise FfmemError(f"A sheet has a list of at most {MAX_PATTERNS} patterns.")
-        patterns = tuple(_parse_pattern(one, len(item.texts)) for one in listed)
-        if len({pattern.id for pattern in patterns}) < len(patterns):
+        try:
+            sheet = _SHEETS.validate_json(json.dumps(content), strict=True)
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = ".".join(map(str, found["loc"])) or "the sheet"
+            raise FfmemError(f"The sheet is not valid: {place}: {found['msg']}.") from None
+        n = len(item.texts)
+        if len({pattern.id for pattern in sheet.patterns}) < len(sheet.patterns):
             raise FfmemError("Two patterns of the sheet have the same id.")
-        no_pattern, done = content.get("no_pattern", False), content.get("done", False)
-        related = content.get("related")
-        if type(no_pattern) is not bool or type(done) is not bool:
-            raise FfmemError("no_pattern and done are true or false.")
-        if related is not None and type(related) is not bool:
-            raise FfmemError("related is true, false or null.")
-        if item.is_composition and (patterns or no_pattern):
+        if any(not 1 <= mark <= n for pattern in sheet.patterns for mark in pattern.marks):
+            raise FfmemError(f"The marks of a pattern are numbers of texts, 1 to {n}.")
+        if item.is_composition and (sheet.patterns or sheet.no_pattern):
             raise FfmemError("A case of composition has no patterns. Answer related or distant.")
-        if not item.is_composition and related is not None:
+        if not item.is_composition and sheet.related is not None:
             raise FfmemError("A list of texts has patterns. Only two words can be related.")
-        return cls(patterns, no_pattern, related, _check_text(content.get("note", "")), done)
+        return sheet
+
+    def check(self, item: Item) -> None:
+        """Raise unless the sheet can be about an item, and is finished if it is handed in."""
+        self.parse(self.to_dict(), item)
+        problems = self.problems(item)
+        if self.done and problems:
+            raise FfmemError(f"The sheet cannot be handed in yet. {' '.join(problems)}")
 
     def problems(self, item: Item) -> list[str]:
         """Return why the sheet cannot be handed in yet, one sentence each."""
@@ -218,8 +241,7 @@ class Sheet:
         return found
 
 
-SHEET_FIELDS = {field.name for field in fields(Sheet)}
-PATTERN_FIELDS = {field.name for field in fields(SheetPattern)}
+_SHEETS = TypeAdapter(Sheet)
 
 
 class Judgment(NamedTuple):
@@ -411,7 +433,7 @@ class AnnotationStudy:
     def save(self, person: Person, key: str, base: int, sheet: Sheet) -> Judgment:
         """Save a sheet that was made from version `base` and return what stands now."""
         opened = self.open_item(person, key)
-        check_sheet(opened.item, sheet)
+        sheet.check(opened.item)
         with self._transaction(writing=True) as db:
             now = self._newest(db, key, person.owner)
             if sheet != now.sheet:  # else a save that was sent twice
@@ -425,7 +447,7 @@ class AnnotationStudy:
 
         A sheet that was saved here once is not saved again; any other is a conflict.
         """
-        check_sheet(self.items[key], sheet)
+        sheet.check(self.items[key])
         with self._transaction(writing=True) as db:
             now = self._newest(db, key, owner)
             known = [Sheet(), *(one.sheet for one in self._history(db, key, owner))]
@@ -560,14 +582,6 @@ def study_path(folder: Path) -> Path:
     return whole.with_name(f"{whole.name}-annotations.sqlite")
 
 
-def check_sheet(item: Item, sheet: Sheet) -> None:
-    """Raise unless a sheet can be about an item, and is finished if it is handed in."""
-    Sheet.parse(sheet.to_dict(), item)
-    problems = sheet.problems(item)
-    if sheet.done and problems:
-        raise FfmemError(f"The sheet cannot be handed in yet. {' '.join(problems)}")
-
-
 def _is_study(db: sqlite3.Connection, path: Path) -> bool:
     """Return whether a database is a study; raise if it is something else."""
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -614,26 +628,3 @@ def _insert_plan(db: sqlite3.Connection, plan: Plan) -> None:
 def _parse_texts(content: str) -> tuple[Text, ...]:
     """Return the texts of an item. A page of the explorer reads all items for each request."""
     return tuple(Text(*text) for text in json.loads(content))
-
-
-def _parse_pattern(content: Any, n: int) -> SheetPattern:
-    if not isinstance(content, dict) or content.keys() - PATTERN_FIELDS:
-        raise FfmemError("A pattern has the fields id, description, kind and marks.")
-    id, kind, marks = content.get("id"), content.get("kind"), content.get("marks", [])
-    if not isinstance(id, str) or not 0 < len(id) <= 64 or not id.isprintable():
-        raise FfmemError("The id of a pattern is a text of 1 to 64 printable characters.")
-    if kind is not None and kind not in KINDS:
-        raise FfmemError(f"A pattern is {' or '.join(KINDS)}, not {kind!r}.")
-    if not isinstance(marks, list) or any(
-        type(mark) is not int or not 1 <= mark <= n for mark in marks
-    ):
-        raise FfmemError(f"The marks of a pattern are numbers of texts, 1 to {n}.")
-    return SheetPattern(id, _check_text(content.get("description", "")), kind, frozenset(marks))
-
-
-def _check_text(text: Any) -> str:
-    if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
-        raise FfmemError(f"A description or note is a text of at most {MAX_CHARACTERS} characters.")
-    if _UNSTORABLE.search(text):
-        raise FfmemError("A description or note holds characters that cannot be stored.")
-    return text

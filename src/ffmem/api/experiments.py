@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from ffmem.api.index import as_index
 from ffmem.api.model import load
-from ffmem.cli_options import from_parameters
+from ffmem.config_fields import from_parameters
 from ffmem.errors import CorpusError, ModelError, NoStaticValues, StoreError
 from ffmem.experiments.base import NAMES, ExperimentConfig
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
-from ffmem.models.arguments import index_model_errors
+from ffmem.models.arguments import index_model_errors, require_models
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
-    from ffmem.experiments.base import Experiment, ExperimentResult
+    from ffmem.experiments.base import ExperimentResult
     from ffmem.models.memories import Memories
 
 
@@ -27,7 +27,6 @@ def experiment(
     out: str | Path,
     *,
     corpus: "Corpus | str | Path | None" = None,
-    prompt: str | None = None,
     sample: int | str = ExperimentConfig.sample,
     draw: str = ExperimentConfig.draw,
     seed: int = ExperimentConfig.seed,
@@ -54,7 +53,6 @@ def experiment(
         out: Folder to write.
         corpus: Corpus of the prefixes for Section 5. One given by name is read as the index's
             first corpus was, unless unit, column, detokenize or limit are given.
-        prompt: One text instead of a corpus.
         sample: Number of prefixes for Section 5, or "all".
         draw: "sentences" draws one prefix per sentence, "tokens" uniformly over all prefixes.
         seed: Random seed.
@@ -71,19 +69,37 @@ def experiment(
         progress: Where progress is shown. Default: nowhere.
     """
     config = from_parameters(ExperimentConfig, locals())
-    return _run(
-        [names] if isinstance(names, str) else names,
-        as_index(folder),
-        Path(out),
-        config,
-        corpus,
-        {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit},
-        prompt,
-        model,
-        dtype,
-        device,
-        progress or Progress(quiet=True),
-    )
+    index, progress = as_index(folder), progress or Progress(quiet=True)
+    reading = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
+    with output_folder(Path(out)):
+        from ffmem.experiments.base import find_all
+
+        experiments = find_all([names] if isinstance(names, str) else names)
+        needing = [one.name for one in experiments if one.needs_values]
+        if needing and not index.manifest.model.has_values:
+            others = ", ".join(one.name for one in find_all() if not one.needs_values)
+            raise NoStaticValues(
+                f"{', '.join(needing)} reads static values, and memories of"
+                f" {index.manifest.model.source} have none. Experiments that need none: {others}."
+            )
+        source = _corpus(index, corpus, reading)
+        require_models()
+        import torch
+
+        from ffmem.experiments.context import ExperimentContext, run_experiments
+        from ffmem.models.arguments import use_threads
+
+        context = ExperimentContext(
+            index=index,
+            model=lambda: _model(index, model, dtype, device, progress),
+            corpus=source,
+            config=config,
+            progress=progress,
+        )
+        if source is not None or any(one.metrics for one in experiments):
+            context.section_5_corpus.check_exists()  # before a model is loaded
+        with use_threads(config.threads or torch.get_num_threads()):
+            return run_experiments(context, experiments, Path(out))
 
 
 def report(
@@ -114,19 +130,34 @@ def report(
     from ffmem.experiments.base import find_all
     from ffmem.experiments.render import write_report
 
-    config = from_parameters(ExperimentConfig, locals())
-    progress = progress or Progress(quiet=True)
-    index = as_index(folder)
-    names: Sequence[str] = NAMES
+    index, progress = as_index(folder), progress or Progress(quiet=True)
+    left_out = set()
     if not index.manifest.model.has_values:
-        left_out = [one.name for one in find_all() if one.needs_values]
-        names = [name for name in NAMES if name not in left_out]
+        left_out = {one.name for one in find_all() if one.needs_values}
         progress.say(
-            f"Left out (memories of a lambda layer have no static values): {', '.join(left_out)}."
+            "Left out (memories of a lambda layer have no static values):"
+            f" {', '.join(name for name in NAMES if name in left_out)}."
         )
-    reading = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
-    results = _run(
-        names, index, Path(out), config, corpus, reading, None, model, dtype, device, progress
+    names = [name for name in NAMES if name not in left_out]
+    results = experiment(
+        names,
+        index,
+        out,
+        corpus=corpus,
+        sample=sample,
+        draw=draw,
+        seed=seed,
+        per_layer=per_layer,
+        triggers=triggers,
+        unit=unit,
+        column=column,
+        detokenize=detokenize,
+        limit=limit,
+        model=model,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        progress=progress,
     )
     return write_report(Path(out), results, index)
 
@@ -140,103 +171,26 @@ def output_folder(out: Path) -> Iterator[None]:
         yield
 
 
-def _run(
-    names: Sequence[str],
-    index: Index,
-    out: Path,
-    config: ExperimentConfig,
-    corpus: "Corpus | str | Path | None",
-    reading: dict[str, Any],
-    prompt: str | None,
-    model: "Memories | str | Path | None",
-    dtype: str | None,
-    device: str,
-    progress: Progress,
-) -> "list[ExperimentResult]":
-    """Measure some experiments, and write each as soon as it is there."""
-    with output_folder(out):
-        from ffmem.experiments.base import find_all
-
-        experiments = find_all(names)
-        if not index.manifest.model.has_values:
-            check_static_values(experiments, index.manifest.model.source)
-        source = _corpus(experiments, index, corpus, reading, prompt)
-
-        import torch
-
-        from ffmem.experiments.context import ExperimentContext
-        from ffmem.experiments.run import run_experiments
-        from ffmem.models.arguments import use_threads
-
-        context = ExperimentContext(
-            index=index,
-            model=lambda: _model(index, model, dtype, device, progress),
-            corpus=source,
-            prompt=prompt,
-            sample=config.n_prefixes,
-            draw=config.draw,
-            seed=config.seed,
-            per_layer=config.per_layer,
-            triggers=config.triggers,
-            progress=progress,
-        )
-        with use_threads(config.threads or torch.get_num_threads()):
-            return run_experiments(context, experiments, out)
-
-
-def check_static_values(experiments: "Sequence[Experiment]", model: str) -> None:
-    """Raise if one of these reads static values; `model` has none."""
-    from ffmem.experiments.base import find_all
-
-    needing = [one.name for one in experiments if one.needs_values]
-    if needing:
-        others = ", ".join(one.name for one in find_all() if not one.needs_values)
-        raise NoStaticValues(
-            f"{', '.join(needing)} reads static values, and memories of {model} have none."
-            f" Experiments that need none: {others}."
-        )
-
-
 def _corpus(
-    experiments: "Sequence[Experiment]",
-    index: Index,
-    corpus: "Corpus | str | Path | None",
-    reading: dict[str, Any],
-    prompt: str | None,
+    index: Index, corpus: "Corpus | str | Path | None", reading: dict[str, Any]
 ) -> "Corpus | None":
-    """Return the corpus of Section 5; raise if it is missing, before a model is loaded."""
-    asked = {name: value for name, value in reading.items() if value is not None}
-    if isinstance(corpus, str | Path):
-        corpus = _read_as(index, str(corpus), asked)
-    elif asked:
-        raise CorpusError(
-            f"{', '.join(asked)} need the name of a corpus. Give --corpus too; if you pass a"
-            " Corpus, pass these options to Corpus()."
-        )
-    needed = any(one.metrics for one in experiments)
-    if prompt is not None and not needed:
-        names = ", ".join(one.name for one in experiments)
-        raise CorpusError(f"{names} reads only the index. Drop the prompt.")
-    if corpus is not None:
-        corpus.check_exists()
-    elif prompt is None and needed:
-        raise CorpusError(
-            "This experiment runs the model on prefixes. Give a corpus, such as --corpus"
-            " wikitext-2:valid, or one --prompt."
-        )
-    return corpus
-
-
-def _read_as(index: Index, source: str, asked: dict[str, Any]) -> "Corpus":
-    """Return a corpus that is read as the index's first one was, except for what is given."""
+    """Return the corpus of Section 5; one given by name is read as the index's first one was."""
     from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sources import is_wikitext
 
+    asked = {name: value for name, value in reading.items() if value is not None}
+    if not isinstance(corpus, str | Path):
+        if asked:
+            raise CorpusError(
+                f"{', '.join(asked)} need the name of a corpus. Give --corpus too; if you pass a"
+                " Corpus, pass these options to Corpus()."
+            )
+        return corpus
     first = index.manifest.corpus.sources[0]
     inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
     if not is_wikitext(first.source):  # whose name implies it
         inherited["detokenize"] = first.detokenize
-    return Corpus(source, **(inherited | asked))
+    return Corpus(str(corpus), **(inherited | asked))
 
 
 def _model(
@@ -256,6 +210,6 @@ def _model(
             )
         return given
     source = given or index.manifest.model.source
-    with nullcontext() if given else index_model_errors(str(source), index.folder):
-        progress.say(f"Loading {source}.")
+    errors = nullcontext() if given else index_model_errors(str(source), index.folder)
+    with errors, progress.waiting(f"Loading {source}"):
         return load(source, dtype=dtype or index.manifest.dtype, device=device)

@@ -1,15 +1,17 @@
 """Indexes: make, read, search, export, check and serve them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffmem.api.model import as_corpus, load
-from ffmem.cli_options import from_parameters
+from ffmem.config_fields import from_parameters
 from ffmem.errors import StoreError
+from ffmem.files import try_locked
 from ffmem.indexing.config import BuildOptions, IndexConfig
-from ffmem.indexing.store import Index, check_weights
+from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
+from ffmem.models.arguments import index_model_errors, require_models
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
 
@@ -56,8 +58,8 @@ def index(
         batch_tokens: Tokens per batch.
         chunk_tokens: Tokens per chunk, the unit of work.
         threads: CPU threads per worker. Default: all cores, shared among the workers.
-        dtype: Number format of the model, if it is given by name.
-        device: Where the model runs, if it is given by name.
+        dtype: Number format of the model, if you pass its name.
+        device: Where the model runs, if you pass its name.
         workers: Number of worker processes; with `ray`, of actors.
         ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
         gpus_per_worker: GPUs that Ray assigns to each worker.
@@ -76,13 +78,14 @@ def index(
         return _open_finished(folder, model, name, source, config, dtype, progress)
     options.check()
     source.check_exists()
+    require_models()
     from ffmem.indexing.build import build
 
     def load_model() -> "Memories":
         if not isinstance(model, str | Path):
             return model
-        progress.say(f"Loading {model}.")
-        memories = load(model, dtype=dtype, device=device)
+        with progress.waiting(f"Loading {model}"):
+            memories = load(model, dtype=dtype, device=device)
         if device == "split":
             from ffmem.models.modules import describe_devices
 
@@ -120,6 +123,7 @@ def estimate(
     execution = from_parameters(ExecutionConfig, locals())
     source = as_corpus(corpus)
     source.check_exists()
+    require_models()
     from ffmem.indexing.estimate import estimate as estimate_index
 
     memories = load(model, dtype=dtype, device=device) if isinstance(model, str | Path) else model
@@ -135,14 +139,14 @@ def _open_finished(
     dtype: str,
     progress: Progress,
 ) -> Index:
-    """Return a finished index, if it has the settings asked for."""
-    from ffmem.indexing.build import check_same_request, remove_leftovers
+    """Return a finished index; raise if it has other settings."""
+    from ffmem.indexing.build import check_finished_index, remove_leftovers
 
     finished = Index(folder)
     if not isinstance(model, str | Path):
         dtype = str(model.dtype).removeprefix("torch.")
         check_weights(finished, model.fingerprint())
-    check_same_request(finished, name, corpus, config, dtype)
+    check_finished_index(finished, name, corpus, config, dtype)
     remove_leftovers(folder)
     compared = ""
     if isinstance(model, str | Path):
@@ -154,7 +158,17 @@ def _open_finished(
 
 def open(folder: str | Path) -> Index:
     """Open an index and return it; an unfinished one holds what is committed so far."""
-    return Index(folder, unfinished=True)
+    index = Index(folder, unfinished=True)
+    _remove_old_index(index.folder)
+    return index
+
+
+def _remove_old_index(folder: Path) -> None:
+    """Remove the index as it was before an `extend` that was killed just before it did so."""
+    if sibling(folder, "before").exists():
+        with suppress(OSError), try_locked(sibling(folder, "extending") / "lock") as is_free:
+            if is_free:
+                finish_swap(folder)
 
 
 def as_index(folder: str | Path | Index) -> Index:
@@ -164,7 +178,10 @@ def as_index(folder: str | Path | Index) -> Index:
     """
     if isinstance(folder, Index) and folder.live is not None:
         folder = folder.folder
-    return folder if isinstance(folder, Index) else Index(folder)
+    if isinstance(folder, Index):
+        return folder
+    _remove_old_index(Path(folder))
+    return Index(folder)
 
 
 def extend(
@@ -186,8 +203,8 @@ def extend(
     `index`.
     """
     options = from_parameters(BuildOptions, locals())
+    require_models()
     from ffmem.indexing.merge import extend as extend_index
-    from ffmem.models.arguments import index_model_errors
 
     options.check()
     before, source = Index(folder), as_corpus(corpus)
@@ -206,6 +223,7 @@ def merge(
     folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
 ) -> Index:
     """Merge indexes of parts of a corpus into the folder `out`; return the merged index."""
+    require_models()
     from ffmem.indexing.merge import merge as merge_indexes
 
     return merge_indexes(folders, out, progress or Progress(quiet=True))
@@ -300,6 +318,8 @@ def serve(
 ) -> None:
     """Serve indexes on a local web page until you stop it; returns nothing.
 
+    Indexes may be unfinished: their pages fill up while they are built.
+
     Args:
         folders: The indexes.
         reports: Folders that `report` or `experiment` wrote; DIR-report is found without it.
@@ -313,7 +333,7 @@ def serve(
         load_model: Whether to load the model at once; else a page that needs it loads it.
         ready: Called with the address of the page.
     """
-    from ffmem.web.serving import serve as run
+    from ffmem.web.server import serve as run
 
     several = [folders] if isinstance(folders, str | Path) else folders
     run(

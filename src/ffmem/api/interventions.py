@@ -8,21 +8,20 @@ from ffmem.api.experiments import output_folder
 from ffmem.api.index import as_index
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.indexing.store import Index
+from ffmem.models.arguments import require_models, resolve_model
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.interventions.checkpoint import EditResult
-    from ffmem.interventions.comparison import Comparison
-    from ffmem.interventions.effect import EffectResult
-    from ffmem.interventions.facts import FactsResult
-    from ffmem.interventions.prompts import LoadedModel
-    from ffmem.interventions.trace import TraceResult
+    from ffmem.interventions.compare import Comparison
+    from ffmem.interventions.forward import LoadedModel
+    from ffmem.interventions.results import EffectResult, FactsResult, TraceResult
     from ffmem.models.memories import Memories, Neighbour
 
 
 def trace(
-    place: "Memories | Index | str | Path",
+    model_or_index: "Memories | Index | str | Path",
     prompt: str | Sequence[str] | None = None,
     *,
     prompts: str | Path | None = None,
@@ -32,6 +31,8 @@ def trace(
     set: Mapping[str, float] | None = None,
     scale: Mapping[str, float] | None = None,
     mean: Sequence[object] = (),
+    forbid: Sequence[str] = (),
+    force: Sequence[str] = (),
     positions: Sequence[int] | None = None,
     generate: int = 0,
     temperature: float | None = None,
@@ -48,15 +49,17 @@ def trace(
     With edits, the prompt runs a second time under them. Several prompts give a list.
 
     Args:
-        place: A model, or an index, which adds percentiles of coefficients.
+        model_or_index: A model, or an index, which adds percentiles of coefficients.
         prompt: The text, or a list of texts.
         prompts: File of prompts (.jsonl, .tsv, .txt) instead.
         position: Position to read; the start token, if there is one, is position 0.
         top: Tokens and memories to return per layer.
-        off: Memories to switch off.
+        off: Memories and whole experts to switch off.
         set: Coefficients to set, by memory.
         scale: Factors to multiply coefficients by, by memory.
         mean: Memories to set to their mean coefficient in the index.
+        forbid: Experts that the router must not choose.
+        force: Experts that the router must choose.
         positions: Positions to edit. Default: all.
         generate: Tokens to continue the prompt by.
         temperature: Sampling temperature of the continuation. Default: greedy.
@@ -72,16 +75,17 @@ def trace(
 
     if (prompt is None) == (prompts is None):
         raise FfmemError("Give either a prompt or a file of prompts.")
-    wanted = {"off": off, "set": set, "scale": scale, "mean": mean}
-    _check_edits(place, wanted, positions)
+    by_kind = {"off": off, "set": set, "scale": scale, "mean": mean}
+    by_kind |= {"forbid": forbid, "force": force}
+    _check_edits(model_or_index, by_kind, positions)
     if prompts is not None:
-        from ffmem.interventions.facts import read_facts
+        from ffmem.interventions.effect import read_prompt_file
 
-        prompt = [fact.prompt for fact in read_facts(prompts).facts]
-    loaded = _open(place, start, model, dtype, device, progress)
+        prompt = [fact.prompt for fact in read_prompt_file(prompts)[1]]
+    loaded = _open(model_or_index, start, model, dtype, device, progress)
     from ffmem.interventions.trace import trace as trace_prompt
 
-    edits = Edits.of(**wanted, index=loaded.index, positions=positions)
+    edits = Edits.of(**by_kind, index=loaded.index, positions=positions)
     texts: Any = prompt if isinstance(prompt, list | tuple) else [prompt]
     found = [
         trace_prompt(
@@ -101,8 +105,8 @@ def trace(
 
 
 def effect(
-    place: "Memories | Index | str | Path",
-    prompt: str | None = None,
+    model_or_index: "Memories | Index | str | Path",
+    prompt: str | Sequence[str] | None = None,
     *,
     target: str | None = None,
     position: int | None = None,
@@ -119,14 +123,15 @@ def effect(
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> "EffectResult | FactsResult":
+) -> "EffectResult | list[EffectResult] | FactsResult":
     """Return the exact change of log p(next token) when memories are off, one at a time.
 
-    A prompt gives an `EffectResult`; a file of prompts gives a `FactsResult`, their average.
+    A prompt gives an `EffectResult`, several give a list; a file of prompts gives a `FactsResult`,
+    their average.
 
     Args:
-        place: A model, or an index.
-        prompt: The text.
+        model_or_index: A model, or an index.
+        prompt: The text, or a list of texts.
         target: Token to measure. Default: the model's own next token.
         position: Position to read. Default: the last.
         positions: Positions at which memories are off. Default: all.
@@ -144,49 +149,43 @@ def effect(
         progress: Where progress is shown. Default: nowhere.
     """
     if (prompt is None) == (prompts is None):
-        raise FfmemError("Give either one prompt or a file of prompts.")
+        raise FfmemError("Give either a prompt or a file of prompts.")
     if prompt is not None and against is not None:
-        raise FfmemError("Control prompts need a file of prompts to be compared with.")
+        raise FfmemError("against (control prompts) needs prompts, the file to compare with.")
     if prompt is None and not (target is None and position is None and positions is None):
-        raise FfmemError("target, position and positions need one prompt, not a file of prompts.")
-    if prompt is not None:
-        loaded = _open(place, start, model, dtype, device, progress)
-        from ffmem.interventions.effect import effect as effect_of_prompt
+        raise FfmemError("target, position and positions need a prompt, not a file of prompts.")
+    options: dict[str, Any] = {
+        "top": top,
+        "candidates": candidates,
+        "cells": cells,
+        "integrated": integrated,
+        "steps": steps,
+        "progress": progress,
+    }
+    if prompts is not None:
+        from ffmem.interventions.effect import effect_of_facts, read_prompt_file
 
-        return effect_of_prompt(
-            loaded,
-            prompt,
-            target=target,
-            position=-1 if position is None else position,
-            positions=positions,
-            top=top,
-            candidates=candidates,
-            cells=cells,
-            integrated=integrated,
-            steps=steps,
-            progress=progress,
+        for path in (prompts, against):
+            if path is not None:
+                read_prompt_file(path)  # raises on a wrong file before the model is loaded
+        loaded = _open(model_or_index, start, model, dtype, device, progress)
+        return effect_of_facts(loaded, prompts, against=against, **options)
+    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    from ffmem.interventions.effect import effect as effect_of_prompt
+
+    read_at = -1 if position is None else position
+    texts: Any = prompt if isinstance(prompt, list | tuple) else [prompt]
+    found = [
+        effect_of_prompt(
+            loaded, text, target=target, position=read_at, positions=positions, **options
         )
-    from ffmem.interventions.facts import effect_of_facts, read_facts
-
-    assert prompts is not None, "checked above"
-    for path in (prompts, against):
-        if path is not None:
-            read_facts(path)  # raises on a wrong file before the model is loaded
-    return effect_of_facts(
-        _open(place, start, model, dtype, device, progress),
-        prompts,
-        against=against,
-        top=top,
-        candidates=candidates,
-        cells=cells,
-        integrated=integrated,
-        steps=steps,
-        progress=progress,
-    )
+        for text in texts
+    ]
+    return found if texts is prompt else found[0]
 
 
 def neighbours(
-    place: "Memories | Index | str | Path",
+    model_or_index: "Memories | Index | str | Path",
     cell: object,
     *,
     by: str = "value",
@@ -199,7 +198,7 @@ def neighbours(
     """Return the memories whose vectors have the largest |cosine| with those of a memory.
 
     Args:
-        place: A model, or an index.
+        model_or_index: A model, or an index.
         cell: The memory.
         by: "value", or "key" (in gated models, the gate's).
         n: Memories to return.
@@ -210,15 +209,15 @@ def neighbours(
     """
     from ffmem.cells import Cell
 
-    asked = Cell.of(cell)
-    loaded = _open(place, None, model, dtype, device, progress)
+    memory = Cell.of(cell)
+    loaded = _open(model_or_index, None, model, dtype, device, progress)
     from ffmem.models.memories import neighbours as find
 
-    return find(loaded.memories, asked, by, n)
+    return find(loaded.memories, memory, by, n)
 
 
 def edit(
-    place: "Memories | Index | str | Path",
+    model_or_index: "Memories | Index | str | Path",
     out: str | Path,
     *,
     off: Sequence[object] = (),
@@ -239,9 +238,9 @@ def edit(
     """Write edits of memories into a model's weights; return what was written and measured.
 
     Args:
-        place: A model, or an index, which knows means.
+        model_or_index: A model, or an index, which knows means.
         out: Folder of the edited model.
-        off: Memories to switch off.
+        off: Memories and whole experts to switch off.
         set: Coefficients to set, by memory.
         scale: Factors to multiply coefficients by, by memory.
         mean: Memories to set to their mean coefficient in the index.
@@ -265,19 +264,20 @@ def edit(
         *("sentence", "text", None, 200),
     ):
         raise CorpusError("Pass unit, column, detokenize and limit to Corpus(), not to edit().")
-    wanted = {"off": off, "set": set, "scale": scale, "mean": mean}
-    if any(wanted.values()) == (edits is not None):
+    by_kind = {"off": off, "set": set, "scale": scale, "mean": mean}
+    if any(by_kind.values()) == (edits is not None):
         raise FfmemError("Give either memories to edit (off, set, scale, mean) or an edits.json.")
     # All that can be checked before the model is loaded.
-    _check_edits(place, wanted, None)
+    _check_edits(model_or_index, by_kind, None)
     recorded = None if edits is None else EditsFile.read(Path(edits))
     if corpus is not None:
         corpus.check_exists()
+    require_models()
     from ffmem.interventions.checkpoint import check_free, edit_checkpoint
 
     check_free(Path(out))
-    loaded = _open(place, start, model, "auto", device, progress)
-    to_write = recorded or Edits.of(**wanted, index=loaded.index)
+    loaded = _open(model_or_index, start, model, "auto", device, progress)
+    to_write = recorded or Edits.of(**by_kind, index=loaded.index)
     return edit_checkpoint(loaded, Path(out), to_write, corpus, progress)
 
 
@@ -326,7 +326,7 @@ def compare(
 
 
 def _open(
-    place: "Memories | Index | str | Path",
+    model_or_index: "Memories | Index | str | Path",
     start: str | None,
     model: "Memories | str | Path | None",
     dtype: str | None,
@@ -334,28 +334,39 @@ def _open(
     progress: Progress | None,
 ) -> "LoadedModel":
     """Return the model of MODEL_OR_DIR; raise on a wrong path before anything heavy is imported."""
-    if isinstance(place, str | Path):
-        from ffmem.models.arguments import resolve_model
-
-        resolve_model(str(place))
-    elif place is None or isinstance(place, int | float | bytes | list | tuple | dict):
-        raise TypeError(f"Expected a model or an index, or the name of one; got {place!r}.")
-    from ffmem.interventions.prompts import open_model
+    if isinstance(model_or_index, str | Path):
+        resolve_model(str(model_or_index))
+    elif model_or_index is None or isinstance(
+        model_or_index, int | float | bytes | list | tuple | dict
+    ):
+        raise TypeError(
+            f"Expected a model or an index, or the name of one; got {model_or_index!r}."
+        )
+    require_models()
+    from ffmem.interventions.forward import open_model
 
     return open_model(
-        place, start=start, model=model, dtype=dtype, device=device, progress=progress
+        model_or_index, start=start, model=model, dtype=dtype, device=device, progress=progress
     )
 
 
-def _check_edits(place: object, edits: Mapping[str, Any], positions: Sequence[int] | None) -> None:
+def _check_edits(
+    model_or_index: object, edits: Mapping[str, Any], positions: Sequence[int] | None
+) -> None:
     """Raise if an edit is malformed or names a memory that an index lacks; loads no model."""
     from ffmem.interventions.edits import Edits, parse_cells
 
     without_means = {name: cells for name, cells in edits.items() if name != "mean"}
-    known = Edits.of(**without_means, positions=positions)
-    cells = [edit.cell for edit in known] + parse_cells("mean", edits["mean"])
-    if isinstance(place, str | Path) and (Path(place) / "manifest.json").is_file():
-        place = Index(place)
-    if isinstance(place, Index):
-        for cell in cells:
-            place.layout.resolve(cell)
+    known, means = (
+        Edits.of(**without_means, positions=positions),
+        parse_cells("mean", edits["mean"]),
+    )
+    if (
+        isinstance(model_or_index, str | Path)
+        and (Path(model_or_index) / "manifest.json").is_file()
+    ):
+        model_or_index = Index(model_or_index)
+    if isinstance(model_or_index, Index):
+        known.resolve(model_or_index.layout)
+        for cell in means:
+            model_or_index.layout.resolve(cell)

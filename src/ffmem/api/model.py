@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffmem.cli_options import from_parameters
+from ffmem.config_fields import from_parameters
+from ffmem.models.arguments import require_models, resolve_model
 from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
 
@@ -30,9 +31,8 @@ def load(
             device map.
     """
     if isinstance(model, str | Path):
-        from ffmem.models.arguments import resolve_model
-
         resolve_model(str(model))  # raises on a wrong path before anything heavy is imported
+    require_models()
     from ffmem.models.load import load as load_model
 
     return load_model(model, tokenizer, dtype=dtype, device=device)
@@ -51,6 +51,10 @@ def train(
     heads: int | None = TrainConfig.heads,
     key_width: int = TrainConfig.key_width,
     distances: int = TrainConfig.distances,
+    experts: int = TrainConfig.experts,
+    top_experts: int = TrainConfig.top_experts,
+    shared_expert: bool = TrainConfig.shared_expert,
+    balance: float = TrainConfig.balance,
     context: int = TrainConfig.context,
     tokenizer: str = TrainConfig.tokenizer,
     vocabulary: int | None = TrainConfig.vocabulary,
@@ -80,6 +84,7 @@ def train(
     train("wikitext-2:train", "model", "wikitext-2:valid", memory="persistent", layers=4, epochs=1)
     """
     config = from_parameters(TrainConfig, locals())
+    require_models()
     from ffmem.training.train import train as run
 
     validation = None if valid is None else as_corpus(valid)

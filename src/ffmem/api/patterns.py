@@ -10,33 +10,29 @@ from ffmem.progress import Progress
 
 if TYPE_CHECKING:
     from ffmem.annotation.study import AnnotationStudy
-    from ffmem.patterns.detect import Detected
-    from ffmem.patterns.explain import Explained
+    from ffmem.patterns.detect import DetectionResult
+    from ffmem.patterns.explain import ExplainResult
     from ffmem.patterns.store import Patterns
 
 
 def detect(
     folder: str | Path | Index,
     *,
-    top: int = 25,
     alpha: float = 0.05,
     seed: int = 0,
-    space: str = "lsa",
     shuffled: bool = False,
     workers: int = 1,
     ray: str | None = None,
     progress: Progress | None = None,
-) -> "Detected":
+) -> "DetectionResult":
     """Find the patterns of every memory without a language model; return a summary.
 
     The patterns are stored in the index.
 
     Args:
         folder: The index.
-        top: A pattern must recur in the first `top` triggers; twice as many are examined.
         alpha: False discovery rate over all memories and tests.
         seed: Random seed.
-        space: Where topics are compared: "lsa" (corpus statistics) or "minilm" (embeddings).
         shuffled: A control: shuffle triggers among memories, and store nothing.
         workers: Number of worker processes; with `ray`, of actors.
         ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
@@ -46,10 +42,8 @@ def detect(
 
     return detect_patterns(
         as_index(folder),
-        top=top,
         alpha=alpha,
         seed=seed,
-        space=space,
         shuffled=shuffled,
         workers=workers,
         ray=ray,
@@ -81,7 +75,7 @@ def explain(
     seed: int = 0,
     timeout: float = 120.0,
     progress: Progress | None = None,
-) -> "Explained":
+) -> "ExplainResult":
     """Ask a language model for the patterns of memories; return what was asked and found.
 
     Answers are stored in the index as they arrive, so that a stopped run resumes.

@@ -14,30 +14,44 @@ import click
 
 from ffmem.errors import FfmemError
 
-COMMANDS = {
-    "describe": ("index", "Show what ffmem sees in a model."),
-    "index": ("index", "Index the memories of a model over a corpus."),
-    "status": ("index", "Show indexing progress."),
-    "extend": ("index", "Add a corpus to a finished index."),
-    "merge": ("index", "Merge indexes of parts of a corpus."),
-    "show": ("show", "Show a memory: its triggers, value and patterns."),
-    "search": ("show", "Search memories by value, trigger or pattern."),
-    "serve": ("serve", "Serve indexes on a local web page."),
-    "trace": ("trace", "Trace a prompt through the layers of a model."),
-    "effect": ("trace", "Measure how memories affect the next token."),
-    "neighbours": ("trace", "Find memories with similar values or keys."),
-    "edit": ("edit", "Write edits of memories into a model's weights."),
-    "compare": ("edit", "Compare two indexes, memory by memory."),
-    "experiment": ("experiment", "Measure one figure or table of the paper."),
-    "report": ("experiment", "Measure all figures and tables, and write a report."),
-    "train": ("train", "Train a small model with one kind of memory."),
-    "patterns": ("patterns", "Find patterns in the triggers of memories."),
-    "annotate": ("annotate", "Run a study with human annotators."),
-    "export": ("show", "Export every memory for other programs."),
-    "verify": ("index", "Check every hash and invariant of an index."),
-    "demo": ("serve", "Index a model, measure the paper, open the explorer."),
+GROUPS = {
+    "Index": {
+        "describe": ("index", "Show what ffmem sees in a model."),
+        "index": ("index", "Index the memories of a model over a corpus."),
+        "status": ("index", "Show indexing progress."),
+        "extend": ("index", "Add a corpus to a finished index."),
+        "merge": ("index", "Merge indexes of parts of a corpus."),
+        "verify": ("index", "Check every hash and invariant of an index."),
+    },
+    "Look": {
+        "show": ("show", "Show a memory: its triggers, value and patterns."),
+        "search": ("show", "Search memories by value, trigger or pattern."),
+        "neighbours": ("trace", "Find memories with similar values or keys."),
+        "export": ("show", "Export every memory for other programs."),
+    },
+    "Measure": {
+        "trace": ("trace", "Trace a prompt through the layers of a model."),
+        "effect": ("trace", "Measure how memories affect the next token."),
+        "experiment": ("experiment", "Measure one figure or table of the paper."),
+        "report": ("experiment", "Measure all figures and tables, and write a report."),
+        "compare": ("edit", "Compare two indexes, memory by memory."),
+    },
+    "Change": {
+        "edit": ("edit", "Write edits of memories into a model's weights."),
+        "train": ("train", "Train a small model with one kind of memory."),
+    },
+    "Annotate": {
+        "patterns": ("patterns", "Find patterns in the triggers of memories."),
+        "annotate": ("annotate", "Run a study with human annotators."),
+    },
+    "Serve": {
+        "serve": ("serve", "Serve indexes on a local web page."),
+        "demo": ("serve", "Index a model, measure the paper, open the explorer."),
+    },
 }
-"""The module and the help of every command, in the order in which people need them."""
+"""Groups of commands, as the help lists them: the module and the help of each command."""
+
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 
 
 class LazyGroup(click.Group):
@@ -63,22 +77,33 @@ class LazyGroup(click.Group):
             ctx.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help) for name, (_, help) in COMMANDS.items()])
+        """Write the commands in their groups, all of them on one screen."""
+        formatter.write("\n")
+        for group, commands in GROUPS.items():
+            title = group
+            for name, (_, help) in commands.items():
+                formatter.write(f"{title:10}{name:12}{help}\n")
+                title = ""
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+HELP = """Read the feed-forward layers of a language model as key-value memories.
+
+\b
+MODEL   a Hugging Face folder or Hub id, a .gguf file, a fairseq model.pt,
+        or smollm2-135m, gemma-3-270m, mini-wiki
+CORPUS  a .txt, .jsonl or .parquet file or a folder of them, - for stdin,
+        wikitext-2:train, mini-wiki:train, or hf:ID
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="ffmem")
 def cli() -> None:
-    """Read the feed-forward layers of a language model as key-value memories.
-
-    MODEL is a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id
-    (org/name@revision), or a name: smollm2-135m, mini-wiki.
-
-    CORPUS is a .txt, .jsonl or .parquet file (also .gz), a folder of them, - for standard input,
-    wikitext-2:train|valid|test, mini-wiki:train|valid, or hf:ID[:CONFIG][:SPLIT].
-    """
+    """Run a command."""
 
 
 def main() -> None:

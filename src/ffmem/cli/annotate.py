@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import ffmem
+from ffmem.api.index import as_index
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
-    Command,
     OrderedGroup,
     db_option,
     folder_argument,
@@ -21,7 +20,7 @@ from ffmem.cli.options import (
     out_option,
     print_json,
 )
-from ffmem.cli_options import NumberOrAll
+from ffmem.config_fields import Command, NumberOrAll
 from ffmem.errors import FfmemError
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -101,18 +100,18 @@ def init(
 
     if names is not None and annotators is not None:
         raise click.UsageError("Give --annotators or --names, not both.")
-    index = ffmem.open(folder)
+    index = as_index(folder)
     options["annotators"] = names.split(",") if names is not None else annotators or 3
     cases = None if composition is None else read_cases(composition, index)
     plan = draw_plan(index, composition=cases, **options)
     study = AnnotationStudy.create(db or study_path(folder), plan)
-    drawn = plan.settings["drawn"]
-    for sentence in _warnings(drawn, plan.settings["asked"]):
+    counts = plan.settings["counts"]
+    for sentence in _warnings(counts, plan.settings["options"]):
         Progress(quiet=as_json).say(sentence)
     if not as_json:
         click.echo(
-            f"Drew {pluralize(drawn['memories'], 'memories')}, {drawn['controls']} controls and"
-            f" {drawn['compositions']} cases of composition into {study.path}."
+            f"Drew {pluralize(counts['memories'], 'memories')}, {counts['controls']} controls and"
+            f" {counts['compositions']} cases of composition into {study.path}."
         )
     _print_people(study, as_json, {"settings": study.settings, "database": str(study.path)})
     if not as_json:
@@ -209,7 +208,7 @@ def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
     """Write the study's figures, tables and agreement."""
     from ffmem.annotation.report import write_report
 
-    _print_path(write_report(_open_study(folder, db), ffmem.open(folder), out), as_json)
+    _print_path(write_report(_open_study(folder, db), as_index(folder), out), as_json)
 
 
 @annotate.command()
@@ -223,7 +222,7 @@ def publish(folder: Path, db: str | None, as_json: bool) -> None:
     """
     from ffmem.annotation.report import publish as publish_patterns
 
-    published = publish_patterns(_open_study(folder, db), ffmem.open(folder))
+    published = publish_patterns(_open_study(folder, db), as_index(folder))
     _print_path(published.folder, as_json)
 
 
@@ -244,19 +243,18 @@ def _print_people(study: "AnnotationStudy", as_json: bool, also: dict[str, Any])
         click.echo(f"{row['name']:20} {row['role']:12} {row['link']}")
 
 
-def _warnings(drawn: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """Return how a study falls short of what was asked, a sentence each."""
+def _warnings(counts: dict[str, Any], options: dict[str, Any]) -> list[str]:
+    """Return how a study falls short of the options, a sentence each."""
     sentences = {
-        "memories_without_triggers": "{} memories of the index have no trigger and were not drawn.",
-        "lists_shorter_than_top": f"{{}} drawn lists have fewer than {asked['top']} triggers.",
+        "lists_shorter_than_top": f"{{}} drawn lists have fewer than {options['top']} triggers.",
         "control_texts_of_a_repeated_sentence": (
             "{} texts of controls share a sentence with another: the corpus is too small."
         ),
     }
-    found = [text.format(drawn[name]) for name, text in sentences.items() if drawn[name]]
-    if drawn["layers_with_fewer"]:
-        layers = ", ".join(f"L{layer}: {n}" for layer, n in drawn["layers_with_fewer"].items())
-        found.append(f"Some layers have fewer than {asked['per_layer']} such memories: {layers}.")
+    found = [text.format(counts[name]) for name, text in sentences.items() if counts[name]]
+    if counts["layers_with_fewer"]:
+        layers = ", ".join(f"L{layer}: {n}" for layer, n in counts["layers_with_fewer"].items())
+        found.append(f"Some layers have fewer than {options['per_layer']} such memories: {layers}.")
     return found
 
 

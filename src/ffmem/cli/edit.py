@@ -13,20 +13,20 @@ from ffmem.cli.options import (
     index_model_option,
     index_start_option,
     json_option,
+    model_or_index_argument,
     out_option,
     parse_edits,
-    place_argument,
     print_result,
 )
-from ffmem.cli_options import dataclass_options
+from ffmem.config_fields import dataclass_options
 from ffmem.corpus.corpus import Corpus
 from ffmem.progress import Progress
 
 
 @click.command()
-@place_argument
+@model_or_index_argument
 @edit_options
-@click.option("--edits", type=PATH, metavar="FILE", help="Make the edits of an edits.json again.")
+@click.option("--edits", type=PATH, metavar="FILE", help="Apply the edits of an edits.json.")
 @out_option
 @click.option(
     "--corpus",
@@ -42,7 +42,7 @@ from ffmem.progress import Progress
 @device_option
 @json_option
 def edit(
-    place: str,
+    model_or_index: str,
     off: tuple[str, ...],
     set: tuple[str, ...],
     scale: tuple[str, ...],
@@ -62,14 +62,15 @@ def edit(
 ) -> None:
     """Write edits of memories into a model's weights.
 
-    Writes a Hugging Face folder with edits.json, from which --edits makes the same edits again, and
-    measures side effects (side-effects.md and .json). --mean needs an index instead of a model.
+    Writes a Hugging Face folder and measures side effects (side-effects.md and .json). Its
+    edits.json repeats the edit: pass it with --edits. --mean needs an index instead of a model.
+    --off also takes a whole expert, such as L5E12.
     """
     named = parse_edits(off, set, scale, mean)
     if any(named.values()) == (edits is not None):
         raise click.UsageError("Give either edits (--off, --set, --scale, --mean) or --edits FILE.")
     written = ffmem.edit(
-        place,
+        model_or_index,
         out,
         edits=edits,
         corpus=None if no_report else corpus,

@@ -7,14 +7,13 @@ import click
 
 import ffmem
 from ffmem.cli.options import (
-    add_options,
     device_option,
     folder_argument,
     index_dtype_option,
     index_model_option,
     out_option,
 )
-from ffmem.cli_options import dataclass_options
+from ffmem.config_fields import add_options, dataclass_options
 from ffmem.corpus.corpus import Corpus
 from ffmem.experiments.base import NAMES, ExperimentConfig
 from ffmem.progress import Progress
@@ -33,7 +32,6 @@ experiment_options = add_options(
 @folder_argument
 @out_option
 @click.option("--corpus", metavar="CORPUS", help="Corpus of the prefixes for Section 5.")
-@click.option("--prompt", help="One text instead of a corpus, for Section 5.")
 @experiment_options
 def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
     """Measure one figure or table of the paper.

@@ -17,7 +17,7 @@ from ffmem.cli.options import (
     out_option,
     print_json,
 )
-from ffmem.cli_options import dataclass_options, take_options
+from ffmem.config_fields import dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError
 from ffmem.indexing.config import BuildOptions, IndexConfig
@@ -40,10 +40,10 @@ def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
     Prints its family, layers, memories, activation, norms and output head, and how exactly the
     paper's equations hold on it.
     """
+    memories = ffmem.load(model, dtype=dtype, device=device)
     from ffmem.indexing.estimate import index_bytes
     from ffmem.models.load import describe as describe_model
 
-    memories = ffmem.load(model, dtype=dtype, device=device)
     facts = {**describe_model(memories), "index_bytes": index_bytes(memories, IndexConfig.t)}
     if as_json:
         print_json(facts)

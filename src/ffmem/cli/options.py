@@ -2,13 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-Command = Callable[..., Any]
+from ffmem.config_fields import add_options
 
 
 class OrderedGroup(click.Group):
@@ -23,7 +22,7 @@ class WholeNumber(click.IntRange):
     """A whole number in a range, shown as N."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return what stands for the value in help texts."""
+        """Return the placeholder of the value in help texts."""
         return "N"
 
 
@@ -31,7 +30,7 @@ PATH = click.Path(path_type=Path)
 AT_LEAST_1 = WholeNumber(min=1)
 
 folder_argument = click.argument("folder", metavar="DIR", type=PATH)
-place_argument = click.argument("place", metavar="MODEL_OR_DIR")
+model_or_index_argument = click.argument("model_or_index", metavar="MODEL_OR_DIR")
 out_option = click.option("--out", required=True, type=PATH, help="Folder to write.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 seed_option = click.option("--seed", default=0, show_default=True, metavar="N", help="Random seed.")
@@ -70,23 +69,14 @@ db_option = click.option(
 )
 
 
-def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that adds several options, in their order."""
-
-    def decorate(command: Command) -> Command:
-        for add_option in reversed(options):
-            command = add_option(command)
-        return command
-
-    return decorate
-
-
 prompt_options = add_options(
     index_start_option, index_model_option, index_dtype_option, device_option
 )
 
 edit_options = add_options(
-    click.option("--off", metavar="CELL", multiple=True, help="Switch a memory off."),
+    click.option(
+        "--off", metavar="CELL", multiple=True, help="Switch a memory, or an expert, off."
+    ),
     click.option("--set", metavar="CELL=X", multiple=True, help="Set a coefficient."),
     click.option("--scale", metavar="CELL=X", multiple=True, help="Multiply a coefficient."),
     click.option("--mean", metavar="CELL", multiple=True, help="Set a coefficient to its mean."),

@@ -16,7 +16,7 @@ from ffmem.cli.options import (
     print_result,
     seed_option,
 )
-from ffmem.cli_options import dataclass_options
+from ffmem.config_fields import dataclass_options
 from ffmem.errors import FfmemError
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
@@ -40,13 +40,6 @@ def patterns() -> None:
     show_default=True,
     metavar="X",
     help="False discovery rate over all memories and tests.",
-)
-@click.option(
-    "--space",
-    type=click.Choice(["lsa", "minilm"]),
-    default="lsa",
-    show_default=True,
-    help="Compare topics by corpus statistics or by sentence embeddings.",
 )
 @seed_option
 @dataclass_options(ExecutionConfig, only=("workers", "ray"), defaults={"workers": 1})

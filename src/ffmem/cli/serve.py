@@ -70,13 +70,14 @@ from ffmem.cli.options import (
 def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None:
     """Serve indexes on a local web page.
 
-    Browse, search and trace them in a browser.
+    Browse, search and trace them in a browser. An index may be unfinished: its pages fill up while
+    it is built.
     """
 
-    def ready(address: str) -> None:
-        click.echo(f"The explorer is at {address}\nPress Ctrl-C to stop it.")
+    def ready(url: str) -> None:
+        click.echo(f"The explorer is at {url}\nPress Ctrl-C to stop it.")
         if open_browser:
-            click.launch(address)
+            click.launch(url)
 
     ffmem.serve(folders, ready=ready, **options)
 
@@ -89,18 +90,16 @@ def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None
     type=AT_LEAST_1,
     help="Read at most this many sentences. Default: 2000; with --tiny, all.",
 )
-@click.option("--no-serve", is_flag=True, help="Do not open the explorer at the end.")
+@click.option("--no-serve", is_flag=True, help="Do not open the explorer.")
 def demo(tiny: bool, out: Path | None, limit: int | None, no_serve: bool) -> None:
     """Index a model, measure the paper, open the explorer.
 
     Indexes smollm2-135m over part of WikiText-2; with --tiny, a small model and text that come with
-    ffmem. Opens the explorer only on a terminal.
+    ffmem. On a terminal, the explorer opens as soon as there is something to see.
     """
-    from ffmem.demo import FULL, TINY, explore
+    from ffmem.demo import FULL, TINY
     from ffmem.demo import demo as run_demo
 
     config = TINY if tiny else FULL
-    folder = out or config.out
-    run_demo(config, folder, limit or config.limit)
-    if not no_serve and sys.stdout.isatty():
-        explore(folder)
+    serve = not no_serve and sys.stdout.isatty()
+    run_demo(config, out or config.out, limit or config.limit, serve)

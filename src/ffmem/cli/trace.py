@@ -14,8 +14,8 @@ from ffmem.cli.options import (
     edit_options,
     index_model_option,
     json_option,
+    model_or_index_argument,
     parse_edits,
-    place_argument,
     print_json,
     print_result,
     prompt_options,
@@ -25,7 +25,7 @@ from ffmem.progress import Progress
 
 
 @click.command()
-@place_argument
+@model_or_index_argument
 @click.argument("prompt", required=False)
 @click.option(
     "--prompts", type=PATH, help="File of prompts (.jsonl, .tsv, .txt); prints JSON Lines."
@@ -45,7 +45,15 @@ from ffmem.progress import Progress
     help="Position to read; -1 is the last.",
 )
 @edit_options
-@click.option("--at", "positions", type=int, multiple=True, metavar="N", help="Edit only here.")
+@click.option(
+    "--forbid", metavar="EXPERT", multiple=True, help="Never let the router choose an expert."
+)
+@click.option(
+    "--force", metavar="EXPERT", multiple=True, help="Let the router always choose an expert."
+)
+@click.option(
+    "--at", "positions", type=int, multiple=True, metavar="N", help="Edit only at this position."
+)
 @click.option("--generate", type=AT_LEAST_1, help="Continue the prompt by N tokens.")
 @click.option(
     "--temperature", type=float, metavar="X", help="Sample the continuation. Default: greedy."
@@ -55,7 +63,7 @@ from ffmem.progress import Progress
 @prompt_options
 @json_option
 def trace(
-    place: str,
+    model_or_index: str,
     prompt: str | None,
     prompts: Path | None,
     top: int,
@@ -64,6 +72,8 @@ def trace(
     set: tuple[str, ...],
     scale: tuple[str, ...],
     mean: tuple[str, ...],
+    forbid: tuple[str, ...],
+    force: tuple[str, ...],
     positions: tuple[int, ...],
     generate: int | None,
     temperature: float | None,
@@ -77,21 +87,23 @@ def trace(
 ) -> None:
     """Trace a prompt through the layers of a model.
 
-    Shows what each layer predicts and which memories contribute most. An index instead of a model
-    adds percentiles: how unusual each coefficient is. With edits, the prompt also runs
-    edited, at every position or only at those of --at.
+    Shows what each layer predicts and which memories contribute most. Pass an index instead of a
+    model to also see percentiles: how unusual each coefficient is. With edits, the prompt runs a
+    second time under them. In a mixture of experts, --off also takes a whole expert, such as
+    L5E12 or L5S (shared).
     """
     edits = parse_edits(off, set, scale, mean)
+    edits |= {"forbid": split_commas(forbid), "force": split_commas(force)}
     if (prompt is None) == (prompts is None):
         raise click.UsageError("Give either PROMPT or --prompts.")
     if positions and not any(edits.values()):
-        raise click.UsageError("--at needs an edit: --off, --set, --scale or --mean.")
+        raise click.UsageError("--at needs an edit, such as --off.")
     if temperature is not None and generate is None:
         raise click.UsageError("--temperature needs --generate.")
     if seed is not None and temperature is None:
         raise click.UsageError("--seed needs --temperature: greedy decoding is not random.")
     found = ffmem.trace(
-        place,
+        model_or_index,
         prompt,
         prompts=prompts,
         top=top,
@@ -116,11 +128,13 @@ def trace(
 
 
 @click.command()
-@place_argument
+@model_or_index_argument
 @click.argument("prompt", required=False)
 @click.option("--target", metavar="TOKEN", help="Token to measure. Default: the predicted one.")
 @click.option("--position", type=int, metavar="N", help="Position to read. Default: the last.")
-@click.option("--at", "positions", type=int, multiple=True, metavar="N", help="Ablate only here.")
+@click.option(
+    "--at", "positions", type=int, multiple=True, metavar="N", help="Ablate only at this position."
+)
 @click.option("--top", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show.")
 @click.option(
     "--candidates",
@@ -137,7 +151,7 @@ def trace(
 @prompt_options
 @json_option
 def effect(
-    place: str,
+    model_or_index: str,
     prompt: str | None,
     target: str | None,
     position: int | None,
@@ -170,7 +184,7 @@ def effect(
     if prompt is not None and against is not None:
         raise click.UsageError("--against needs --prompts.")
     found = ffmem.effect(
-        place,
+        model_or_index,
         prompt,
         target=target,
         position=position,
@@ -192,7 +206,7 @@ def effect(
 
 
 @click.command()
-@place_argument
+@model_or_index_argument
 @click.argument("cell")
 @click.option(
     "--by",
@@ -208,14 +222,14 @@ def effect(
 @device_option
 @json_option
 def neighbours(
-    place: str, cell: str, by: str, n: int, model: str | None, device: str, as_json: bool
+    model_or_index: str, cell: str, by: str, n: int, model: str | None, device: str, as_json: bool
 ) -> None:
     """Find memories with similar values or keys.
 
     Lists the memories whose vectors have the largest |cosine| with CELL's.
     """
     found = ffmem.neighbours(
-        place, cell, by=by, n=n, model=model, device=device, progress=Progress()
+        model_or_index, cell, by=by, n=n, model=model, device=device, progress=Progress()
     )
     if as_json:
         print_json([{"cell": str(one.cell), "cosine": one.cosine} for one in found])

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from ffmem.cli.options import json_option, out_option, print_json
-from ffmem.cli_options import dataclass_options, take_options
+from ffmem.config_fields import dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError
+from ffmem.models.arguments import require_models
 from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
 
@@ -34,6 +35,7 @@ def train(corpus: str, out: Path, valid: str | None, as_json: bool, **options: A
     train_corpus = Corpus(corpus, **take_options(options, Corpus))
     valid_corpus = None if valid is None else replace(train_corpus, source=valid, limit=None)
     config = TrainConfig(**options)  # raises on contradictions before heavy imports
+    require_models()
     from ffmem.training.report import format_result
     from ffmem.training.train import train as run
 

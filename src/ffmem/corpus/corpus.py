@@ -8,9 +8,9 @@ A corpus of any size is read in constant memory. The reader counts what it drops
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 
-from ffmem.cli_options import check_options, option
+from ffmem.config_fields import check_options, option
 from ffmem.corpus import sentences, sources, wikitext
-from ffmem.corpus.sentences import Sentence, TokenSentence
+from ffmem.corpus.sentences import READ_AHEAD, Sentence, TokenSentence
 from ffmem.corpus.sources import Line
 from ffmem.errors import CorpusError
 from ffmem.models.tokenizer import Tokenizer
@@ -52,13 +52,13 @@ class Corpus:
         """Raise if there is no such corpus."""
         sources.check_exists(self.source)
 
-    def digest(self) -> str | None:
-        """Return the SHA-256 of the corpus's files; None if it has none."""
-        return sources.digest(self.source)
-
     def describe(self) -> dict[str, str | int | None]:
         """Return the settings, for the manifest of an index."""
         return asdict(self)
+
+    def identify(self) -> dict[str, str | int | None]:
+        """Return the settings, and the SHA-256 of the corpus's files: None if it has none."""
+        return asdict(self) | {"digest": sources.digest(self.source)}
 
 
 class CorpusReader(Iterator[TokenSentence]):
@@ -91,7 +91,8 @@ class CorpusReader(Iterator[TokenSentence]):
         if size is None:
             stream = self._tokenize()
         else:
-            stream = sentences.windows(self._lines(), self.tokenizer, size)
+            ahead = READ_AHEAD if self.corpus.limit is None else 1  # a line may be many windows
+            stream = sentences.windows(self._lines(), self.tokenizer, size, ahead)
         for sentence in stream:
             if sentence.ids:
                 is_text = sentence.text is not None  # given as ids, control tokens are intended
@@ -100,6 +101,10 @@ class CorpusReader(Iterator[TokenSentence]):
             else:
                 self.n_without_tokens += 1
         if self.n_sentences == 0:
+            if self.n_lines == 0:
+                raise CorpusError(
+                    f"{self.corpus.source!r} is empty. Give a corpus that contains text."
+                )
             raise CorpusError(
                 f"There is no sentence in {self.corpus.source!r}: of {self.n_lines} lines,"
                 f" {self.n_headings} are headings, and the others are blank or without tokens"
@@ -127,7 +132,13 @@ class CorpusReader(Iterator[TokenSentence]):
             for line in self._lines()
             for sentence in sentences.sentences_of_line(line, self.corpus.unit)
         )
-        for batch in sentences.batches(units, lambda sentence: len(sentence.text or "")):
+
+        def ahead() -> int:
+            """Return how many to read: never beyond the limit, since what is read is counted."""
+            limit = self.corpus.limit
+            return READ_AHEAD if limit is None else min(READ_AHEAD, limit - self.n_sentences)
+
+        for batch in sentences.batches(units, lambda unit: len(unit.text or ""), ahead):
             yield from self._encode(batch)
 
     def _encode(self, batch: list[Sentence]) -> Iterator[TokenSentence]:

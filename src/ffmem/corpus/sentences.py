@@ -18,6 +18,9 @@ from ffmem.models.tokenizer import Encoding, Tokenizer
 
 Item = TypeVar("Item")
 
+READ_AHEAD = 256
+"""Sentences to tokenize at a time."""
+
 _WINDOW = re.compile(r"window:([1-9]\d{0,8})", re.ASCII)
 
 
@@ -70,10 +73,15 @@ def sentences_of_line(line: Line, unit: str) -> list[Sentence]:
     return [Sentence(text, None) for text in texts]
 
 
-def windows(lines: Iterable[Line], tokenizer: Tokenizer, size: int) -> Iterator[TokenSentence]:
-    """Yield every document as windows of `size` tokens; its last one may be shorter."""
+def windows(
+    lines: Iterable[Line], tokenizer: Tokenizer, size: int, ahead: int = READ_AHEAD
+) -> Iterator[TokenSentence]:
+    """Yield every document as windows of `size` tokens; its last one may be shorter.
+
+    Tokenizes `ahead` lines at a time.
+    """
     window = _Window(size)
-    for batch in batches(_pieces(lines), lambda piece: len(piece.line.text or "")):
+    for batch in batches(_pieces(lines), lambda piece: len(piece.line.text or ""), lambda: ahead):
         texts = [piece.line.text for piece in batch if piece.line.text is not None]
         encodings = iter(tokenizer.encode(texts))
         for (_, text, ids), is_last in batch:
@@ -83,14 +91,21 @@ def windows(lines: Iterable[Line], tokenizer: Tokenizer, size: int) -> Iterator[
                 yield from window.rest()
 
 
-def batches(items: Iterable[Item], weight: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yield the items in lists, small enough for memory and large enough to tokenize fast."""
+def batches(
+    items: Iterable[Item],
+    weight: Callable[[Item], int],
+    ahead: Callable[[], int] = lambda: READ_AHEAD,
+) -> Iterator[list[Item]]:
+    """Yield the items in lists, small enough for memory and large enough to tokenize fast.
+
+    A list has at most `ahead()` items.
+    """
     batch: list[Item] = []
     total = 0
     for item in items:
         batch.append(item)
         total += weight(item)
-        if len(batch) >= 256 or total >= 1 << 20:
+        if len(batch) >= ahead() or total >= 1 << 20:
             yield batch
             batch, total = [], 0
     if batch:

@@ -206,11 +206,11 @@ def _read_parquet(path: Path, column: str, documents: Iterator[int]) -> Iterator
         with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
             names = file.schema_arrow.names
             columns = [column, "ids"] if column == "text" else [column]
-            wanted = [name for name in columns if name in names]
-            if not wanted:
+            present = [name for name in columns if name in names]
+            if not present:
                 raise _no_column(column, names, str(path))
             row = 0
-            for batch in file.iter_batches(batch_size=_ROWS, columns=wanted):
+            for batch in file.iter_batches(batch_size=_ROWS, columns=present):
                 for record in batch.to_pylist():
                     place = f"Row {row} of {path}"
                     yield from _read_record(record, column, next(documents), place)

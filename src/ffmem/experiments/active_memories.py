@@ -7,43 +7,25 @@
 The first is the paper's. In a gated model a coefficient's sign means nothing by itself, and no
 coefficient is ever quite zero, hence the others. Weights of a softmax are all positive: there, only
 the last tells memories apart. It needs static values, and is left out where there are none.
+
+In a mixture of experts a prefix reaches a few experts only, and all others have m = 0. So models
+with experts have each definition twice:
+
+    of = all        share of the layer's memories, as in the paper
+    of = reached    share of the memories in banks that the prefix reaches
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from ffmem.experiments.base import (
-    LAMBDA,
-    PERSISTENT,
-    SECTION_5_SAMPLE,
-    SOFTMAX,
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    LayerWork,
-    Measurement,
-    PaperValue,
-    Row,
-    SampleMetric,
-)
-from ffmem.experiments.charts import Chart, boxes, empty_plot, figure_rows, panels, quantity
-from ffmem.experiments.rows import (
-    NOTHING,
-    count_layers,
-    format_range,
-    known,
-    smallest_n,
-    upper_layers,
-)
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import SECTION_5_SAMPLE, LayerActivity, SampleMetric
+from ffmem.experiments.rows import NOTHING, Row, format_range, layer_of, smallest_n, upper_layers
 from ffmem.stats import spread
 from ffmem.text import format_share
-
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
 
 CARRIED = 0.9
 """The share of the layer's contributions that the `effect` set carries."""
@@ -58,27 +40,46 @@ DEFINITIONS = {
 }
 """By name: how the figure and the summary call it."""
 
+OF = {"all": "", "reached": ", of the memories that the router reaches"}
+"""What a share is of, in models with experts: how the figure calls it."""
+
+NOT_ACTIVITY = {
+    "softmax": "every weight of a softmax is above 0",
+    "persistent": "every weight of a softmax is above 0",
+    "lambda": "coefficients are linear: m > 0 is a sign, not activity",
+}
+"""Why m > 0 does not tell which memories are active, by kind of memory."""
+
+ACTIVE = PaperValue("active memories", "10–50 % of 4,096, with a drop towards layer 10", "Fig. 7")
+
 
 class Activity(SampleMetric):
     """Shares of active memories, by definition, prefix and layer."""
 
-    def __init__(self, context: "ExperimentContext", n_prefixes: int) -> None:
+    def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
         memories = context.memories
+        self.layout = memories.layout
         gate, effect = ("gate",) * memories.gated, ("effect",) * memories.has_values
+        shape = (n_prefixes, memories.n_layers)
         self.shares: dict[str, Float32[ndarray, "prefix layer"]] = {
-            name: np.zeros((n_prefixes, memories.n_layers), np.float32)
-            for name in ("positive", *gate, *effect)
+            name: np.zeros(shape, np.float32) for name in ("positive", *gate, *effect)
         }
+        self.reached: Float64[ndarray, "prefix layer"] = np.ones(shape)
+        """Share of a layer's memories that are in banks which the prefix reaches."""
 
-    def read(self, prefixes: Int64[ndarray, " row"], layer: int, work: LayerWork) -> None:
+    def read(self, prefixes: Int64[ndarray, " row"], layer: int, activity: LayerActivity) -> None:
         """Count one layer's active memories."""
-        found = {"positive": _positive(work.coefficients)}
-        if work.contributions is not None:
-            found["effect"] = carrying(work.contributions)
-        if work.gate is not None:
-            found["gate"] = _positive(work.gate)
+        found = {"positive": _positive(activity.coefficients)}
+        if activity.contributions is not None:
+            found["effect"] = carrying(activity.contributions)
+        if activity.gate is not None:  # 0 in experts that the prefix does not reach
+            found["gate"] = _positive(activity.gate)
         for name, share in found.items():
             self.shares[name][prefixes, layer] = share
+        if activity.trace.weights is not None:
+            sizes = np.array([bank.size for bank in self.layout.banks(layer)])
+            n_reached = (activity.trace.weights != 0).cpu().numpy() @ sizes
+            self.reached[prefixes, layer] = n_reached / sizes.sum()
 
 
 def carrying(contributions: Float32[ndarray, "row memory"]) -> Float32[ndarray, " row"]:
@@ -94,86 +95,121 @@ def _positive(numbers: Float32[ndarray, "row memory"]) -> Float32[ndarray, " row
     return np.asarray(np.count_nonzero(numbers > 0, axis=1) / numbers.shape[1], np.float32)
 
 
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure the spread of the shares over prefixes."""
-    shares = context.measured(Activity).shares
-    rows = [
-        {"layer": layer, "definition": name, **spread(table[:, layer])}
-        for layer in context.memories.layout.memory_layers
-        for name, table in shares.items()
-    ]
-    return Measurement(rows)
+    activity, layout = context.measured(Activity), context.memories.layout
+    rows: list[Row] = []
+    for layer in layout.memory_layers:
+        for name, table in activity.shares.items():
+            row, shares = {"layer": layer, "definition": name}, table[:, layer]
+            if not layout.has_experts:
+                rows.append(row | spread(shares))
+                continue
+            rows.append(row | {"of": "all"} | spread(shares))
+            rows.append(row | {"of": "reached"} | spread(shares / activity.reached[:, layer]))
+    return rows, {}
 
 
-def chart(result: ExperimentResult) -> Chart:
+def _rows_of(result: ExperimentResult, definition: str, of: str) -> list[Row]:
+    """Return the rows of one definition; without experts, the layer's memories are all reached."""
+    has_experts = bool(result.settings.get("experts"))
+    wanted = {"of": of} if has_experts else {}
+    if of == "reached" and not has_experts:
+        return []
+    return result.rows_with("median", definition=definition, **wanted)
+
+
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the share of active memories, one panel per definition of active."""
-    n_layers, names = count_layers(result), ["q1", "median", "q3"]
-    present = [name for name in DEFINITIONS if any(r["definition"] == name for r in result.rows)]
-    height = 180 if len(present) == 1 else 90
-    charts = []
-    for name in present:
-        rows = figure_rows([row for row in result.rows if row["definition"] == name], names)
-        y = quantity("q1", "% active", (0, 100), values=[0, 25, 50, 75, 100])
-        box = boxes(rows, n_layers, y, "layer" if name == present[-1] else None)
+    present = {
+        (name, of): rows
+        for name in DEFINITIONS
+        for of in OF
+        if (rows := _rows_of(result, name, of))
+    }
+    panels: list[charts.Chart] = []
+    for (name, of), rows in present.items():
+        y = charts.quantity("q1", "% active", (0, 100), values=[0, 25, 50, 75, 100])
+        is_last = len(panels) == len(present) - 1
+        numbers = charts.figure_rows(rows, ["q1", "median", "q3"])
+        box = charts.boxes(numbers, result.n_layers, y, "layer" if is_last else None)
         title, _ = DEFINITIONS[name]
-        if result.settings.get("kind") in (SOFTMAX, PERSISTENT) and name == "positive":
+        if result.kind in ("softmax", "persistent") and name == "positive":
             title += ": true of every weight of a softmax"
-        charts.append(box.properties(height=height, title=title))
-    return panels(charts) if charts else empty_plot()
+        title += OF[of]
+        panels.append(box.properties(height=180 if len(present) == 1 else 90, title=title))
+    return charts.panels(panels)
 
 
 def summary(result: ExperimentResult) -> str:
     """Say how many memories are active, by each definition."""
-    parts = [
-        f"by {words} {format_range(rows, 'median')}"
-        for name, (_, words) in DEFINITIONS.items()
-        if (rows := [row for row in known(result.rows, "median") if row["definition"] == name])
-    ]
-    return f"The median share of active memories is {'; '.join(parts)}." if parts else NOTHING
+
+    def parts(of: str) -> str:
+        found = [
+            f"by {words} {format_range(rows, 'median')}"
+            for name, (_, words) in DEFINITIONS.items()
+            if (rows := _rows_of(result, name, of))
+        ]
+        return "; ".join(found)
+
+    if not parts("all"):
+        return NOTHING
+    shown = f"The median share of active memories is {parts('all')}."
+    if parts("reached"):
+        shown += f" Of the memories that the router reaches: {parts('reached')}."
+    return shown
 
 
-OTHER_ACTIVITY = {
-    SOFTMAX: "every weight of a softmax is above 0",
-    PERSISTENT: "every weight of a softmax is above 0",
-    LAMBDA: "coefficients are linear: m > 0 is a sign, not activity",
-}
-"""Why m > 0 does not tell which memories are active, by kind of memory."""
+def _rows_to_judge(result: ExperimentResult, of: str = "all") -> list[Row]:
+    return _rows_of(result, "gate" if result.settings.get("gated") else "positive", of)
 
 
-def _rows_to_judge(result: ExperimentResult) -> list[Row]:
-    definition = "gate" if result.settings.get("gated") else "positive"
-    return [row for row in known(result.rows, "median") if row["definition"] == definition]
-
-
-def check_share(result: ExperimentResult) -> Evidence | None:
-    """Check: a tenth to a half of the memories are active."""
+@claim(
+    "A tenth to a half of a layer's memories are active",
+    "the median lies between 10 and 50 % in every layer; in part if in half of them (gated models:"
+    " active is an open gate)",
+    ACTIVE,
+)
+def _share(result: ExperimentResult) -> Evidence | None:
     rows = _rows_to_judge(result)
-    if why := OTHER_ACTIVITY.get(str(result.settings.get("kind"))):
+    if why := NOT_ACTIVITY.get(result.kind):
         return Evidence("", smallest_n(rows), "prefixes", False, False, why)
     if not rows:
         return None
-    inside = sum(0.1 <= row["median"] <= 0.5 for row in rows)
-    low, high = min(row["median"] for row in rows), max(row["median"] for row in rows)
+    medians = [row["median"] for row in rows]
+    inside = [0.1 <= median <= 0.5 for median in medians]
     shown = (
-        f"medians from {format_share(low)} to {format_share(high)}"
-        f" ({DEFINITIONS[rows[0]['definition']][0]}); {inside} of {len(rows)} layers within"
+        f"medians from {format_share(min(medians))} to {format_share(max(medians))}"
+        f" ({DEFINITIONS[rows[0]['definition']][0]}); {sum(inside)} of {len(rows)} layers within"
     )
-    good = inside == len(rows), 2 * inside >= len(rows)
-    return Evidence(shown, smallest_n(rows), "prefixes", *good)
+    if reached := [row["median"] for row in _rows_to_judge(result, "reached")]:
+        shown += (
+            f"; of the memories that the router reaches, {format_share(min(reached))} to"
+            f" {format_share(max(reached))}"
+        )
+    return Evidence.by_layer(shown, rows, "prefixes", inside)
 
 
-def check_dip(result: ExperimentResult) -> Evidence | None:
-    """Check: fewest memories are active around the paper's layer 10."""
-    rows, n_layers = _rows_to_judge(result), count_layers(result)
-    if why := OTHER_ACTIVITY.get(str(result.settings.get("kind"))):
+@claim(
+    "Fewest memories are active where semantic patterns take over",
+    "the layer with the lowest median lies within an eighth of the depth of the paper's layer 10;"
+    " in part if in the middle half (with experts: the median of the memories that the router"
+    " reaches)",
+    ACTIVE,
+    over_depth=True,
+)
+def _dip(result: ExperimentResult) -> Evidence | None:
+    rows = _rows_to_judge(result, "reached") or _rows_to_judge(result)
+    n_layers = result.n_layers
+    if why := NOT_ACTIVITY.get(result.kind):
         return Evidence("", smallest_n(rows), "prefixes", False, False, why)
     if len(rows) < 3:
         return None
     least = min(rows, key=lambda row: row["median"])
     depth = (least["layer"] + 1) / n_layers
     shown = (
-        f"fewest in layer {least['layer'] + 1} of {n_layers}, {format_share(least['median'])}; the"
-        f" paper's layer 10 lies at layer {upper_layers(n_layers, 10)[0] + 1}"
+        f"fewest in {layer_of(least)} of {n_layers}, {format_share(least['median'])}; the paper's"
+        f" layer 10 lies at layer {upper_layers(n_layers, 10)[0] + 1}"
     )
     good = abs(depth - 10 / 16) <= 2 / 16, 0.25 < depth <= 0.75
     return Evidence(shown, smallest_n(rows), "prefixes", *good)
@@ -196,31 +232,15 @@ EXPERIMENT = Experiment(
     chart=chart,
     summary=summary,
     metrics=(Activity,),
-    paper_values=(
-        SECTION_5_SAMPLE,
-        PaperValue("active memories", "10–50 % of 4,096, with a drop towards layer 10", "Fig. 7"),
-    ),
-    claims=(
-        ClaimCheck(
-            claim="A tenth to a half of a layer's memories are active",
-            rule="the median lies between 10 and 50 % in every layer; in part if in half of them"
-            " (gated models: active is an open gate)",
-            check=check_share,
-            values=(1,),
-        ),
-        ClaimCheck(
-            claim="Fewest memories are active where semantic patterns take over",
-            rule="the layer with the lowest median lies within an eighth of the depth of the"
-            " paper's layer 10; in part if in the middle half",
-            check=check_dip,
-            values=(1,),
-            over_depth=True,
-        ),
-    ),
+    paper_values=(SECTION_5_SAMPLE, ACTIVE),
+    claims=(_share, _dip),
     notes={
-        SOFTMAX: _ALL_POSITIVE,
-        PERSISTENT: _ALL_POSITIVE,
-        LAMBDA: "Coefficients are linear in x: a negative one does as much as a positive one, and"
+        "softmax": _ALL_POSITIVE,
+        "persistent": _ALL_POSITIVE,
+        "experts": "A prefix reaches a few experts, and all other memories have m = 0: a share of a"
+        " layer's memories is small by design. The same share of the memories in banks that the"
+        " prefix reaches stands beside it.",
+        "lambda": "Coefficients are linear in x: a negative one does as much as a positive one, and"
         " all are 0 where no token lies so far in front. The definition “effect” is left out: it"
         " needs static values, which memories of a lambda layer do not have.",
     },

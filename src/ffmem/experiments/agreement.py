@@ -6,130 +6,89 @@
 The published script compares with the last token of the trigger: `last_token_rate`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Shaped
 from numpy import ndarray
 
-from ffmem.experiments.base import (
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    Measurement,
-    PaperValue,
-    Row,
-)
-from ffmem.experiments.charts import (
-    BLUE,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-    Chart,
-    bars,
-    figure_rows,
-    intervals,
-    layer_axis,
-    layered,
-    plot,
-    quantity,
-    same_axis,
-    series,
-    series_color,
-    ticks,
-)
-from ffmem.experiments.rows import (
-    NOTHING,
-    count_layers,
-    format_halves,
-    format_layers,
-    known,
-    lower_layers,
-    mean,
-    means_below_and_above,
-    smallest_n,
-    upper_layers,
-)
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, rows_with, smallest_n
+from ffmem.experiments.triggers import TopTriggers
 from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_number, format_share
 
 if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
-    from ffmem.experiments.triggers import TopTriggers
     from ffmem.experiments.values import ValueReadings
     from ffmem.models.memories import Memories
 
-PAPER_VALUES = (
-    PaperValue("agreement rate, layers 1–10", "about 0 %", "Sec. 4, Fig. 4"),
-    PaperValue("agreement rate, layers 11–16", "up to 3.5 %", "Sec. 4, Fig. 4"),
-    PaperValue("agreement of a random token", "0.0004 %", "Sec. 4"),
-)
+LOWER_RATE = PaperValue("agreement rate, layers 1–10", "about 0 %", "Sec. 4, Fig. 4")
+UPPER_RATE = PaperValue("agreement rate, layers 11–16", "up to 3.5 %", "Sec. 4, Fig. 4")
+RANDOM_RATE = PaperValue("agreement of a random token", "0.0004 %", "Sec. 4")
 
 
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure how often the values of each layer predict the next token of their top trigger."""
     commonest = int(context.frequencies.argmax())
-    unigram = share(int(context.frequencies[commonest]), int(context.frequencies.sum()))
-    baselines = {"uniform": 1 / context.memories.vocabulary, "unigram": unigram}
+    baselines = {
+        "uniform": 1 / context.memories.vocabulary,
+        "unigram": share(int(context.frequencies[commonest]), int(context.frequencies.sum())),
+    }
     rows = [
-        {
-            "layer": layer,
-            **agreement_row(
-                context.top_triggers[layer], context.values[layer], context.memories, baselines
-            ),
-        }
+        {"layer": layer, **agreement_row(context, layer, baselines)}
         for layer in context.index.layout.memory_layers
     ]
     also = {
         "unigram_token": context.index.token(commonest),
         "unigram_over": "every token of the index's corpus",
     }
-    return Measurement(rows, also)
+    return rows, also
 
 
-def agrees(top_triggers: "TopTriggers", values: "ValueReadings") -> Bool[ndarray, " memory"]:
+def agrees(triggers: TopTriggers, values: "ValueReadings") -> Bool[ndarray, " memory"]:
     """Return which memories' values have the next token of their top trigger as top token."""
-    agreeing: ndarray = top_triggers.exists & (values.top == top_triggers.next_token)
+    agreeing: ndarray = triggers.exists & (values.top == triggers.next_token)
     return agreeing
 
 
-def agreement_row(
-    top_triggers: "TopTriggers",
-    values: "ValueReadings",
-    memories: "Memories",
-    baselines: dict[str, Any],
-) -> Row:
+def agreement_row(context: ExperimentContext, layer: int, baselines: Row) -> Row:
     """Return the rate of one layer, its interval, and what chance would give."""
-    exists, agreeing = top_triggers.exists, agrees(top_triggers, values)
+    triggers, values = context.top_triggers[layer], context.values[layer]
+    exists, agreeing = triggers.exists, agrees(triggers, values)
     n, part = int(exists.sum()), int(agreeing.sum())
     low, high = wilson(part, n)
-    band = head_band(memories)
-    in_band = exists & (top_triggers.next_token < (band or 0))
-    last_token = values.top[exists] == top_triggers.last_token[exists]
-    return {
+    row = {
         "rate": share(part, n),
         "low": low,
         "high": high,
         "n": n,
-        "no_next": int(top_triggers.no_next.sum()),
-        "no_trigger": int(top_triggers.no_trigger.sum()),
+        "no_next": int(triggers.no_next.sum()),
+        "no_trigger": int(triggers.no_trigger.sum()),
         **baselines,
-        "permutation": permutation(values.top[exists], top_triggers.next_token[exists]),
-        "last_token_rate": share(int(last_token.sum()), n),
+        "permutation": permutation(values.top[exists], triggers.next_token[exists]),
+        "last_token_rate": share(int((exists & (values.top == triggers.last_token)).sum()), n),
         "rate_at_10": share(int((exists & (values.next_rank < 10)).sum()), n),
-        **_of_sign("positive", top_triggers.sign == 1, agreeing, memories.gated),
-        **_of_sign("negative", top_triggers.sign == -1, agreeing, memories.gated),
-        "head_band_share": None if band is None else share(int(in_band.sum()), n),
     }
+    for name, sign in (("positive", 1), ("negative", -1)):  # one sign alone in ungated models
+        own = triggers.sign == sign
+        rate, size = share(int((agreeing & own).sum()), int(own.sum())), int(own.sum())
+        gated = context.memories.gated
+        row |= {f"{name}_rate": rate if gated else None, f"{name}_n": size if gated else None}
+    in_band = in_head_band(context.memories, triggers)
+    return row | {"head_band_share": None if in_band is None else share(int(in_band.sum()), n)}
 
 
-def head_band(memories: "Memories") -> int | None:
-    """Return how many tokens the head band of an adaptive softmax holds; None without one.
+def in_head_band(memories: "Memories", triggers: TopTriggers) -> Bool[ndarray, " memory"] | None:
+    """Return which next tokens are in the head band of an adaptive softmax; None without one.
 
     With coefficient 1 words of other bands hardly ever win: they rank behind most of the head.
     """
-    return int(memories.config.band_sizes[0]) if memories.head.adaptive else None
+    if not memories.head.adaptive:
+        return None
+    inside: ndarray = triggers.exists & (triggers.next_token < memories.config.band_sizes[0])
+    return inside
 
 
 def permutation(tops: Shaped[ndarray, " n"], nexts: Shaped[ndarray, " n"]) -> float | None:
@@ -137,86 +96,86 @@ def permutation(tops: Shaped[ndarray, " n"], nexts: Shaped[ndarray, " n"]) -> fl
     if not len(tops):
         return None
     size = int(max(tops.max(), nexts.max())) + 1
-    pairs: Int[ndarray, " vocab"] = np.bincount(tops, minlength=size) * np.bincount(
-        nexts, minlength=size
-    )
+    pairs = np.bincount(tops, minlength=size) * np.bincount(nexts, minlength=size)
     return int(pairs.sum()) / len(tops) ** 2
 
 
-def _of_sign(
-    name: str, mask: Bool[ndarray, " memory"], agreeing: Bool[ndarray, " memory"], gated: bool
-) -> Row:
-    """Return the rate among top triggers of one sign; None in ungated models, with one sign."""
-    n = int(mask.sum())
-    rate = share(int((agreeing & mask).sum()), n)
-    return {f"{name}_rate": rate if gated else None, f"{name}_n": n if gated else None}
-
-
-def chart(result: ExperimentResult) -> Chart:
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the rate of each layer beside its baselines."""
+    colors = {
+        "next token": charts.BLUE,
+        "permuted": charts.VERMILION,
+        "most frequent token": charts.ORANGE,
+        "last token": charts.PURPLE,
+    }
     names = ["rate", "low", "high", "permutation", "unigram", "last_token_rate"]
-    rows, n_layers = figure_rows(result.rows, names), count_layers(result)
-    color = series_color(
-        {
-            "next token": BLUE,
-            "permuted": VERMILION,
-            "most frequent token": ORANGE,
-            "last token": PURPLE,
-        }
-    )
-    y = quantity("rate", "agreement rate (%)")
-    last = plot(series(known(rows, "last_token_rate"), "last token")).mark_point(size=22)
-    return layered(
-        bars(series(rows, "next token"), n_layers, y, color),
-        intervals(rows, n_layers, y, "low", "high"),
-        ticks(series(rows, "most frequent token"), n_layers, same_axis(y, "unigram"), color),
-        ticks(series(rows, "permuted"), n_layers, same_axis(y, "permutation"), color),
-        last.encode(x=layer_axis(n_layers), y=same_axis(y, "last_token_rate"), color=color),
+    plot = charts.LayerPlot(result, names, charts.quantity("rate", "agreement rate (%)"), colors)
+    return charts.layered(
+        plot.bars("rate", "next token"),
+        plot.intervals("low", "high"),
+        plot.ticks("unigram", "most frequent token"),
+        plot.ticks("permutation", "permuted"),
+        plot.points("last_token_rate", "last token"),
     )
 
 
 def summary(result: ExperimentResult) -> str:
     """Say where agreement is highest, beside its baselines."""
-    rows, n_layers = known(result.rows, "rate"), count_layers(result)
+    rows = result.rows_with("rate")
     if not rows:
         return NOTHING
     best = max(rows, key=lambda row: (row["rate"], -row["layer"]))
-    averages = [
-        f"{format_share(mean(rates))} in {format_layers(layers)}"
-        for layers in (lower_layers(n_layers, 10), upper_layers(n_layers, 11))
-        if (rates := [row["rate"] for row in rows if row["layer"] in layers])
-    ]
-    above = sum(row["low"] > row["permutation"] for row in known(rows, "low", "permutation"))
+    parts = halves(rows, "rate", result.n_layers, 11)
+    means = (
+        f"The mean rate is {format_share(parts.below)} in {parts.lower} and"
+        f" {format_share(parts.above)} in {parts.upper}; the"
+        if parts
+        else "The"
+    )
+    above = sum(row["low"] > row["permutation"] for row in rows_with(rows, "low", "permutation"))
     return (
-        f"The rate is highest in layer {best['layer'] + 1}: {format_share(best['rate'])}"
+        f"The rate is highest in {layer_of(best)}: {format_share(best['rate'])}"
         f" ({format_interval(best.get('low'), best.get('high'))}, n = {format_number(best['n'])})."
         f" There, permuted next tokens give {format_share(best.get('permutation'))}, the most"
         f" frequent token {format_share(best.get('unigram'))}, and the trigger's last token"
-        f" {format_share(best.get('last_token_rate'))}. The mean rate is {' and '.join(averages)};"
-        f" the interval lies above the permuted baseline in {above} of {len(rows)} layers."
+        f" {format_share(best.get('last_token_rate'))}. {means} interval lies above the permuted"
+        f" baseline in {above} of {len(rows)} layers."
     )
 
 
-def check_upper_layers(result: ExperimentResult) -> Evidence | None:
-    """Check: values agree with their keys in upper layers only."""
-    rows = known(result.rows, "rate", "low", "permutation")
-    below, above = means_below_and_above(rows, "rate", result, 11)
-    if below is None or above is None:
+@claim(
+    "Values predict what follows their keys' triggers in upper layers, not in lower ones",
+    "the mean rate of the upper layers (the paper's 11–16) is at least twice that of the lower"
+    " ones, and the highest layer's interval lies above the permuted baseline; in part if one of"
+    " the two",
+    LOWER_RATE,
+    UPPER_RATE,
+    over_depth=True,
+)
+def _upper_layers(result: ExperimentResult) -> Evidence | None:
+    rows = result.rows_with("rate", "low", "permutation")
+    parts = halves(rows, "rate", result.n_layers, 11)
+    if parts is None:
         return None
     best = max(rows, key=lambda row: row["rate"])
-    lower, upper = format_halves(result, 11)
     shown = (
-        f"{format_share(below)} in {lower}, {format_share(above)} in {upper}, at most"
-        f" {format_share(best['rate'])} (layer {best['layer'] + 1}; permuted"
+        f"{format_share(parts.below)} in {parts.lower}, {format_share(parts.above)} in"
+        f" {parts.upper}, at most {format_share(best['rate'])} ({layer_of(best)}; permuted"
         f" {format_share(best['permutation'])})"
     )
-    good = (above > 0 and above >= 2 * below, best["low"] > best["permutation"])
+    good = parts.above > 0 and parts.above >= 2 * parts.below, best["low"] > best["permutation"]
     return Evidence(shown, smallest_n(rows), "memories per layer", all(good), any(good))
 
 
-def check_above_chance(result: ExperimentResult) -> Evidence | None:
-    """Check: the highest rate is no accident."""
-    rows = known(result.rows, "rate", "low", "uniform", "unigram")
+@claim(
+    "This agreement is far above chance",
+    "the highest layer's interval lies above always guessing the most frequent token; in part if"
+    " above a random token",
+    UPPER_RATE,
+    RANDOM_RATE,
+)
+def _above_chance(result: ExperimentResult) -> Evidence | None:
+    rows = result.rows_with("rate", "low", "uniform", "unigram")
     if not rows:
         return None
     best = max(rows, key=lambda row: row["rate"])
@@ -241,24 +200,6 @@ EXPERIMENT = Experiment(
     chart=chart,
     summary=summary,
     needs_values=True,
-    paper_values=PAPER_VALUES,
-    claims=(
-        ClaimCheck(
-            claim="Values predict what follows their keys' triggers in upper layers, not in lower"
-            " ones",
-            rule="the mean rate of the upper layers (the paper's 11–16) is at least twice that of"
-            " the lower ones, and the highest layer's interval lies above the permuted baseline;"
-            " in part if one of the two",
-            check=check_upper_layers,
-            values=(0, 1),
-            over_depth=True,
-        ),
-        ClaimCheck(
-            claim="This agreement is far above chance",
-            rule="the highest layer's interval lies above always guessing the most frequent token;"
-            " in part if above a random token",
-            check=check_above_chance,
-            values=(1, 2),
-        ),
-    ),
+    paper_values=(LOWER_RATE, UPPER_RATE, RANDOM_RATE),
+    claims=(_upper_layers, _above_chance),
 )

@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxtyping import Float32, Int64
-from numpy import ndarray
-
-from ffmem.cli_options import check_options, option
+from ffmem.config_fields import check_options, option
 from ffmem.errors import FfmemError, StoreError
+from ffmem.experiments.rows import Row, layer_of, rows_with, smallest_n, trend
 from ffmem.files import write_text
 from ffmem.models.arguments import MAX_THREADS
 from ffmem.text import MISSING, format_number
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from ffmem.experiments.charts import Chart
     from ffmem.experiments.context import ExperimentContext
     from ffmem.indexing.store import Index
-
-Row = dict[str, Any]
 
 MODULES = (
     "patterns",
@@ -53,16 +49,6 @@ MODULES = (
 
 NAMES = tuple(module.replace("_", "-") for module in MODULES)
 
-SOFTMAX, PERSISTENT, LAMBDA = "softmax", "persistent", "lambda"
-"""Kinds of memory, as an index's manifest names them, whose coefficients are not activations.
-
-softmax      m = softmax(x · Kᵀ):                                m > 0,  Σ m = 1
-persistent   m = attention on slots, in one softmax with tokens: m > 0,  Σ m < 1 in each head
-lambda       m = x · k where a token lies at that distance, else 0; no static value
-"""
-
-DRAWS = ("sentences", "tokens")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
@@ -72,7 +58,9 @@ class ExperimentConfig:
         "Prefixes to sample for Section 5.", 4000, minimum=1, choices=("all",)
     )
     draw: str = option(
-        "Draw one prefix per sentence, or draw from all prefixes.", "sentences", choices=DRAWS
+        "Draw one prefix per sentence, or draw from all prefixes.",
+        "sentences",
+        choices=("sentences", "tokens"),
     )
     seed: int = option("Random seed.", 0, minimum=0)
     per_layer: int = option(
@@ -91,11 +79,8 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         check_options(self)
 
-    @property
-    def n_prefixes(self) -> int | None:
-        """How many prefixes to sample; None for all."""
-        return self.sample if isinstance(self.sample, int) else None
 
+# Results
 
 FIELDS = ("experiment", "paper", "settings", "rows", "quoted")
 
@@ -118,6 +103,26 @@ class ExperimentResult:
     def quoted(self) -> list[dict[str, str]]:
         """The paper's own values."""
         return [value._asdict() for value in find(self.experiment).paper_values]
+
+    @property
+    def kind(self) -> str:
+        """The kind of memory as the index names it, such as softmax; none in other families.
+
+        softmax      m = softmax(x · Kᵀ):                                m > 0,  Σ m = 1
+        persistent   m = attention on slots, in one softmax with tokens: m > 0,  Σ m < 1 in a head
+        lambda       m = x · k where a token lies at that distance, else 0; no static value
+        """
+        return str(self.settings.get("kind") or "none")
+
+    @property
+    def n_layers(self) -> int:
+        """How many layers the model has."""
+        layers = [int(row["layer"]) + 1 for row in rows_with(self.rows, "layer")]
+        return max([int(self.settings.get("layers") or 1), *layers])
+
+    def rows_with(self, *fields: str, **values: Any) -> list[Row]:
+        """Return the rows with all of these fields, and these values in others."""
+        return rows_with(self.rows, *fields, **values)
 
     def to_dict(self) -> Row:
         """Return the content of the file."""
@@ -171,12 +176,54 @@ def _layout(part: Any) -> str:
     return dump(part)
 
 
-class Measurement(NamedTuple):
-    """What an experiment measured."""
+def index_settings(index: "Index", dtype: str | None, seed: int) -> dict[str, Any]:
+    """Return what every result says about its index; `dtype` is of the model, if one ran."""
+    manifest, layout = index.manifest, index.layout
+    return {
+        "model": manifest.model.source,
+        "model_hash": manifest.model.hash,
+        "layers": manifest.model.layers,
+        "memories": layout.per_layer,
+        **({"experts": layout.n_experts} if layout.has_experts else {}),
+        "vocabulary": manifest.model.vocabulary,
+        "activation": manifest.model.activation,
+        "gated": manifest.model.gated,
+        "kind": manifest.model.memory,
+        "dtype": dtype or manifest.dtype,
+        # Where an index has no values to project, y is still read so.
+        "projection": manifest.projection if manifest.model.has_values else "folded",
+        "start": manifest.start.token,
+        "corpus": {
+            "sources": [source.source for source in manifest.corpus.sources],
+            "hash": manifest.corpus.hash,
+            "sentences": manifest.corpus.sentences,
+            "tokens": manifest.corpus.tokens,
+            "limited": any(source.limit is not None for source in manifest.corpus.sources),
+        },
+        "t": manifest.t,
+        "prefixes": manifest.prefixes,
+        "compat": manifest.compat,
+        "seed": seed,
+    }
 
-    rows: list[Row]
-    also: Row = {}  # noqa: RUF012  (never written to)
-    """What belongs to no row."""
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+# Claims
+
+HOLDS, PARTLY, FAILS = "holds", "holds in part", "does not hold"
+INCOMPARABLE = "cannot be compared"
+VERDICTS = (HOLDS, PARTLY, FAILS, INCOMPARABLE)
+
+MIN_CASES = 30
+"""Memories, prefixes or triggers that a verdict needs at least."""
+
+MIN_LAYERS = 6
+"""Layers that a claim about depth needs: with five, chance alone gives a correlation of 0.5 in
+almost one model out of four."""
 
 
 class PaperValue(NamedTuple):
@@ -185,57 +232,6 @@ class PaperValue(NamedTuple):
     quantity: str
     value: str
     where: str
-
-
-SECTION_5_SAMPLE = PaperValue("sample of Section 5", "4,000 validation prefixes", "Sec. 5.1")
-
-
-class LayerWork(NamedTuple):
-    """What one layer does on some prefixes."""
-
-    coefficients: Float32[ndarray, "row memory"]
-    gate: Float32[ndarray, "row memory"] | None
-    """The gate's pre-activation, in gated models."""
-    contributions: Float32[ndarray, "row memory"] | None
-    """|m|·‖v‖; None where values are not static."""
-    ff_top: Int64[ndarray, " row"] | None
-    """top(y); None where no metric of the pass reads predictions."""
-    output_top: Int64[ndarray, " row"] | None
-    """top(o)."""
-    trace: Any
-    """The rows' `LayerTrace`: tensors on the model's device."""
-
-
-class SampleMetric:
-    """Numbers by prefix and layer, filled in by one forward pass over Section 5's sample.
-
-    An experiment that needs something new of the pass subclasses this in its own file.
-    """
-
-    needs_values: ClassVar[bool] = False
-    """Whether it reads static values."""
-    needs_predictions: ClassVar[bool] = False
-    """Whether it reads top(y) and top(o)."""
-
-    def __init__(self, context: "ExperimentContext", n_prefixes: int) -> None:
-        raise NotImplementedError
-
-    def read(self, prefixes: Int64[ndarray, " row"], layer: int, work: LayerWork) -> None:
-        """Take in what a layer does on some prefixes, given by their numbers in the sample."""
-        raise NotImplementedError
-
-
-HOLDS, PARTLY, FAILS = "holds", "holds in part", "does not hold"
-INCOMPARABLE = "cannot be compared"
-VERDICTS = (HOLDS, PARTLY, FAILS, INCOMPARABLE)
-NO_NUMBER = "no number in the text"
-
-MIN_CASES = 30
-"""Memories, prefixes or triggers that a verdict needs at least."""
-
-MIN_LAYERS = 6
-"""Layers that a claim about depth needs: with five, chance alone gives a correlation of 0.5 in
-almost one model out of four."""
 
 
 class Evidence(NamedTuple):
@@ -251,8 +247,36 @@ class Evidence(NamedTuple):
     incomparable: str | None = None
     """Why this does not mean what the paper's number does."""
 
+    @classmethod
+    def by_layer(
+        cls, shown: str, rows: Sequence[Row], unit: str, inside: Sequence[bool]
+    ) -> "Evidence":
+        """Return evidence of what must be so in every layer; in half of them, it holds in part."""
+        return cls(shown, smallest_n(rows), unit, all(inside), 2 * sum(inside) >= len(inside))
 
-@dataclass(frozen=True, kw_only=True)
+    @classmethod
+    def of_trend(
+        cls,
+        rows: Sequence[Row],
+        field: str,
+        sign: int,
+        unit: str,
+        name: str = "",
+        form: Callable[[Any], str] = format_number,
+    ) -> "Evidence | None":
+        """Return evidence that a field rises (+1) or falls (−1) with depth: Spearman's ρ of 0.5."""
+        along = trend([row[field] for row in rows])
+        if along is None:
+            return None
+        first, last = rows[0], rows[-1]
+        shown = (
+            f"{name}{form(first[field])} in {layer_of(first)} and {form(last[field])} in"
+            f" {layer_of(last)}; correlation with depth {format_number(along)}"
+        )
+        return cls(shown, smallest_n(rows), unit, sign * along >= 0.5, sign * along > 0)
+
+
+@dataclass(frozen=True)
 class ClaimCheck:
     """A claim of the paper, and the rule that decides from the rows whether a model supports it."""
 
@@ -261,11 +285,19 @@ class ClaimCheck:
     """Continues "Holds if …"."""
     check: Callable[[ExperimentResult], Evidence | None]
     """Returns None where the rows have nothing to compare."""
-    values: tuple[int, ...] = ()
-    """Which of the experiment's `paper_values` belong to it."""
-    min_cases: int = MIN_CASES
-    over_depth: bool = False
-    """Whether it compares layers, and so needs `MIN_LAYERS`."""
+    values: tuple[PaperValue, ...]
+    over_depth: bool
+
+
+def claim(
+    text: str, rule: str, *values: PaperValue, over_depth: bool = False
+) -> Callable[[Callable[[ExperimentResult], Evidence | None]], ClaimCheck]:
+    """Declare the check of a claim, as a decorator; `rule` continues "Holds if …".
+
+    `values` are the paper's own that belong to it. A claim that compares layers (`over_depth`)
+    needs `MIN_LAYERS` of them.
+    """
+    return lambda check: ClaimCheck(text, rule, check, values, over_depth)
 
 
 @dataclass(frozen=True)
@@ -284,6 +316,39 @@ class Claim:
     """How the verdict follows from the rows."""
 
 
+def check_claims(results: Sequence[ExperimentResult]) -> list[Claim]:
+    """Return the claims that some results speak to, in the paper's order."""
+    by_name = {result.experiment: result for result in results}
+    return [
+        _judge(check, by_name[experiment.name])
+        for experiment in find_all(by_name)
+        for check in experiment.claims
+    ]
+
+
+def _judge(check: ClaimCheck, result: ExperimentResult) -> Claim:
+    evidence = check.check(result)
+    shown, n, verdict = MISSING, MISSING, INCOMPARABLE
+    if evidence is not None:
+        shown, n = evidence.shown, f"n = {format_number(evidence.n)} {evidence.unit}"
+        if evidence.incomparable:
+            shown = f"{shown}; {evidence.incomparable}" if shown else evidence.incomparable
+        elif evidence.n < MIN_CASES:
+            shown += f"; too few to judge, {MIN_CASES} are needed"
+        elif check.over_depth and result.n_layers < MIN_LAYERS:
+            shown += f"; too few layers to judge, {MIN_LAYERS} are needed"
+        else:
+            verdict = HOLDS if evidence.holds else PARTLY if evidence.partly else FAILS
+    values = check.values
+    texts = [f"{one.quantity}: {one.value}" if len(values) > 1 else one.value for one in values]
+    paper = f"{'; '.join(texts)} ({values[0].where})" if values else "no number in the text"
+    rule = f"Holds if {check.rule}."
+    return Claim(check.claim, result.experiment, paper, shown, n, verdict, rule)
+
+
+# Experiments
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One figure or table of the paper."""
@@ -295,7 +360,8 @@ class Experiment:
     """What is measured."""
     finding: str
     """What the paper found, in one sentence."""
-    measure: Callable[["ExperimentContext"], Measurement]
+    measure: Callable[["ExperimentContext"], tuple[list[Row], Row]]
+    """Returns the rows, and what belongs to no row."""
     chart: Callable[[ExperimentResult], "Chart"]
     summary: Callable[[ExperimentResult], str]
     """What this model shows, in one or two sentences."""
@@ -307,20 +373,21 @@ class Experiment:
     needs_values: bool = False
     """Whether it reads static values, which memories of a lambda layer do not have."""
     options: tuple[str, ...] = ()
-    """Settings of the context that this experiment alone reads."""
+    """Options of the config that this experiment alone reads."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What to know about its numbers, by kind of memory."""
+    """What to know about its numbers, by kind of memory; `experts` of mixtures of experts."""
 
     def run(self, context: "ExperimentContext") -> ExperimentResult:
         """Measure it."""
-        measured = self.measure(context)
+        rows, also = self.measure(context)
         settings = context.settings(self.needs_model)
-        settings |= {name: getattr(context, name) for name in self.options}
+        settings |= {name: getattr(context.config, name) for name in self.options}
         if self.metrics:
             settings |= {"sample": context.sample_settings(), "threads": context.threads}
-        note = self.notes.get(settings["kind"] or "")
-        also = measured.also | ({"note": note} if note else {})
-        return ExperimentResult(self.name, self.paper, settings, measured.rows, also)
+        note = self.notes.get("experts" if "experts" in settings else settings["kind"] or "")
+        if note:
+            also = also | {"note": note}
+        return ExperimentResult(self.name, self.paper, settings, rows, also)
 
     def describe(self, result: ExperimentResult) -> str:
         """Return what was measured, and what that means for memories of this kind."""
@@ -349,71 +416,3 @@ def find_all(names: Iterable[str] = NAMES) -> list[Experiment]:
     """Return the experiments of some names, in the paper's order."""
     found = {name: find(name) for name in names}
     return [found[name] for name in NAMES if name in found]
-
-
-def check_claims(results: Sequence[ExperimentResult]) -> list[Claim]:
-    """Return the claims that some results speak to, in the paper's order."""
-    by_name = {result.experiment: result for result in results}
-    return [
-        _judge(experiment, check, by_name[experiment.name])
-        for experiment in find_all(by_name)
-        for check in experiment.claims
-    ]
-
-
-def _judge(experiment: Experiment, check: ClaimCheck, result: ExperimentResult) -> Claim:
-    from ffmem.experiments.rows import count_layers
-
-    evidence = check.check(result)
-    shown, n, verdict = MISSING, MISSING, INCOMPARABLE
-    if evidence is not None:
-        shown, n = evidence.shown, f"n = {format_number(evidence.n)} {evidence.unit}"
-        layers = count_layers(result)
-        if evidence.incomparable:
-            shown = f"{shown}; {evidence.incomparable}" if shown else evidence.incomparable
-        elif evidence.n < check.min_cases:
-            shown += f"; too few to judge, {check.min_cases} are needed"
-        elif check.over_depth and layers < MIN_LAYERS:
-            shown += f"; too few layers to judge, {MIN_LAYERS} are needed"
-        else:
-            verdict = HOLDS if evidence.holds else PARTLY if evidence.partly else FAILS
-    values = [experiment.paper_values[place] for place in check.values]
-    texts = [f"{one.quantity}: {one.value}" if len(values) > 1 else one.value for one in values]
-    paper = f"{'; '.join(texts)} ({values[0].where})" if values else NO_NUMBER
-    rule = f"Holds if {check.rule}."
-    return Claim(check.claim, experiment.name, paper, shown, n, verdict, rule)
-
-
-def digest(value: Any) -> str:
-    """Return the SHA-256 of a value as JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def index_settings(index: "Index", dtype: str | None, seed: int) -> dict[str, Any]:
-    """Return what every result says about its index; `dtype` is of the model, if one ran."""
-    manifest = index.manifest
-    return {
-        "model": manifest.model.source,
-        "model_hash": manifest.model.hash,
-        "layers": manifest.model.layers,
-        "memories": manifest.model.layout.per_layer,
-        "vocabulary": manifest.model.vocabulary,
-        "activation": manifest.model.activation,
-        "gated": manifest.model.gated,
-        "kind": manifest.model.memory,
-        "dtype": dtype or manifest.dtype,
-        # Where an index has no values to project, y is still read so.
-        "projection": manifest.projection if manifest.model.has_values else "folded",
-        "start": manifest.start.token,
-        "corpus": {
-            "sources": [source.source for source in manifest.corpus.sources],
-            "hash": manifest.corpus.hash,
-            "sentences": manifest.corpus.sentences,
-            "tokens": manifest.corpus.tokens,
-            "limited": any(source.limit is not None for source in manifest.corpus.sources),
-        },
-        "t": manifest.t,
-        "prefixes": manifest.prefixes,
-        "compat": manifest.compat,
-        "seed": seed,
-    }

@@ -9,8 +9,10 @@ color vision can tell apart. Nothing is fetched and no browser runs; the same re
 SVG bytes.
 """
 
+import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ import vl_convert
 from markupsafe import escape
 
 from ffmem.errors import FfmemError
-from ffmem.experiments.base import ExperimentResult, Row, find
-from ffmem.experiments.rows import known
+from ffmem.experiments.base import ExperimentResult, find
+from ffmem.experiments.rows import Row, rows_with
 from ffmem.files import committing, write_text
 from ffmem.indexing.memory import visible
 
@@ -169,16 +171,12 @@ def same_axis(y: alt.Y, field: str) -> alt.Y:
     return alt.Y(f"{field}:Q", title=y["title"])
 
 
-def color_scale(colors: dict[str, str]) -> alt.Scale:
-    """Return the scale that gives each series its color, in this order."""
-    return alt.Scale(domain=list(colors), range=list(colors.values()))
-
-
 def series_color(colors: dict[str, str], field: str = "series") -> alt.Color:
     """Return the colors of a figure's series, with their legend."""
     wide = sum(len(name) for name in colors) > 40  # more would not fit beside each other
     legend = alt.Legend(symbolType="square", columns=2 if wide else len(colors))
-    return alt.Color(f"{field}:N", scale=color_scale(colors), legend=legend)
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    return alt.Color(f"{field}:N", scale=scale, legend=legend)
 
 
 # Marks
@@ -220,31 +218,49 @@ def _tooltip(field: str, values: list[Any]) -> alt.Tooltip:
     return alt.Tooltip(f"{field}:Q", title=title, format=shown)
 
 
-def bars(rows: Sequence[Row], n_layers: int, y: alt.Y, color: alt.Color) -> alt.Chart:
-    """Return one bar per layer."""
-    x = layer_axis(n_layers)
-    chart: alt.Chart = plot(known(rows, _field(y))).mark_bar().encode(x=x, y=y, color=color)
-    return chart
+class LayerPlot:
+    """Marks over the layers of a result, in one plot: each shows a field of the rows as a series.
 
+    `percent` are the fields that the plot reads, shares all; `colors` gives each series its color.
+    """
 
-def intervals(rows: Sequence[Row], n_layers: int, y: alt.Y, low: str, high: str) -> alt.Chart:
-    """Return the 95 % intervals as thin lines."""
-    base = plot(known(rows, low, high)).mark_rule()
-    chart: alt.Chart = base.encode(x=layer_axis(n_layers), y=same_axis(y, low), y2=f"{high}:Q")
-    return chart
+    def __init__(
+        self, result: ExperimentResult, percent: Sequence[str], y: alt.Y, colors: dict[str, str]
+    ) -> None:
+        self.rows = figure_rows(result.rows, percent)
+        self.x, self.y, self.color = layer_axis(result.n_layers), y, series_color(colors)
 
+    def _encode(self, chart: alt.Chart, field: str) -> alt.Chart:
+        own = str(self.y.shorthand) == f"{field}:Q"
+        y = self.y if own else same_axis(self.y, field)
+        encoded: alt.Chart = chart.encode(x=self.x, y=y, color=self.color)
+        return encoded
 
-def ticks(rows: Sequence[Row], n_layers: int, y: alt.Y, color: alt.Color) -> alt.Chart:
-    """Return one short horizontal line per layer."""
-    mark = plot(known(rows, _field(y))).mark_tick(thickness=2, width={"band": 1}, opacity=1)
-    chart: alt.Chart = mark.encode(x=layer_axis(n_layers), y=y, color=color)
-    return chart
+    def bars(self, field: str, name: str) -> alt.Chart:
+        """Return one bar per layer."""
+        return self._encode(plot(series(rows_with(self.rows, field), name)).mark_bar(), field)
 
+    def ticks(self, field: str, name: str) -> alt.Chart:
+        """Return one short horizontal line per layer."""
+        base = plot(series(rows_with(self.rows, field), name))
+        return self._encode(base.mark_tick(thickness=2, width={"band": 1}, opacity=1), field)
 
-def line(rows: Sequence[Row], n_layers: int, y: alt.Y, color: alt.Color) -> alt.LayerChart:
-    """Return a line with a point per layer; it breaks where a number is missing."""
-    base = plot(rows).encode(x=layer_axis(n_layers), y=y, color=color)
-    return layered(base.mark_line(), base.mark_point())
+    def points(self, field: str, name: str) -> alt.Chart:
+        """Return one point per layer."""
+        return self._encode(
+            plot(series(rows_with(self.rows, field), name)).mark_point(size=22), field
+        )
+
+    def line(self, field: str, name: str) -> alt.LayerChart:
+        """Return a line with a point per layer; it breaks where a number is missing."""
+        base = self._encode(plot(series(self.rows, name)), field)
+        return layered(base.mark_line(), base.mark_point())
+
+    def intervals(self, low: str, high: str) -> alt.Chart:
+        """Return the 95 % intervals as thin lines."""
+        base = plot(rows_with(self.rows, low, high)).mark_rule()
+        chart: alt.Chart = base.encode(x=self.x, y=same_axis(self.y, low), y2=f"{high}:Q")
+        return chart
 
 
 def boxes(
@@ -252,7 +268,7 @@ def boxes(
 ) -> alt.LayerChart:
     """Return a box from q1 to q3 with its median, per layer; `y` is the axis, over q1."""
     x = layer_axis(n_layers, title)
-    base = plot(known(rows, "q1", "median", "q3"))
+    base = plot(rows_with(rows, "q1", "median", "q3"))
     box = base.mark_bar(style="box").encode(x=x, y=y, y2="q3:Q")
     median = base.mark_tick(style="ink", thickness=1.8, width={"band": 1}, opacity=1)
     return layered(box, median.encode(x=x, y=same_axis(y, "median")))
@@ -269,17 +285,13 @@ def stacked_bars(
         if row.get(field) is not None
     ]
     y = alt.Y("share:Q", title=title, scale=alt.Scale(domain=[0, 100]), stack="zero")
-    chart: alt.Chart = (
-        plot(pieces)
-        .mark_bar()
-        .encode(
-            x=layer_axis(n_layers),
-            y=y,
-            color=series_color(dict(parts.values()), "part"),
-            order=alt.Order("order:Q", sort="ascending"),
-        )
+    chart: alt.Chart = plot(pieces).mark_bar()
+    return chart.encode(
+        x=layer_axis(n_layers),
+        y=y,
+        color=series_color(dict(parts.values()), "part"),
+        order=alt.Order("order:Q", sort="ascending"),
     )
-    return chart
 
 
 def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
@@ -287,19 +299,15 @@ def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
     return alt.LayerChart(layer=list(charts))
 
 
-def panels(charts: Sequence[Chart]) -> alt.VConcatChart:
-    """Return small plots below each other over one x axis."""
-    return alt.vconcat(*charts, spacing=14)
+def panels(charts: Sequence[Chart]) -> Chart:
+    """Return small plots below each other over one x axis; an empty plot of none."""
+    return alt.vconcat(*charts, spacing=14) if charts else empty_plot()
 
 
 def empty_plot() -> alt.Chart:
     """Return a plot without a mark."""
     chart: alt.Chart = plot([]).mark_point()
     return chart
-
-
-def _field(channel: alt.Y) -> str:
-    return str(channel.shorthand).removesuffix(":Q")
 
 
 # Files
@@ -324,9 +332,7 @@ def figure_svg(result: ExperimentResult) -> str:
 def chart_svg(name: str, title: str, description: str, chart: Chart) -> str:
     """Return a chart as SVG with a title and a description for those who do not see it."""
     # Charts are checked against the schema in tests; it takes longer than drawing them.
-    spec: dict[str, Any] = chart.to_dict(validate=False)
-    svg: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
-    drawn = _MACHINERY.sub("", svg)
+    drawn = _MACHINERY.sub("", draw(json.dumps(chart.to_dict(validate=False))))
     size, opening = _SIZE.search(drawn), _OPENING.match(drawn)
     assert size is not None, "Vega gives every figure a viewBox"
     assert opening is not None, "Vega's figures begin with <svg"
@@ -338,6 +344,13 @@ def chart_svg(name: str, title: str, description: str, chart: Chart) -> str:
         f'<title id="{name}-title">{escape(visible(title))}</title>'
         f'<desc id="{name}-desc">{escape(visible(description))}</desc>'
     ) + drawn[opening.end() :]
+
+
+@lru_cache(maxsize=64)
+def draw(spec: str) -> str:
+    """Return a chart's JSON as SVG; a report shows figures that were just written to files."""
+    svg: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
+    return svg
 
 
 def svg_file(svg: str) -> str:

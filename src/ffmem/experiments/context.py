@@ -1,33 +1,40 @@
-"""What experiments share: an index, its model, a sample of prefixes; each is read once.
+"""What experiments share (an index, its model, a sample of prefixes), and how several of them run.
 
 Anything several experiments need is computed when the first asks for it, and kept for the others.
+A result carries a fingerprint: the SHA-256 of everything that decides its numbers. A file NAME.json
+with the fingerprint that a measurement would have now stands for that measurement.
 """
 
-import hashlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.corpus.sentences import TokenSentence, check_token_ids
-from ffmem.errors import CorpusError, FfmemError
-from ffmem.experiments.base import DRAWS, digest, index_settings
-from ffmem.experiments.forward import evaluate_sample
-from ffmem.experiments.sample import Example, PromptSample, draw_sample
+from ffmem.corpus.sentences import check_token_ids
+from ffmem.errors import CorpusError, StoreError
+from ffmem.experiments.base import (
+    Experiment,
+    ExperimentConfig,
+    ExperimentResult,
+    digest,
+    index_settings,
+)
+from ffmem.experiments.sample import PromptSample, draw_sample
 from ffmem.experiments.triggers import TopTriggers, corpus_tokens, top_triggers
-from ffmem.experiments.values import AdaptiveTops, PlainTops, ValueReadings, ValueTops, read_values
 from ffmem.files import sha256
-from ffmem.indexing.sentences import hash_input
 from ffmem.indexing.store import Index, check_weights
-from ffmem.models.memories import Memories
 from ffmem.progress import Progress
+
+if TYPE_CHECKING:
+    from ffmem.experiments.values import ValueReadings
+    from ffmem.models.memories import Memories
 
 VERSIONS = ("ffmem", "torch", "transformers", "numpy", "scipy", "scikit-learn")
 """The libraries that compute the numbers."""
@@ -40,40 +47,23 @@ class ExperimentContext:
     """One index and its model, with the settings of the experiments."""
 
     index: Index
-    model: Memories | Callable[[], Memories]
+    model: "Memories | Callable[[], Memories]"
     """The index's model, or what loads it when the first experiment asks."""
     corpus: Corpus | None = None
     """Source of Section 5's sample; the other experiments read the index."""
-    prompt: str | None = None
-    """One text instead of a sample: its longest prefix."""
-    sample: int | None = 4000
-    """Prefixes of the sample; None for all."""
-    draw: str = "sentences"
-    seed: int = 0
-    per_layer: int = 10
-    """Memories of each layer for token removal."""
-    triggers: int = 20
-    """Triggers of each for token removal."""
+    config: ExperimentConfig = field(default_factory=ExperimentConfig)
     metrics: Collection[type[Any]] = ()
     """What the forward pass measures beside what is asked for: so one pass serves several."""
-    details: bool = False
-    """Whether predictions have the columns that no figure shows."""
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
 
     def __post_init__(self) -> None:
-        if self.draw not in DRAWS:
-            raise FfmemError(f"Cannot draw {self.draw!r}. Draw {' or '.join(DRAWS)}.")
-        for name in ("sample", "per_layer", "triggers"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise FfmemError(f"{name} = {number!r} was asked for. Give 1 or more.")
-        if self.prompt is not None and self.corpus is not None:
-            raise FfmemError("Both a prompt and a corpus were given. Give one of them.")
         self._measured: dict[type[Any], Any] = {}
 
     @cached_property
-    def memories(self) -> Memories:
+    def memories(self) -> "Memories":
         """The model, which must be the index's own."""
+        from ffmem.models.memories import Memories
+
         memories = self.model if isinstance(self.model, Memories) else self.model()
         check_weights(self.index, memories.fingerprint())
         return memories
@@ -81,28 +71,31 @@ class ExperimentContext:
     @property
     def threads(self) -> int:
         """CPU threads that compute the numbers."""
+        import torch
+
         return torch.get_num_threads()
 
     def settings(self, needs_model: bool = True) -> dict[str, Any]:
         """Return what a result says about how it was made."""
         dtype = str(self.memories.dtype).removeprefix("torch.") if needs_model else None
-        return index_settings(self.index, dtype, self.seed)
+        return index_settings(self.index, dtype, self.config.seed)
 
     def sample_settings(self) -> dict[str, Any]:
         """Return what a result of Section 5 says about its sample."""
-        source: dict[str, Any] = {"prompt": self.prompt}
-        if self.corpus is not None:
-            asked = "all" if self.sample is None else self.sample
-            source = {"corpus": self.corpus.source, "asked": asked, "draw": self.draw}
-            # How the corpus is read, where that differs from the index's own.
-            first = self.index.manifest.corpus.sources[0]
-            usual = {"unit": first.unit, "column": first.column, "limit": None}
-            read = {name: getattr(self.corpus, name) for name in usual}
-            source |= {name: value for name, value in read.items() if value != usual[name]}
-        return {**source, **self.prompt_sample.describe()}
+        corpus, first = self.section_5_corpus, self.index.manifest.corpus.sources[0]
+        # How the corpus is read, where that differs from the index's own.
+        usual = {"unit": first.unit, "column": first.column, "limit": None}
+        read = {name: getattr(corpus, name) for name in usual}
+        return {
+            "corpus": corpus.source,
+            "requested": self.config.sample,
+            "draw": self.config.draw,
+            **{name: value for name, value in read.items() if value != usual[name]},
+            **self.prompt_sample.describe(),
+        }
 
     @cached_property
-    def fingerprint(self) -> str:
+    def _base_fingerprint(self) -> str:
         """SHA-256 of what decides all numbers: index, model, how it runs, versions, seed.
 
         The manifest holds the hash of the weights and of every file of the index.
@@ -116,14 +109,20 @@ class ExperimentContext:
                 "device": self.memories.device.type,
                 "threads": self.threads,
                 "versions": {library: version(library) for library in VERSIONS},
-                "seed": self.seed,
+                "seed": self.config.seed,
             }
         )
 
     @cached_property
-    def sample_fingerprint(self) -> str:
+    def _sample_fingerprint(self) -> str:
         """SHA-256 of the sample: how it was asked for, and every prefix of it."""
         return digest([self.sample_settings(), self.prompt_sample.digest()])
+
+    def fingerprint(self, experiment: Experiment) -> str:
+        """Return the SHA-256 of everything that decides the numbers of an experiment."""
+        options = [getattr(self.config, option) for option in experiment.options]
+        sample = [self._sample_fingerprint] if experiment.metrics else []
+        return digest([experiment.name, self._base_fingerprint, *options, *sample])
 
     @cached_property
     def frequencies(self) -> Int64[ndarray, " vocab"]:
@@ -137,65 +136,117 @@ class ExperimentContext:
         return [top_triggers(self.index, layer) for layer in range(self.index.n_layers)]
 
     @cached_property
-    def values(self) -> list[ValueReadings]:
-        """What every value predicts, layer by layer."""
+    def values(self) -> "list[ValueReadings]":
+        """What every value predicts, layer by layer, and how it ranks its top trigger's next token.
+
+        A value is read with the sign of its memory's top trigger; +1 where there is none.
+        """
+        from ffmem.experiments.values import read_values
+
         found = []
         with self.progress.bar("values", len(self.index), "values") as step:
             for layer, triggers in enumerate(self.top_triggers):
-                found.append(read_values(self.memories, triggers, layer))
+                sign = np.where(triggers.exists, triggers.sign, 1).astype(np.int8)
+                found.append(read_values(self.memories, layer, sign, triggers.next_token))
                 step(self.index.layout.widths[layer])
         return found
 
-    def value_tops(self, layer: int) -> ValueTops:
-        """Return what the values of a layer promote."""
-        if self.memories.head.adaptive:
-            return AdaptiveTops(self.memories, layer)
-        return PlainTops.read(self.index, layer)
+    @property
+    def section_5_corpus(self) -> Corpus:
+        """The source of Section 5's sample."""
+        if self.corpus is None:
+            raise CorpusError(
+                "This experiment runs the model on prefixes. Give a corpus, such as --corpus"
+                " wikitext-2:valid."
+            )
+        return self.corpus
 
     @cached_property
     def prompt_sample(self) -> PromptSample:
         """The sample of prefixes."""
-        memories = self.memories
+        memories, config, corpus = self.memories, self.config, self.section_5_corpus
         longest = None if memories.context is None else memories.context - 1
-        if self.prompt is not None:
-            return self._one_prompt(self.prompt, longest)
-        if self.corpus is None:
-            raise CorpusError(
-                "This experiment runs the model on prefixes. Give a corpus, such as --corpus"
-                " wikitext-2:valid, or one --prompt."
-            )
         # The authors' code draws the empty prefix as well.
         manifest = self.index.manifest
         shortest = 0 if manifest.compat and manifest.start.id is not None else 1
-        reading = self.corpus.sentences(memories.tokenizer)
-        known = check_token_ids(reading, memories.vocabulary)
-        sample = draw_sample(known, self.draw, self.sample, self.seed, shortest, longest)
+        known = check_token_ids(corpus.sentences(memories.tokenizer), memories.vocabulary)
+        size = config.sample if isinstance(config.sample, int) else None
+        sample = draw_sample(known, config.draw, size, config.seed, shortest, longest)
         found = len(sample.lengths)
-        if self.sample is not None and found < self.sample:
-            what = "sentences" if self.draw == "sentences" else "prefixes"
+        if size is not None and found < size:
+            what = "sentences" if config.draw == "sentences" else "prefixes"
             self.progress.say(
-                f"{self.sample:,} prefixes were asked for; {self.corpus.source} has {found:,}"
-                f" {what} to draw from. All are taken."
+                f"{size:,} prefixes were asked for; {corpus.source} has {found:,} {what} to"
+                " draw from. All are taken."
             )
         if sample.cut:
             self.progress.say(f"Cut at the model's context: {sample.cut:,} sentences.")
         return sample
 
-    def _one_prompt(self, prompt: str, longest: int | None) -> PromptSample:
-        (encoding,) = self.memories.tokenizer.encode([prompt])
-        sentence = TokenSentence(prompt, *encoding)
-        if not sentence.ids or (longest is not None and len(sentence.ids) > longest):
-            raise CorpusError(
-                f"The prompt has {len(sentence.ids):,} tokens; the model reads 1 to"
-                f" {longest or 'any number'} behind the start token."
-            )
-        hashed = hashlib.sha256(hash_input(prompt, sentence.ids)).hexdigest()
-        return PromptSample([Example(0, sentence, [len(sentence.ids)])], 1, 0, hashed)
-
     def measured(self, metric: type[T]) -> T:
         """Return what the forward pass over the sample measured; run it if it has not run yet."""
         if metric not in self._measured:
+            from ffmem.experiments.forward import evaluate_sample
+
             kinds = {metric, *self.metrics} - set(self._measured)
             self._measured |= evaluate_sample(self, kinds)
         found: T = self._measured[metric]
         return found
+
+
+def run_experiments(
+    context: ExperimentContext, experiments: list[Experiment], out: Path
+) -> list[ExperimentResult]:
+    """Measure experiments, and write JSON, SVG and PDF of each as soon as it is measured.
+
+    Those that are finished in `out` are read from there. Among others, `patterns` is left out where
+    nobody has looked for any; alone, that is an error.
+    """
+    from ffmem.experiments.charts import write_figure
+    from ffmem.experiments.patterns import NoPatterns
+
+    done = {one.name: found for one in experiments if (found := finished(context, one, out))}
+    if done:
+        context.progress.say(f"Already measured in {out}, not measured again: {', '.join(done)}.")
+    context.metrics = {m for one in experiments if one.name not in done for m in one.metrics}
+    results = []
+    try:
+        for experiment in experiments:
+            result = done.get(experiment.name)
+            if result is None:
+                context.progress.say(f"Measuring {experiment.name}.")
+                try:
+                    result = experiment.run(context)
+                except NoPatterns as error:
+                    if len(experiments) == 1:
+                        raise
+                    context.progress.say(f"Figure 2 is left out. {error}")
+                    continue
+                if experiment.needs_model:
+                    result = replace(result, fingerprint=context.fingerprint(experiment))
+                result.write(out)
+                write_figure(result, out)
+            elif not all((out / f"{experiment.name}.{end}").is_file() for end in ("svg", "pdf")):
+                write_figure(result, out)  # a stop came between
+            results.append(result)
+    except KeyboardInterrupt:
+        context.progress.say(f"Stopped. Rerun the command: experiments finished in {out} are kept.")
+        raise
+    return results
+
+
+def finished(
+    context: ExperimentContext, experiment: Experiment, out: Path
+) -> ExperimentResult | None:
+    """Return the result in a folder, if it is what would be measured now.
+
+    `patterns` reads what people said as well, and is quick: it is always measured.
+    """
+    path = out / f"{experiment.name}.json"
+    if not experiment.needs_model or not path.is_file():
+        return None
+    try:
+        result = ExperimentResult.read(path)
+    except StoreError:
+        return None  # half a file, or another program's
+    return result if result.fingerprint == context.fingerprint(experiment) else None

@@ -1,18 +1,18 @@
 """Definitions and limits that a reader of a report needs, by kind of memory."""
 
-from ffmem.experiments.base import LAMBDA, PERSISTENT, SOFTMAX, Row
+from ffmem.experiments.rows import Row
 
 SUBJECTS = {
-    SOFTMAX: "Its softmax memories",
-    PERSISTENT: "The persistent slots of its attention",
-    LAMBDA: "The static keys of its lambda layers",
+    "softmax": "Its softmax memories",
+    "persistent": "The persistent slots of its attention",
+    "lambda": "The static keys of its lambda layers",
 }
 """What of a model is read as memories, where it is not the feed-forward layers."""
 
 KINDS = {
-    SOFTMAX: "softmax",
-    PERSISTENT: "persistent slots in attention",
-    LAMBDA: "static keys of lambda layers, without static values",
+    "softmax": "softmax",
+    "persistent": "persistent slots in attention",
+    "lambda": "static keys of lambda layers, without static values",
 }
 
 _NOTATION = (
@@ -21,20 +21,27 @@ _NOTATION = (
     " output."
 )
 _NOTATIONS = {
-    SOFTMAX: "Notation: x is the input of a softmax memory, K its keys, V its values,"
+    "softmax": "Notation: x is the input of a softmax memory, K its keys, V its values,"
     " m = softmax(x·Kᵀ) the coefficients; y = m·V is what the layer adds to the residual r, and"
     " o = r + y its output.",
-    PERSISTENT: "Notation: the layer is attention with persistent memory. Each head has one softmax"
-    " over the tokens and its own slots; x is its input, a slot's score is x·k, the coefficient m"
-    " is the attention on the slot, and v what the slot adds at m = 1. y = m·V is what all slots"
-    " add, r the residual with what was read from the tokens, and o = r + y. r is not free of the"
-    " slots: what they take of the attention is missing there.",
-    LAMBDA: "Notation: memories are the static keys of lambda layers, one for each head and"
+    "persistent": "Notation: the layer is attention with persistent memory. Each head has one"
+    " softmax over the tokens and its own slots; x is its input, a slot's score is x·k, the"
+    " coefficient m is the attention on the slot, and v what the slot adds at m = 1. y = m·V is"
+    " what all slots add, r the residual with what was read from the tokens, and o = r + y. r is"
+    " not free of the slots: what they take of the attention is missing there.",
+    "lambda": "Notation: memories are the static keys of lambda layers, one for each head and"
     " distance. x is the layer's input, the coefficient m is x·k where a token lies at that"
     " distance in front, and 0 elsewhere. It multiplies a vector of that token, another one in"
     " every text: there is no static value v, and whatever reads values is left out. y is what the"
     " static keys add, r all else, the feed-forward layer's output too, and o = r + y.",
 }
+_EXPERTS = (
+    "The model is a mixture of experts: where a layer has several, y = Σ w·(m·V + b) over the"
+    " experts that a prefix is routed to, with the router's weights w. The coefficient of a memory"
+    " is w·m, and 0 on prefixes that do not reach its expert; such prefixes count in every share"
+    " that does not say otherwise, and never trigger it. Names say the expert: L5E12N345 is memory"
+    " 345 of expert 12, L5SN7 one of the shared expert."
+)
 _AGREEMENT = (
     "A memory's top trigger is its strongest trigger that has a next token. Baselines of agreement:"
     " the same next tokens permuted among a layer's memories, the most frequent token for all of"
@@ -62,28 +69,28 @@ _ALL_POSITIVE = (
     " rounds to 0, and a trigger is a prefix of large weight."
 )
 _SIGNS = {
-    SOFTMAX: _ALL_POSITIVE,
-    PERSISTENT: _ALL_POSITIVE,
-    LAMBDA: "Coefficients are linear in x and of either sign; only those above 0 trigger, though"
+    "softmax": _ALL_POSITIVE,
+    "persistent": _ALL_POSITIVE,
+    "lambda": "Coefficients are linear in x and of either sign; only those above 0 trigger, though"
     " those below do as much.",
 }
 
 
-def definitions(settings: Row) -> list[str]:
-    """Return the definitions and limits that belong to a model."""
-    kind = str(settings.get("kind"))
+def definitions(kind: str, settings: Row) -> list[str]:
+    """Return the definitions and limits that belong to a model, by its kind of memory."""
     lines = [
         _NOTATIONS.get(kind, _NOTATION),
+        _EXPERTS if settings.get("experts") else None,
         "top(h) is the token of largest logit. r and o are read by the model's own output head, its"
         " final norm included.",
-        _PROJECTIONS.get(str(settings.get("projection"))),
-        _SIGNS.get(kind, _GATED if settings.get("gated") else _UNGATED),
+        _PROJECTIONS[settings["projection"]],
+        _SIGNS.get(kind, _GATED if settings["gated"] else _UNGATED),
         "Intervals are Wilson's at 95 %; they speak of memories or prefixes drawn at random, not of"
         " another corpus, another model or another seed. Boxes go from the first to the third"
         " quartile with the median between.",
         "A verdict needs at least 30 cases, and one about depth at least 6 layers. Labels of"
         " programs are never compared with those of people.",
-        None if kind == LAMBDA else _AGREEMENT,
+        None if kind == "lambda" else _AGREEMENT,
         "Section 5's prefixes are drawn one per sentence unless the settings say otherwise, so"
         " short prefixes are more frequent than in running text.",
         "Sentences are read on their own, as in the paper: no memory sees what precedes them.",

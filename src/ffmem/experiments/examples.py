@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ffmem.cells import Cell
-from ffmem.experiments.base import ExperimentResult, Row
+from ffmem.experiments.base import ExperimentResult
+from ffmem.experiments.rows import Row
 from ffmem.experiments.triggers import NONE, trigger_table
 from ffmem.indexing.memory import Memory, Trigger, visible, visible_token
 from ffmem.indexing.store import Index
@@ -97,28 +98,24 @@ class _Mode(NamedTuple):
 
 def shared_tokens(index: Index) -> list[SharedToken]:
     """Return the rows of Table 1 of an index without patterns."""
-    found = (_most_shared(index, layer) for layer in spread_layers(index.layout.memory_layers))
-    return [row for row in found if row is not None]
-
-
-def _most_shared(index: Index, layer: int) -> SharedToken | None:
-    """Return the memory of a layer whose triggers share a token most often."""
-    every = list(_modes(index, layer))
-    words = {id for id in {one.id for one in every} if _is_word(index.token(id))}
-    candidates = [one for one in every if one.id in words] or every
-    if not candidates:
-        return None
-    alike = Counter((one.which, one.id) for one in candidates)
-    best = min(
-        candidates, key=lambda one: (-one.n, alike[one.which, one.id], one.memory, -one.sign)
-    )
-    cell, token = index.layout.cell(layer, best.memory), index.token(best.id)
-    triggers = triggers_of_sign(index.memory(cell), best.sign)[:STRONGEST]
-    sharing = [one for one in triggers if getattr(one, f"{best.which}_token") == token]
-    excerpts = [trigger_excerpt(one) for one in sharing[:EXCERPTS]]
-    return SharedToken(
-        str(cell), layer, best.sign, best.which, token, best.n, len(triggers), excerpts
-    )
+    rows = []
+    for layer in spread_layers(index.layout.memory_layers):
+        every = list(_modes(index, layer))
+        words = {id for id in {one.id for one in every} if _is_word(index.token(id))}
+        candidates = [one for one in every if one.id in words] or every
+        if not candidates:
+            continue
+        alike = Counter((one.which, one.id) for one in candidates)
+        ranks = {
+            one: (-one.n, alike[one.which, one.id], one.memory, -one.sign) for one in candidates
+        }
+        n, which, id, memory, sign = min(candidates, key=ranks.__getitem__)
+        cell, token = index.layout.cell(layer, memory), index.token(id)
+        triggers = triggers_of_sign(index.memory(cell), sign)[:STRONGEST]
+        sharing = [one for one in triggers if getattr(one, f"{which}_token") == token]
+        excerpts = [trigger_excerpt(one) for one in sharing[:EXCERPTS]]
+        rows.append(SharedToken(str(cell), layer, sign, which, token, n, len(triggers), excerpts))
+    return rows
 
 
 def _modes(index: Index, layer: int) -> Iterator[_Mode]:
@@ -234,12 +231,12 @@ def key_tables(
     by_layer: dict[int, list[LabelledKey]] = {}
     for key in sorted(keys, key=lambda key: (key.cell, -key.sign)):
         by_layer.setdefault(key.cell.layer, []).append(key)
-    chosen = [
-        best
-        for own in by_layer.values()
-        for kind in KINDS
-        if (best := _most_marked(own, kind)) is not None
-    ]
+    chosen = []
+    for own in by_layer.values():
+        for kind in KINDS:
+            pairs = [(key, one) for key in own for one in key.patterns if one.kind == kind]
+            # The pattern that most triggers show, of the memory with most patterns.
+            chosen += sorted(pairs, key=lambda p: (-len(p[1].ranks), -len(p[0].patterns)))[:1]
     if not chosen:
         return [], None
     rows = []
@@ -248,27 +245,16 @@ def key_tables(
         shown = [all_texts[rank - 1] for rank in pattern.ranks[:EXCERPTS]]
         marked, place = len(pattern.ranks), (str(key.cell), key.cell.layer, key.sign, key.source)
         rows.append(KeyExample(*place, pattern.kind, pattern.description, marked, key.n, shown))
-    key = min((key for key, _ in chosen), key=_by_kinds)
+    key = min(
+        (key for key, _ in chosen),
+        key=lambda key: (-len({p.kind for p in key.patterns}), -len(key.patterns), key.cell),
+    )
     lines = [
         KeyLine(rank, text, [one.number for one in key.patterns if rank in one.ranks])
         for rank, text in enumerate(texts(key)[: key.n], start=1)
     ]
     table = KeyTable(str(key.cell), key.cell.layer, key.sign, key.source, list(key.patterns), lines)
     return rows, table
-
-
-def _most_marked(keys: Sequence[LabelledKey], kind: str) -> tuple[LabelledKey, ShownPattern] | None:
-    """Return the pattern of a kind that most triggers show, with its key."""
-    candidates = [(key, one) for key in keys for one in key.patterns if one.kind == kind]
-    return min(
-        candidates,
-        key=lambda found: (-len(found[1].ranks), -len(found[0].patterns), found[0].cell),
-        default=None,
-    )
-
-
-def _by_kinds(key: LabelledKey) -> tuple[int, int, Cell]:
-    return -len({one.kind for one in key.patterns}), -len(key.patterns), key.cell
 
 
 # Table 2
@@ -289,8 +275,8 @@ class PredictiveExample(NamedTuple):
     excerpt: Excerpt | None
 
 
-def predictive_examples(index: Index | None, result: ExperimentResult) -> list[PredictiveExample]:
-    """Return the rows of Table 2; without an index, without their excerpts."""
+def predictive_examples(index: Index, result: ExperimentResult) -> list[PredictiveExample]:
+    """Return the rows of Table 2."""
 
     def order(row: Row) -> tuple[bool, float, Cell]:
         return not row.get("agreeing"), -(row["probability"] or 0.0), Cell.parse(row["cell"])
@@ -298,7 +284,7 @@ def predictive_examples(index: Index | None, result: ExperimentResult) -> list[P
     rows = []
     for row in sorted(result.rows, key=order)[:VALUES]:
         sign = int(row.get("sign") or 1)
-        triggers = triggers_of_sign(index[row["cell"]], sign) if index else []
+        triggers = triggers_of_sign(index[row["cell"]], sign)
         followed = [one for one in triggers if one.next_token is not None]
         agreeing = [one for one in followed if one.next_token == row["token"]]
         chosen = next(iter(agreeing or followed), None)

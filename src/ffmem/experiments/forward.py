@@ -2,11 +2,11 @@
 
 A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length run
 together; what they computed at their drawn places is held until a few hundred of them are read at
-once: `HELD` bytes of it, and one batch more, at most, in the same buffers for all groups.
+once: `MAX_TRACE_BYTES` of it, and one batch more, at most, in the same buffers for all groups.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,31 +15,28 @@ from numpy import ndarray
 from torch import Tensor
 
 from ffmem.errors import NoStaticValues
-from ffmem.experiments.base import LayerWork, SampleMetric
-from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import LayerActivity, Predictions, SampleMetric
 from ffmem.experiments.projection import Projector
 from ffmem.experiments.sample import PromptSample
 from ffmem.indexing.chunks import Batch, pad
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
-
-HELD = 1 << 29
+MAX_TRACE_BYTES = 1 << 29
 """Bytes of what layers computed that are held at a time."""
 
-TOGETHER = 512
-"""Prefixes that are projected together, if `HELD` allows so many."""
+PROJECTED_PREFIXES = 512
+"""Prefixes that are projected together, if `MAX_TRACE_BYTES` allows so many."""
 
-FULL = 512
+MIN_BATCH_TOKENS = 512
 """Tokens that fill a batch well enough."""
 
-COUNTED = 64
+METRIC_ROWS = 64
 """Prefixes whose memories are counted at a time: as many as the cache holds."""
 
 
-class Places(NamedTuple):
+class PrefixBatch(NamedTuple):
     """A batch, and where its drawn prefixes end in it."""
 
     tokens: Int[Tensor, "batch position"]
@@ -49,15 +46,16 @@ class Places(NamedTuple):
     """The number of each among all drawn prefixes."""
 
 
-def places(
+def prefix_batches(
     sample: PromptSample, start: int | None, memories: Memories, batch_tokens: int = 2048
-) -> Iterator[Places]:
-    """Return the batches of a sample, none with more prefixes than `HELD` has room for.
+) -> Iterator[PrefixBatch]:
+    """Return the batches of a sample, none with more prefixes than `MAX_TRACE_BYTES` has room for.
 
-    One sentence with so many is a batch by itself. The trunk is about as fast on `FULL` tokens as
-    on more: so many of one length run without the longer ones, and need no padding.
+    One sentence with so many is a batch by itself. The trunk is about as fast on
+    `MIN_BATCH_TOKENS` as on more: so many of one length run without the longer ones, and need no
+    padding.
     """
-    most = max(1, HELD // held_by(memories))
+    most = max(1, MAX_TRACE_BYTES // trace_bytes(memories))
     first = np.cumsum([0, *(len(example.lengths) for example in sample.examples)])
     extra = 0 if start is None else 1
     ordered = sorted(range(len(first) - 1), key=lambda number: sample.examples[number].lengths[-1])
@@ -66,36 +64,40 @@ def places(
     for number in ordered:
         example = sample.examples[number]
         length = example.lengths[-1] + extra
-        full = length > shorter and shorter * len(some) >= FULL
+        full = length > shorter and shorter * len(some) >= MIN_BATCH_TOKENS
         large = length * (len(some) + 1) > batch_tokens or n_drawn + len(example.lengths) > most
         if some and (full or large):
-            yield _places(pad(some, start), sample, first, extra - 1)
+            yield _prefix_batch(pad(some, start), sample, first, extra - 1)
             some, n_drawn = [], 0
         some.append((number, example.sentence.ids[: example.lengths[-1]]))
         n_drawn += len(example.lengths)
         shorter = length
     if some:
-        yield _places(pad(some, start), sample, first, extra - 1)
+        yield _prefix_batch(pad(some, start), sample, first, extra - 1)
 
 
-def _places(batch: Batch, sample: PromptSample, first: Int64[ndarray, " _"], shift: int) -> Places:
+def _prefix_batch(
+    batch: Batch, sample: PromptSample, first: Int64[ndarray, " _"], shift: int
+) -> PrefixBatch:
     at, examples = [], []
     for row, number in enumerate(batch.offsets):
         for rank, length in enumerate(sample.examples[number].lengths):
             at.append((row, length + shift))
             examples.append(int(first[number]) + rank)
-    return Places(batch.tokens, torch.tensor(at), np.array(examples))
+    return PrefixBatch(batch.tokens, torch.tensor(at), np.array(examples))
 
 
-def groups(sample: PromptSample, start: int | None, memories: Memories) -> Iterator[list[Places]]:
+def groups(
+    sample: PromptSample, start: int | None, memories: Memories
+) -> Iterator[list[PrefixBatch]]:
     """Return the batches of a sample as they are read together: this decides the last bits.
 
     Long prefixes come few to a batch, and a projection of few rows wastes its time on reading the
     output embedding: several batches are read at once.
     """
-    enough = min(TOGETHER, HELD // held_by(memories))
-    waiting: list[Places] = []
-    for some in places(sample, start, memories):
+    enough = min(PROJECTED_PREFIXES, MAX_TRACE_BYTES // trace_bytes(memories))
+    waiting: list[PrefixBatch] = []
+    for some in prefix_batches(sample, start, memories):
         waiting.append(some)
         if sum(len(one.examples) for one in waiting) >= enough:
             yield waiting
@@ -104,13 +106,13 @@ def groups(sample: PromptSample, start: int | None, memories: Memories) -> Itera
         yield waiting
 
 
-def held_by(memories: Memories) -> int:
+def trace_bytes(memories: Memories) -> int:
     """Return the bytes of one prefix's traces of all layers."""
     return 4 * (6 * memories.hidden * memories.n_layers + 2 * len(memories.layout))
 
 
 def evaluate_sample(
-    context: "ExperimentContext", kinds: Collection[type[Any]]
+    context: ExperimentContext, kinds: Collection[type[Any]]
 ) -> dict[type[Any], Any]:
     """Run the model on the sample once, and return each kind of metric filled in."""
     memories, sample = context.memories, context.prompt_sample
@@ -128,7 +130,7 @@ def evaluate_sample(
     predictions = None
     if Predictions in kinds or any(kind.needs_predictions for kind in metrics):
         predictions = Predictions.empty(n_prefixes, memories.n_layers)
-    evaluator = SampleEvaluator(memories, list(metrics.values()), predictions, context.details)
+    evaluator = SampleEvaluator(memories, list(metrics.values()), predictions)
     start = context.index.manifest.start.id
     with context.progress.bar("Section 5", n_prefixes, "prefixes") as step:
         for group in groups(sample, start, memories):
@@ -145,12 +147,11 @@ class SampleEvaluator:
         memories: Memories,
         metrics: Sequence[SampleMetric],
         predictions: Predictions | None,
-        details: bool = False,
     ) -> None:
         self.memories = memories
         self.metrics = metrics
         self.predictions = predictions
-        self.projector = None if predictions is None else Projector(memories, details=details)
+        self.projector = None if predictions is None else Projector(memories)
         self.buffers: dict[tuple[int, str], Tensor] = {}
         """Of a group's traces, used again for the next: fresh memory is slow."""
         self.norms: list[Float32[ndarray, " memory"] | None] = [
@@ -161,7 +162,7 @@ class SampleEvaluator:
         ]
 
     @torch.inference_mode()
-    def read(self, group: Sequence[Places]) -> None:
+    def read(self, group: Sequence[PrefixBatch]) -> None:
         """Run some batches, and read what they computed together."""
         examples = np.concatenate([some.examples for some in group])
         traces = self._traces(group, len(examples))
@@ -169,7 +170,7 @@ class SampleEvaluator:
         for layer, trace in enumerate(traces):
             self._layer(examples, layer, trace, final)
 
-    def _traces(self, group: Sequence[Places], n: int) -> list[LayerTrace]:
+    def _traces(self, group: Sequence[PrefixBatch], n: int) -> list[LayerTrace]:
         """Run the batches of a group, and return what each layer computed at the drawn places."""
         kept: dict[int, LayerTrace] = {}
         begin = 0
@@ -207,21 +208,21 @@ class SampleEvaluator:
                 table[examples, layer] = column[:, 0]
         if not self.memories.layout.widths[layer]:
             return
-        for begin in range(0, len(examples), COUNTED):
-            rows = slice(begin, begin + COUNTED)
-            work = self._work(examples[rows], layer, trace, rows)
+        for begin in range(0, len(examples), METRIC_ROWS):
+            rows = slice(begin, begin + METRIC_ROWS)
+            activity = self._activity(examples[rows], layer, trace, rows)
             for metric in self.metrics:
-                metric.read(examples[rows], layer, work)
+                metric.read(examples[rows], layer, activity)
 
-    def _work(
+    def _activity(
         self, examples: Int64[ndarray, " row"], layer: int, trace: LayerTrace, rows: slice
-    ) -> LayerWork:
+    ) -> LayerActivity:
         """Return what a layer does on some prefixes."""
         part = LayerTrace._make(None if tensor is None else tensor[rows] for tensor in trace)
         coefficients = part.coefficients.float().cpu().numpy()
         gate = None if part.gate is None else part.gate.float().cpu().numpy()
         norms, tops = self.norms[layer], self.predictions
-        return LayerWork(
+        return LayerActivity(
             coefficients,
             gate,
             # In output-normed blocks all of a row's are divided by one number: no share notices.

@@ -16,35 +16,16 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from ffmem.experiments.base import (
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    Measurement,
-    PaperValue,
-    Row,
-)
-from ffmem.experiments.charts import (
-    GREEN,
-    GREY,
-    SKY,
-    Chart,
-    empty_plot,
-    layered,
-    plot,
-    series_color,
-)
-from ffmem.experiments.predictions import Predictions
-from ffmem.experiments.residual_prediction import STREAM_NOTES
-from ffmem.experiments.rows import count_layers, known
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import STREAM_NOTES, Predictions
+from ffmem.experiments.rows import Row
 from ffmem.indexing.sentences import StoredSentence, split_text
 from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_number, format_share
 
 if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
-    from ffmem.experiments.sample import Example
     from ffmem.models.memories import Memories
 
 CASES = 100
@@ -76,20 +57,16 @@ class Case(NamedTuple):
     output: list[int]
 
 
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure some compositions of the last layer, for people to judge, and judge them by rule."""
     predictions = context.measured(Predictions)
     layer = context.memories.layout.memory_layers[-1]
     compositions = np.flatnonzero(predictions.cases()["composition"][:, layer])
-    rng = np.random.default_rng(context.seed)
+    rng = np.random.default_rng(context.config.seed)
     chosen = np.sort(rng.permutation(compositions)[:CASES])
     vectors = embeddings(context.memories)
     threshold = _threshold(vectors, predictions.output_top[:, layer], rng)
-    prefixes = list(context.prompt_sample.prefixes())
-    rows = [
-        _row(context, prefixes[case.number], case, vectors, threshold)
-        for case in first_tokens(context, chosen)
-    ]
+    rows = [_row(context, case, vectors, threshold) for case in first_tokens(context, chosen)]
     related = [row["related"] for row in rows if row["related"] is not None]
     also = {
         "related_share": share(sum(related), len(related)),
@@ -102,7 +79,7 @@ def measure(context: "ExperimentContext") -> Measurement:
     }
     if layer != context.memories.n_layers - 1:
         also["layer"] = layer  # the last one with memories
-    return Measurement(rows, also)
+    return rows, also
 
 
 def embeddings(memories: "Memories") -> Any:
@@ -139,16 +116,16 @@ def _threshold(
     return float(np.quantile(cosines(vectors, left, right).numpy(), LEVEL))
 
 
-def first_tokens(context: "ExperimentContext", chosen: Int64[ndarray, " case"]) -> list[Case]:
+def first_tokens(context: ExperimentContext, chosen: Int64[ndarray, " case"]) -> list[Case]:
     """Return the first tokens of the last layer's three vectors, on some prefixes of the sample."""
     import torch
 
-    from ffmem.experiments.forward import places
+    from ffmem.experiments.forward import prefix_batches
 
     memories, wanted = context.memories, set(chosen.tolist())
     head, first = memories.head, min(FIRST, memories.vocabulary)
     found = []
-    for some in places(context.prompt_sample, context.index.manifest.start.id, memories):
+    for some in prefix_batches(context.prompt_sample, context.index.manifest.start.id, memories):
         rows = [row for row, number in enumerate(some.examples.tolist()) if number in wanted]
         if not rows:
             continue
@@ -169,91 +146,79 @@ def first_tokens(context: "ExperimentContext", chosen: Int64[ndarray, " case"]) 
     return sorted(found)
 
 
-def _row(
-    context: "ExperimentContext",
-    prefix: "tuple[Example, int]",
-    case: Case,
-    vectors: Any,
-    threshold: float | None,
-) -> Row:
+def _row(context: ExperimentContext, case: Case, vectors: Any, threshold: float | None) -> Row:
     shown = context.index.token
-    example, length = prefix
+    example, length = context.prompt_sample.prefixes()[case.number]
     text, ids, starts, ends = example.sentence
     sentence = StoredSentence(example.number, 0, 0, text, ids, starts, ends)
     pair = (np.array([case.residual[0]]), np.array([case.output[0]]))
     similarity = float(cosines(vectors, *pair))
+    tops = {"residual": case.residual, "ff": case.ff, "output": case.output}
     return {
         "sentence": example.number,
         "length": length,
         "prefix": split_text(sentence, length, shown)[0],
         "next_token": shown(ids[length]) if length < len(ids) else None,
-        "residual_top": shown(case.residual[0]),
-        "ff_top": shown(case.ff[0]),
-        "output_top": shown(case.output[0]),
-        "residual_top5": [shown(id) for id in case.residual],
-        "ff_top5": [shown(id) for id in case.ff],
-        "output_top5": [shown(id) for id in case.output],
+        **{f"{name}_top": shown(top[0]) for name, top in tops.items()},
+        **{f"{name}_top5": [shown(id) for id in top] for name, top in tops.items()},
         "similarity": similarity,
         "related": None if threshold is None else similarity > threshold,
     }
 
 
-def chart(result: ExperimentResult) -> Chart:
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw how close the new prediction is to the residual's."""
+    colors = {"related": charts.GREEN, "distant": charts.GREY, "not judged": charts.SKY}
     kinds = {True: "related", False: "distant", None: "not judged"}
     # Bins are half-open, [low, high); the tiny step keeps 0.3 out of the bin that ends there.
     counts = Counter(
         (math.floor(row["similarity"] / STEP + 1e-9), kinds[row.get("related")])
-        for row in known(result.rows, "similarity")
+        for row in result.rows_with("similarity")
     )
     if not counts:
-        return empty_plot()
+        return charts.empty_plot()
     rows = [
         {"low": place * STEP, "high": (place + 1) * STEP, "kind": kind, "n": n}
         for (place, kind), n in sorted(counts.items())
     ]
-    colors = {"related": GREEN, "distant": GREY, "not judged": SKY}
-    present = {kind: color for kind, color in colors.items() if any(k == kind for _, k in counts)}
+    there = {kind: color for kind, color in colors.items() if any(k == kind for _, k in counts)}
     title = "cosine of the residual's and the output's top token"
-    bar: alt.Chart = (
-        plot(rows)
-        .mark_bar()
-        .encode(
-            x=alt.X("low:Q", bin="binned", title=title, scale=alt.Scale(zero=False)),
-            x2="high:Q",
-            y=alt.Y("n:Q", title="compositions", stack="zero", axis=alt.Axis(tickMinStep=1)),
-            color=series_color(present, "kind"),
-        )
+    bar = charts.plot(rows).mark_bar()
+    bar = bar.encode(
+        x=alt.X("low:Q", bin="binned", title=title, scale=alt.Scale(zero=False)),
+        x2="high:Q",
+        y=alt.Y("n:Q", title="compositions", stack="zero", axis=alt.Axis(tickMinStep=1)),
+        color=charts.series_color(there, "kind"),
     )
-    threshold = result.also.get("threshold")
-    if threshold is None:
-        return bar
-    rule = plot([{"at": threshold}]).mark_rule(strokeDash=[4, 3])
-    return layered(bar, rule.encode(x="at:Q"))
+    threshold = [{"at": at} for at in [result.also.get("threshold")] if at is not None]
+    rule = charts.plot(threshold).mark_rule(strokeDash=[4, 3]).encode(x="at:Q")
+    return charts.layered(bar, rule)
 
 
 def summary(result: ExperimentResult) -> str:
     """Say how many compositions go to a related token."""
-    rows = known(result.rows, "related")
+    rows = result.rows_with("related")
     if not rows:
         return "The last layer composed no prediction in the sample that could be judged."
     related = sum(bool(row["related"]) for row in rows)
-    found, threshold = result.also.get("compositions"), result.also.get("threshold")
-    of = f" (of {format_number(found)} in the sample)" if found is not None else ""
-    rule = result.also.get("rule") or "cosine of the two tokens' embeddings above the threshold"
-    layer = result.also.get("layer", count_layers(result) - 1) + 1
-    limit = f" (threshold {format_number(threshold)})" if threshold is not None else ""
+    layer = result.also.get("layer", result.n_layers - 1) + 1
     return (
-        f"Of {format_number(len(rows))} compositions in layer {layer}{of}, {related} go to a"
+        f"Of {format_number(len(rows))} compositions in layer {layer} (of"
+        f" {format_number(result.also.get('compositions'))} in the sample), {related} go to a"
         f" related token, {format_share(related / len(rows))}"
         f" ({format_interval(*wilson(related, len(rows)))}). Related is judged by a rule, not by"
-        f" people: {rule}{limit}."
+        f" people: {RULE} (threshold {format_number(result.also.get('threshold'))})."
     )
 
 
-def check_distant(result: ExperimentResult) -> Evidence | None:
-    """Check: most compositions of the last layer go to a distant word."""
-    rows = known(result.rows, "related")
+@claim(
+    "Most compositions of the last layer go to a distant word",
+    "the interval of the distant share lies above 50 %; in part if the share does (only people's"
+    " judgements can be compared with the paper's)",
+    *PAPER_VALUES,
+)
+def _distant(result: ExperimentResult) -> Evidence | None:
+    rows = result.rows_with("related")
     if not rows:
         return None
     distant = sum(not row["related"] for row in rows)
@@ -277,14 +242,6 @@ EXPERIMENT = Experiment(
     summary=summary,
     metrics=(Predictions,),
     paper_values=PAPER_VALUES,
-    claims=(
-        ClaimCheck(
-            claim="Most compositions of the last layer go to a distant word",
-            rule="the interval of the distant share lies above 50 %; in part if the share does"
-            " (only people's judgements can be compared with the paper's)",
-            check=check_distant,
-            values=(0, 1),
-        ),
-    ),
+    claims=(_distant,),
     notes=STREAM_NOTES,
 )

@@ -4,44 +4,31 @@ Memories of all layers are binned by the largest probability of their value's di
 """
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
+from ffmem.experiments import charts
 from ffmem.experiments.agreement import agrees
-from ffmem.experiments.base import (
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    Measurement,
-    Row,
-)
-from ffmem.experiments.charts import BLUE, Chart, layered, plot, quantity, same_axis
-from ffmem.experiments.rows import known
+from ffmem.experiments.base import MIN_CASES, Evidence, Experiment, ExperimentResult, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.rows import Row
 from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_number, format_share
-
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
 
 BINS = 8
 """Of equal width, over the range of the probabilities that were found."""
 
-ENOUGH = 30
-"""Memories that a bin needs before a sentence speaks of it."""
 
-
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure how often values agree with their top triggers, by their top token's probability."""
     exists = np.concatenate([triggers.exists for triggers in context.top_triggers])
     probability = np.concatenate([values.probability for values in context.values])[exists]
     pairs = zip(context.top_triggers, context.values, strict=True)
     agreeing = np.concatenate([agrees(triggers, values) for triggers, values in pairs])[exists]
-    return Measurement(bins(probability, agreeing), {"auc": auc(probability, agreeing)})
+    return bins(probability, agreeing), {"auc": auc(probability, agreeing)}
 
 
 def bins(probability: Float[ndarray, " n"], agreeing: Bool[ndarray, " n"]) -> list[Row]:
@@ -72,49 +59,42 @@ def auc(probability: Float[ndarray, " n"], agreeing: Bool[ndarray, " n"]) -> flo
     return float(roc_auc_score(agreeing, probability))
 
 
-def chart(result: ExperimentResult) -> Chart:
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the rate of each bin, with its interval and its size."""
     rows = [
         row | {"top": row["rate"] if row.get("high_rate") is None else row["high_rate"]}
-        for row in known(result.rows, "rate")
+        for row in result.rows_with("rate")
     ]
-    edges = sorted({row[end] for row in result.rows for end in ("low", "high")})
-    top = max([0.0, *(row["top"] for row in rows)])
+    edges = sorted({row[end] for row in result.rows for end in ("low", "high")}) or [0.0, 1.0]
+    low, high = edges[0], edges[-1]
+    domain = [low, high] if low < high else [0.9 * low, 1.1 * high or 1.0]
+    # As many digits as show the edges as different numbers.
+    digits = (
+        ".2~f" if high >= 0.2 else ".3~f" if high >= 0.01 else ".5~f" if high >= 1e-4 else ".1~e"
+    )
     title = "largest probability of the value's distribution"
     x = alt.X(
         "low:Q",
         bin="binned",
         title=title,
-        scale=alt.Scale(domain=_domain(edges), nice=False),
-        axis=alt.Axis(values=edges[::2], format=_digits(edges)),
+        scale=alt.Scale(domain=domain, nice=False),
+        axis=alt.Axis(values=edges[::2], format=digits),
     )
-    y = quantity("rate", "agreement rate", (0.0, min(1.15, 1.15 * top) or 1.0))
-    bar = plot(rows).mark_bar(color=BLUE).encode(x=x, x2="high:Q", y=y)
-    middle = "(datum.low + datum.high) / 2"
-    over = plot(rows).transform_calculate(middle=middle).encode(x=alt.X("middle:Q", title=title))
-    interval = over.mark_rule().encode(y=same_axis(y, "low_rate"), y2="high_rate:Q")
-    counts = over.mark_text(dy=-7).encode(y=same_axis(y, "top"), text=alt.Text("n:Q", format=","))
-    return layered(bar, interval, counts)
-
-
-def _domain(edges: list[Any]) -> list[float]:
-    """Return where the x axis of bins begins and ends; some room even if all is one number."""
-    if not edges:
-        return [0.0, 1.0]
-    low, high = float(edges[0]), float(edges[-1])
-    return [low, high] if low < high else [0.9 * low, 1.1 * high or 1.0]
-
-
-def _digits(edges: list[Any]) -> str:
-    """Return the format that shows edges of bins as different numbers."""
-    if not edges or edges[-1] >= 0.2:
-        return ".2~f"
-    return ".3~f" if edges[-1] >= 0.01 else ".1~e" if edges[-1] < 0.0001 else ".5~f"
+    top = max([0.0, *(row["top"] for row in rows)])
+    y = charts.quantity("rate", "agreement rate", (0.0, min(1.15, 1.15 * top) or 1.0))
+    bar = charts.plot(rows).mark_bar(color=charts.BLUE).encode(x=x, x2="high:Q", y=y)
+    over = charts.plot(rows).transform_calculate(middle="(datum.low + datum.high) / 2")
+    over = over.encode(x=alt.X("middle:Q", title=title))
+    interval = over.mark_rule().encode(y=charts.same_axis(y, "low_rate"), y2="high_rate:Q")
+    counts = over.mark_text(dy=-7).encode(
+        y=charts.same_axis(y, "top"), text=alt.Text("n:Q", format=",")
+    )
+    return charts.layered(bar, interval, counts)
 
 
 def summary(result: ExperimentResult) -> str:
     """Say how often the least and the most decided values agree."""
-    rows = [row for row in known(result.rows, "rate") if row["n"] >= ENOUGH]
+    rows = [row for row in result.rows_with("rate") if row["n"] >= MIN_CASES]
     auc = result.also.get("auc")
     detector = (
         "As a detector of agreement, the largest probability has an area under the curve of"
@@ -123,24 +103,27 @@ def summary(result: ExperimentResult) -> str:
         else "No area under the curve is defined: no memory agrees, or all do."
     )
     if not rows:
-        return f"No bin holds {ENOUGH} memories or more. {detector}"
+        return f"No bin holds {MIN_CASES} memories or more. {detector}"
     shares = [
         f"{format_share(row['rate'])} ({format_interval(row.get('low_rate'), row.get('high_rate'))}"
         f", n = {format_number(row['n'])})"
         for row in ([rows[0], rows[-1]] if len(rows) > 1 else rows)
     ]
     return (
-        f"Of the bins with at least {ENOUGH} memories, the lowest agrees in"
+        f"Of the bins with at least {MIN_CASES} memories, the lowest agrees in"
         f" {' and the highest in '.join(shares)}. {detector}"
     )
 
 
-def check_detector(result: ExperimentResult) -> Evidence | None:
-    """Check: values with a larger maximum agree more often."""
+@claim(
+    "The larger a value's maximum, the more often it agrees",
+    "the area under the curve is 0.7 or more; in part if above 0.5",
+)
+def _detector(result: ExperimentResult) -> Evidence | None:
     auc = result.also.get("auc")
     if auc is None:
         return None
-    agreeing = sum(round(row["rate"] * row["n"]) for row in known(result.rows, "rate", "n"))
+    agreeing = sum(round(row["rate"] * row["n"]) for row in result.rows_with("rate", "n"))
     shown = f"area under the curve {format_number(auc)}"
     return Evidence(shown, agreeing, "agreeing memories", auc >= 0.7, auc > 0.5)
 
@@ -157,11 +140,5 @@ EXPERIMENT = Experiment(
     chart=chart,
     summary=summary,
     needs_values=True,
-    claims=(
-        ClaimCheck(
-            claim="The larger a value's maximum, the more often it agrees",
-            rule="the area under the curve is 0.7 or more; in part if above 0.5",
-            check=check_detector,
-        ),
-    ),
+    claims=(_detector,),
 )

@@ -9,46 +9,32 @@ weight are then means over heads. A softmax memory is MN itself:
 
     softmax      FF(x) = MN(x)
     persistent   FF(x) = Σ over heads of (the head's attention on slots) · (its part of MN(x))
+
+An expert is a memory of its own: its keys compete with each other, not with those of experts that
+the prefix does not reach. So MN has one softmax per bank, and the router's weights stay:
+
+    FF(x) = Σ over banks of w · f(x · Kᵀ) · V        MN(x) = Σ over banks of w · softmax(x · Kᵀ) · V
+
+Entropy, effective number and largest weight are then means over the banks that a prefix reaches.
 """
 
-import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import altair as alt
 import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from ffmem.experiments.base import (
-    PERSISTENT,
-    SOFTMAX,
-    Experiment,
-    ExperimentResult,
-    LayerWork,
-    Measurement,
-    Row,
-    SampleMetric,
-)
-from ffmem.experiments.charts import (
-    Chart,
-    figure_rows,
-    layer_axis,
-    layered,
-    panels,
-    plot,
-    quantity,
-    same_axis,
-)
-from ffmem.experiments.rows import NOTHING, count_layers, known, layer_widths, mean
+from ffmem.experiments import charts
+from ffmem.experiments.base import Experiment, ExperimentResult
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import LayerActivity, SampleMetric
+from ffmem.experiments.rows import NOTHING, Row, layer_of, mean, rows_with
 from ffmem.stats import spread
 from ffmem.text import format_number, format_share
 
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
-
 COLUMNS = ("cosine", "entropy", "top1_mass", "distance", "effective")
-SLOT_MASS = "slot_mass"
-"""Of persistent memory alone: the part of the attention that slots get, mean over heads."""
+"""Persistent memory adds slot_mass: the part of the attention that slots get, mean over heads."""
 
 
 class SoftmaxComparison(SampleMetric):
@@ -56,45 +42,67 @@ class SoftmaxComparison(SampleMetric):
 
     needs_values = True
 
-    def __init__(self, context: "ExperimentContext", n_prefixes: int) -> None:
+    def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
         self.memories = context.memories
         groups = self.memories.row.softmax_groups
         self.groups: int = 1 if groups is None else getattr(self.memories.config, groups)
         """Heads, each with a softmax of its own; 1 where one runs over all memories."""
-        is_shared = getattr(self.memories.config, "memory", None) == PERSISTENT
-        self.columns = (*COLUMNS, SLOT_MASS) if is_shared else COLUMNS
+        is_shared = getattr(self.memories.config, "memory", None) == "persistent"
+        self.columns = (*COLUMNS, "slot_mass") if is_shared else COLUMNS
         shape = (n_prefixes, self.memories.n_layers)
         self.found: dict[str, Float32[ndarray, "prefix layer"]] = {
             name: np.zeros(shape, np.float32) for name in self.columns
         }
 
-    def read(self, prefixes: Int64[ndarray, " row"], layer: int, work: LayerWork) -> None:
+    def read(self, prefixes: Int64[ndarray, " row"], layer: int, activity: LayerActivity) -> None:
         """Compare the two memories of one layer."""
-        import torch
         from torch.nn import functional
 
-        memories, trace = self.memories, work.trace
-        feed_forward = trace.value_output.float() - memories.bias(layer).float()
-        if trace.gate is None:
-            keys, bias = memories.keys(layer), memories.key_bias(layer)
-            scores = functional.linear(trace.ff_input.float(), keys.float(), bias.float())
+        memories, trace = self.memories, activity.trace
+        feed_forward = trace.value_output.float() - memories.bias_at(layer, trace).float()
+        if trace.weights is not None:
+            neural, numbers = self._over_banks(layer, trace)
         else:
-            scores = trace.gate.float()
-        scores = scores.unflatten(1, (self.groups, -1))
-        logs = scores - scores.logsumexp(dim=2, keepdim=True)
-        weights = logs.exp()
-        neural = weights.flatten(1) @ memories.values(layer).float()
-        entropy = -torch.linalg.vecdot(weights, logs)
-        numbers = {
+            if trace.gate is None:
+                keys, bias = memories.keys(layer), memories.key_bias(layer)
+                scores = functional.linear(trace.ff_input.float(), keys.float(), bias.float())
+            else:
+                scores = trace.gate.float()
+            weights, of_groups = softmax_numbers(scores.unflatten(1, (self.groups, -1)))
+            neural = weights.flatten(1) @ memories.values(layer).float()
+            numbers = {name: column.mean(dim=1) for name, column in of_groups.items()}
+        numbers |= {
             "cosine": functional.cosine_similarity(feed_forward, neural),
-            "entropy": entropy.mean(dim=1),
-            "top1_mass": weights.amax(dim=2).mean(dim=1),
             "distance": (feed_forward - neural).norm(dim=1) / feed_forward.norm(dim=1),
-            "effective": entropy.exp().mean(dim=1),
-            SLOT_MASS: trace.coefficients.float().sum(dim=1) / self.groups,
+            "slot_mass": trace.coefficients.float().sum(dim=1) / self.groups,
         }
         for name in self.columns:
             self.found[name][prefixes, layer] = numbers[name].cpu().numpy()
+
+    def _over_banks(self, layer: int, trace: Any) -> tuple[Any, dict[str, Any]]:
+        """Return MN(x) of a layer with experts, and the means over the banks reached."""
+        import torch
+        from torch.nn import functional
+
+        neural = torch.zeros_like(trace.value_output, dtype=torch.float32)
+        n_rows = len(neural)
+        numbers = {name: neural.new_zeros(n_rows) for name in ("entropy", "top1_mass", "effective")}
+        for number, bank in enumerate(self.memories.banks[layer]):
+            w = trace.weights[:, number].float()
+            (rows,) = w.nonzero(as_tuple=True)
+            if not len(rows):
+                continue
+            if trace.gate is None:
+                keys, bias = bank.key_rows().float(), bank.key_bias().float()
+                scores = functional.linear(trace.ff_input[rows].float(), keys, bias)
+            else:
+                scores = trace.gate[rows, bank.memories].float()
+            weights, of_bank = softmax_numbers(scores)
+            neural[rows] += w[rows, None] * (weights @ bank.value_rows().float())
+            for name, column in of_bank.items():
+                numbers[name][rows] += column
+        n_reached = (trace.weights != 0).sum(dim=1).clamp(min=1)
+        return neural, {name: column / n_reached for name, column in numbers.items()}
 
     def row(self, layer: int) -> Row:
         """Return the means of one layer."""
@@ -111,46 +119,50 @@ class SoftmaxComparison(SampleMetric):
         }
 
 
-def measure(context: "ExperimentContext") -> Measurement:
+def softmax_numbers(scores: Any) -> tuple[Any, dict[str, Any]]:
+    """Return softmax over the last axis, and how concentrated it is."""
+    import torch
+
+    logs = scores - scores.logsumexp(dim=-1, keepdim=True)
+    weights = logs.exp()
+    entropy = -torch.linalg.vecdot(weights, logs)
+    top1_mass = weights.amax(dim=-1)
+    return weights, {"entropy": entropy, "top1_mass": top1_mass, "effective": entropy.exp()}
+
+
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure how the feed-forward layer differs from a softmax over its keys."""
     compared, layout = context.measured(SoftmaxComparison), context.memories.layout
+    largest = max(bank.size for layer in layout.memory_layers for bank in layout.banks(layer))
     also = {
         "keys": "gate" if context.memories.gated else "keys",
-        "max_entropy": float(np.log(max(layout.widths) / compared.groups)),
+        # Of a softmax that is the same for all memories that it runs over.
+        "max_entropy": float(np.log(largest / compared.groups)),
     }
-    return Measurement([compared.row(layer) for layer in layout.memory_layers], also)
+    return [compared.row(layer) for layer in layout.memory_layers], also
 
 
-def max_entropy(result: ExperimentResult) -> float | None:
-    """Return the entropy of a softmax that is the same for all memories that it runs over."""
-    widest = max(layer_widths(result))
-    found = result.also.get("max_entropy", math.log(widest) if widest else None)
-    return None if found is None else float(found)
-
-
-def chart(result: ExperimentResult) -> Chart:
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw how close the outputs are, and how concentrated the softmax is."""
-    n_layers = count_layers(result)
     names = ["cosine", "cosine_q1", "cosine_q3", "entropy", "top1_mass"]
-    rows = figure_rows(result.rows, [], names)
+    rows, same_axis = charts.figure_rows(result.rows, [], names), charts.same_axis
+    inner, bottom = charts.layer_axis(result.n_layers, None), charts.layer_axis(result.n_layers)
 
     def panel(y: alt.Y, x: alt.X) -> alt.LayerChart:
-        base = plot(rows, 72).encode(x=x, y=y)
-        return layered(base.mark_line(style="ink"), base.mark_point(style="ink"))
+        base = charts.plot(rows, 72).encode(x=x, y=y)
+        return charts.layered(base.mark_line(style="ink"), base.mark_point(style="ink"))
 
-    inner, bottom = layer_axis(n_layers, None), layer_axis(n_layers)
-    cosine = quantity("cosine", "cosine", tickCount=4)
-    entropy = quantity("entropy", "entropy (nats)", tickCount=4)
-    top1_mass = quantity("top1_mass", "top-1 mass", (0, 1), tickCount=4)
-    quartiles = plot(known(rows, "cosine_q1", "cosine_q3"), 72).mark_bar(style="box")
-    even = plot([{"at": max_entropy(result) or 0.0}], 72).mark_rule(style="soft", strokeDash=[3, 3])
-    return panels(
+    cosine = charts.quantity("cosine", "cosine", tickCount=4)
+    entropy = charts.quantity("entropy", "entropy (nats)", tickCount=4)
+    top1_mass = charts.quantity("top1_mass", "top-1 mass", (0, 1), tickCount=4)
+    quartiles = charts.plot(rows_with(rows, "cosine_q1", "cosine_q3"), 72).mark_bar(style="box")
+    quartiles = quartiles.encode(x=inner, y=same_axis(cosine, "cosine_q1"), y2="cosine_q3:Q")
+    highest = charts.plot([{"at": result.also.get("max_entropy") or 0.0}], 72)
+    even = highest.mark_rule(style="soft", strokeDash=[3, 3]).encode(y=same_axis(entropy, "at"))
+    return charts.panels(
         [
-            layered(
-                quartiles.encode(x=inner, y=same_axis(cosine, "cosine_q1"), y2="cosine_q3:Q"),
-                panel(cosine, inner),
-            ),
-            layered(even.encode(y=same_axis(entropy, "at")), panel(entropy, inner)),
+            charts.layered(quartiles, panel(cosine, inner)),
+            charts.layered(even, panel(entropy, inner)),
             panel(top1_mass, bottom),
         ]
     )
@@ -158,25 +170,24 @@ def chart(result: ExperimentResult) -> Chart:
 
 def summary(result: ExperimentResult) -> str:
     """Say how far the softmax memory is from the layer."""
-    rows = known(result.rows, "cosine", "entropy", "top1_mass")
+    rows = result.rows_with("cosine", "entropy", "top1_mass")
     if not rows:
         return NOTHING
 
     def ends(field: str) -> str:
         low, high = min(rows, key=lambda row: row[field]), max(rows, key=lambda row: row[field])
         return (
-            f"{format_number(low[field])} (layer {low['layer'] + 1}) to"
-            f" {format_number(high[field])} (layer {high['layer'] + 1})"
+            f"{format_number(low[field])} ({layer_of(low)}) to"
+            f" {format_number(high[field])} ({layer_of(high)})"
         )
 
-    highest = max_entropy(result)
-    most = "" if highest is None else f" of at most {format_number(highest)}"
-    masses = [row["slot_mass"] for row in known(rows, "slot_mass")]
+    masses = [row["slot_mass"] for row in rows_with(rows, "slot_mass")]
     slots = f" Slots get {format_share(mean(masses))} of the attention." if masses else ""
     return (
         f"The softmax memory's output has a mean cosine of {ends('cosine')} with the layer's own."
-        f" Its entropy is {format_number(mean([row['entropy'] for row in rows]))} nats{most} on"
-        f" average over layers, and its largest weight {ends('top1_mass')}.{slots}"
+        f" Its entropy is {format_number(mean([row['entropy'] for row in rows]))} nats of at most"
+        f" {format_number(result.also.get('max_entropy'))} on average over layers, and its largest"
+        f" weight {ends('top1_mass')}.{slots}"
     )
 
 
@@ -194,9 +205,13 @@ EXPERIMENT = Experiment(
     metrics=(SoftmaxComparison,),
     needs_values=True,
     notes={
-        SOFTMAX: "This memory is a neural memory itself, FF(x) = MN(x): a cosine of 1 and a"
+        "softmax": "This memory is a neural memory itself, FF(x) = MN(x): a cosine of 1 and a"
         " distance of 0 are its definition, not a finding.",
-        PERSISTENT: "FF(x) is what the slots add. MN is the softmax over the slots of each head"
+        "experts": "MN has a softmax of its own in each expert, and keeps the router's weights:"
+        " keys of experts that a prefix does not reach do not compete. Entropy, largest weight and"
+        " effective number are means over the experts that a prefix reaches, the shared one"
+        " included.",
+        "persistent": "FF(x) is what the slots add. MN is the softmax over the slots of each head"
         " alone, without the tokens; entropy, largest weight and effective number are means over"
         " heads. slot_mass is the part of the attention that slots get beside the tokens.",
     },

@@ -4,38 +4,16 @@ residual      top(o) = top(r) ≠ top(y)          ffn           top(o) = top(y) 
 agreement     top(o) = top(r) = top(y)          composition   top(o) is neither
 """
 
-from typing import TYPE_CHECKING
-
-from ffmem.experiments.base import (
-    LAMBDA,
-    PERSISTENT,
-    SECTION_5_SAMPLE,
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    Measurement,
-)
-from ffmem.experiments.charts import (
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    Chart,
-    figure_rows,
-    stacked_bars,
-)
-from ffmem.experiments.predictions import CASES, Predictions
-from ffmem.experiments.residual_prediction import STREAM_NOTES
-from ffmem.experiments.rows import NOTHING, count_layers, known, mean, smallest_n
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import CASES, SECTION_5_SAMPLE, STREAM_NOTES, Predictions
+from ffmem.experiments.rows import NOTHING, Row, layer_of, mean, rows_with
 from ffmem.stats import share, spread
 from ffmem.text import format_number, format_share
 
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
 
-
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure the share of each case, and how y ranks the tokens that the layer drops and keeps."""
     found = context.measured(Predictions)
     cases = found.cases()
@@ -55,37 +33,36 @@ def measure(context: "ExperimentContext") -> Measurement:
                 "kept_rank_median": spread(under_y[kept[:, layer]])["median"],
             }
         )
-    return Measurement(rows)
+    return rows, {}
 
 
-def chart(result: ExperimentResult) -> Chart:
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the cases as stacked bars."""
-    colors = dict(zip(CASES, (GREY, GREEN, ORANGE, PURPLE), strict=True))
-    parts = {name: (name, color) for name, color in colors.items()}
-    return stacked_bars(
-        figure_rows(result.rows, CASES), count_layers(result), parts, "% of prefixes"
-    )
+    colors = (charts.GREY, charts.GREEN, charts.ORANGE, charts.PURPLE)
+    parts = {name: (name, color) for name, color in zip(CASES, colors, strict=True)}
+    rows = charts.figure_rows(result.rows, CASES)
+    return charts.stacked_bars(rows, result.n_layers, parts, "% of prefixes")
 
 
 def summary(result: ExperimentResult) -> str:
     """Say whose prediction the layers keep, and what they change it to."""
-    rows = known(result.rows, *CASES)
+    rows = result.rows_with(*CASES)
     if not rows:
         return NOTHING
     kept = [row["residual"] + row["agreement"] for row in rows]
     least = min(range(len(rows)), key=kept.__getitem__)
     ffn, composition = (sum(row[name] for row in rows) for name in ("ffn", "composition"))
-    parts = {PERSISTENT: "the slots'", LAMBDA: "the static keys'"}
-    part = parts.get(str(result.settings.get("kind")), "the feed-forward part's")
+    owners = {"persistent": "the slots'", "lambda": "the static keys'"}
+    owner = owners.get(result.kind, "the feed-forward part's")
     changed = (
-        f" Where the layer changes it, the new token is {part} own in"
+        f" Where the layer changes it, the new token is {owner} own in"
         f" {format_share(ffn / (ffn + composition))} of cases and a third one (composition) in"
         f" {format_share(composition / (ffn + composition))}."
         if ffn + composition
         else " No layer ever changes it."
     )
     veto, stay = (
-        mean([row[name] for row in known(rows, name)])
+        mean([row[name] for row in rows_with(rows, name)])
         for name in ("veto_rank_median", "kept_rank_median")
     )
     ranks = (
@@ -96,42 +73,46 @@ def summary(result: ExperimentResult) -> str:
     )
     return (
         f"The residual's top token stays on top on {format_share(mean(kept))} of the prefixes (mean"
-        f" over layers; least in layer {rows[least]['layer'] + 1}, {format_share(kept[least])})."
+        f" over layers; least in {layer_of(rows[least])}, {format_share(kept[least])})."
         f"{changed}{ranks}"
     )
 
 
-def check_residual(result: ExperimentResult) -> Evidence | None:
-    """Check: layers mostly keep the residual's prediction."""
-    rows = known(result.rows, "residual", "agreement")
+@claim(
+    "Layers mostly keep the residual's prediction",
+    "residual and agreement together exceed 50 % in every layer; in part if in half of them",
+)
+def _kept(result: ExperimentResult) -> Evidence | None:
+    rows = result.rows_with("residual", "agreement")
     if not rows:
         return None
     kept = [row["residual"] + row["agreement"] for row in rows]
-    inside = sum(part > 0.5 for part in kept)
+    inside = [part > 0.5 for part in kept]
     shown = (
         f"kept on {format_share(min(kept))} to {format_share(max(kept))} of prefixes; the majority"
-        f" in {inside} of {len(rows)} layers"
+        f" in {sum(inside)} of {len(rows)} layers"
     )
-    good = inside == len(rows), 2 * inside >= len(rows)
-    return Evidence(shown, smallest_n(rows), "prefixes", *good)
+    return Evidence.by_layer(shown, rows, "prefixes", inside)
 
 
-def check_composition(result: ExperimentResult) -> Evidence | None:
-    """Check: a changed prediction is mostly a composition."""
-    changed = [
-        row for row in known(result.rows, "ffn", "composition") if row["ffn"] + row["composition"]
+@claim(
+    "A changed prediction is rarely the feed-forward part's own, mostly a composition",
+    "composition is the majority of changes in every layer; in part if in half of them",
+)
+def _composition(result: ExperimentResult) -> Evidence | None:
+    rows = [
+        row for row in result.rows_with("ffn", "composition") if row["ffn"] + row["composition"]
     ]
-    if not changed:
+    if not rows:
         return None
-    ffn, composition = (sum(row[name] for row in changed) for name in ("ffn", "composition"))
-    inside = sum(row["composition"] > row["ffn"] for row in changed)
+    ffn, composition = (sum(row[name] for row in rows) for name in ("ffn", "composition"))
+    inside = [row["composition"] > row["ffn"] for row in rows]
     shown = (
         f"composition is {format_share(composition / (ffn + composition))} of the changes of all"
-        f" layers; the majority in {inside} of {len(changed)} layers"
+        f" layers; the majority in {sum(inside)} of {len(rows)} layers"
     )
-    n = round(sum((row["ffn"] + row["composition"]) * (row.get("n") or 0) for row in changed))
-    good = inside == len(changed), 2 * inside >= len(changed)
-    return Evidence(shown, n, "changes", *good)
+    n = round(sum((row["ffn"] + row["composition"]) * (row.get("n") or 0) for row in rows))
+    return Evidence.by_layer(shown, rows, "changes", inside)._replace(n=n)
 
 
 EXPERIMENT = Experiment(
@@ -147,20 +128,6 @@ EXPERIMENT = Experiment(
     summary=summary,
     metrics=(Predictions,),
     paper_values=(SECTION_5_SAMPLE,),
-    claims=(
-        ClaimCheck(
-            claim="Layers mostly keep the residual's prediction",
-            rule="residual and agreement together exceed 50 % in every layer; in part if in half of"
-            " them",
-            check=check_residual,
-        ),
-        ClaimCheck(
-            claim="A changed prediction is rarely the feed-forward part's own, mostly a"
-            " composition",
-            rule="composition is the majority of changes in every layer; in part if in half of"
-            " them",
-            check=check_composition,
-        ),
-    ),
+    claims=(_kept, _composition),
     notes=STREAM_NOTES,
 )

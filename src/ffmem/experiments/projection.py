@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.experiments.predictions import Predictions
+from ffmem.experiments.metrics import Predictions
 from ffmem.models.head import Head
 from ffmem.models.memories import Memories
 from ffmem.models.modules import device_of
@@ -26,6 +26,9 @@ SLICE = 2048
 
 BLOCK = 64
 """The top is looked for in the block of so many tokens that has the largest logit."""
+
+LOGIT_BYTES = 128 << 20
+"""Of logits of y at a time."""
 
 EVEN = 16
 """Vectors are projected in multiples of this: an odd number takes half as long again."""
@@ -39,30 +42,20 @@ class Reading:
     Law: however a vocabulary is sliced, the same comes out, totals but for rounding.
     """
 
-    def __init__(
-        self, totals: bool = False, watched: Int64[ndarray, " vector"] | None = None
-    ) -> None:
+    def __init__(self, watched: Int64[ndarray, " vector"] | None = None) -> None:
         self.n_tokens = 0
         """Read so far."""
         self.tokens: Int64[Tensor, " vector"]
         """The top of each vector; ties to the lower id."""
         self.logits: Float[Tensor, " vector"]
         """Its logit."""
-        self.sums: Float[Tensor, " vector"] | None = None
-        """Σ exp(z − top), if `totals` are asked for."""
+        self.sums: Float[Tensor, " vector"]
+        """Σ exp(z − top), if a token is watched."""
         self.of_watched: Float[Tensor, " vector"]
         """The logit of each vector's `watched` token."""
-        self.totals = totals
         self.buffer: Float[Tensor, "token vector"]
         """To compute in: fresh memory costs as much as the arithmetic in it."""
         self.watched = None if watched is None else torch.from_numpy(watched)
-
-    @classmethod
-    def of(cls, logits: Float[Tensor, "token vector"], totals: bool = False) -> "Reading":
-        """Return the reading of a whole vocabulary."""
-        found = cls(totals)
-        found.take(logits)
-        return found
 
     def take(self, logits: Float[Tensor, "token vector"]) -> None:
         """Read the next tokens' logits, which stay as they are."""
@@ -71,12 +64,11 @@ class Reading:
                 self._begin(part)
             before = self.logits
             self._find_top(part)
-            if self.sums is not None:
+            if self.watched is not None:
                 buffer = torch.sub(part, self.logits, out=self.buffer[: len(part)])
                 # Below e⁻⁸⁷ float32 is denormal, five times as slow, and nothing beside the top.
                 fresh = buffer.clamp_(min=-87).exp_().sum(dim=0)
                 self.sums = self.sums * (before - self.logits).exp() + fresh
-            if self.watched is not None:
                 places = self.watched - self.n_tokens
                 (here,) = ((places >= 0) & (places < len(part))).nonzero(as_tuple=True)
                 self.of_watched[here] = part[places[here], here]
@@ -88,7 +80,6 @@ class Reading:
         self.of_watched = self.logits.clone()
         if self.watched is not None:
             self.watched = self.watched.to(part.device)
-        if self.totals:
             self.sums = torch.zeros_like(self.logits)
             self.buffer = part.new_empty(SLICE, part.shape[1])
 
@@ -113,18 +104,11 @@ class Reading:
         """The top tokens, for the host."""
         return np.asarray(self.tokens.cpu().numpy())
 
-    def probabilities(self, logits: Float[Tensor, " vector"]) -> Float64[ndarray, " vector"]:
-        """Return the probability of one token of each vector, given its logit."""
-        assert self.sums is not None  # `totals` were asked for
-        of_top = (logits.double() - self.logits.double()).exp()
+    @property
+    def probabilities(self) -> Float64[ndarray, " vector"]:
+        """The probability of each vector's watched token."""
+        of_top = (self.of_watched.double() - self.logits.double()).exp()
         return np.asarray((of_top / self.sums.double()).cpu().numpy())
-
-
-def at(
-    logits: Float[Tensor, "token vector"], tokens: Int64[Tensor, " vector"]
-) -> Float[Tensor, " vector"]:
-    """Return the logit of one token of each vector."""
-    return logits.gather(0, tokens[None].to(logits.device)).squeeze(0)
 
 
 def ranks(
@@ -141,11 +125,10 @@ def ranks(
 class Projector:
     """Reads the three vectors of a layer."""
 
-    def __init__(self, memories: Memories, budget: int = 128 << 20, details: bool = True) -> None:
+    def __init__(self, memories: Memories) -> None:
         self.head: Head = memories.head
         self.vocabulary = memories.vocabulary
-        self.details = details
-        self.rows = max(1, budget // (4 * memories.vocabulary * EVEN)) * EVEN
+        self.rows = max(1, LOGIT_BYTES // (4 * memories.vocabulary * EVEN)) * EVEN
         self.buffers: dict[str, Tensor] = {}
 
     @torch.inference_mode()
@@ -183,39 +166,16 @@ class Projector:
     ) -> list[ndarray]:
         """Return the columns of some rows; `streams` are their r, then their o."""
         n = len(final)
-        of_r = Reading(totals=True, watched=final)
-        of_y, of_o = Reading(totals=self.details), Reading(totals=self.details)
+        of_r, of_y, of_o = Reading(final), Reading(), Reading()
         y_logits = self._buffer("y", self.vocabulary, n)
-        r_logits = self._buffer("r", self.vocabulary, n) if self.details else None
         for of_stream, of_part in self._slices(streams, ff_output):
-            slice_of_all = slice(of_r.n_tokens, of_r.n_tokens + len(of_stream))
             assert of_part is not None  # the slices were asked for with parts
+            y_logits[of_y.n_tokens : of_y.n_tokens + len(of_part)] = of_part
             of_r.take(of_stream[:, :n])
             of_o.take(of_stream[:, n:])
             of_y.take(of_part)
-            y_logits[slice_of_all] = of_part
-            if r_logits is not None:
-                r_logits[slice_of_all] = of_stream[:, :n]
-        found = {
-            "residual_top": of_r.tops,
-            "ff_top": of_y.tops,
-            "output_top": of_o.tops,
-            "residual_top_probability": of_r.probabilities(of_r.logits),
-            "residual_final_probability": of_r.probabilities(of_r.of_watched),
-            "ff_residual_rank": ranks(y_logits, at(y_logits, of_r.tokens)),
-        }
-        if r_logits is not None:
-            of_final = at(y_logits, torch.from_numpy(final))
-            found |= {
-                "residual_final_rank": ranks(r_logits, of_r.of_watched),
-                "output_top_probability": of_o.probabilities(of_o.logits),
-                "ff_final_rank": ranks(y_logits, of_final),
-                "ff_top_probability": of_y.probabilities(of_y.logits),
-                "ff_final_probability": of_y.probabilities(of_final),
-                "ff_residual_probability": of_y.probabilities(at(y_logits, of_r.tokens)),
-            }
-        nothing = Predictions.empty(n, 1)
-        return [found.get(name, column[:, 0]) for name, column in nothing._asdict().items()]
+        of_top_r = y_logits.gather(0, of_r.tokens[None]).squeeze(0)
+        return [of_r.tops, of_y.tops, of_o.tops, of_r.probabilities, ranks(y_logits, of_top_r)]
 
     def _slices(
         self,

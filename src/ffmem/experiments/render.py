@@ -27,29 +27,21 @@ from ffmem.text import format_share
 MARKS = dict(zip(VERDICTS, "✓◐✗–", strict=True))
 
 
-def write_report(
-    folder: Path,
-    results: Sequence[ExperimentResult],
-    index: Index | None = None,
-    command: str | None = None,
-) -> Path:
-    """Write report.html and report.md beside the results' own files; return the page's path.
-
-    Without an index there are no examples and no cards; `command` is the one to repeat it all.
-    """
+def write_report(folder: Path, results: Sequence[ExperimentResult], index: Index) -> Path:
+    """Write report.html and report.md beside the results' own files; return the page's path."""
     if not results:
         raise FfmemError(
             f"A report of no experiment was asked for in {folder}."
             " Measure at least one: `ffmem experiment`."
         )
-    models = sorted({str(result.settings.get("model_hash")) for result in results})
+    models = sorted({str(result.settings["model_hash"]) for result in results})
     names = [result.experiment for result in results]
     if len(models) > 1 or len(set(names)) < len(names):
         raise FfmemError(
             f"One report of {len(models)} models with {', '.join(names)} was asked for."
             " A report is of one model, each experiment once: give every model a folder of its own."
         )
-    report = Report(results, index, command)
+    report = Report(results, index)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.html"
     write_text(path, to_html(report))
@@ -145,57 +137,45 @@ def markdown_environment(package: str) -> Environment:
 
 def to_markdown(report: Report) -> str:
     """Return the report as GitHub-flavored Markdown, with its figures as files beside it."""
-    md = escape_markdown
-    verdicts = " · ".join(f"{verdict}: **{n}**" for verdict, n in report.verdicts)
+    md, featured = escape_markdown, report.featured
     lines = [
         f"# {md(report.model)} as key-value memories",
         f"{md(report.lead)} Made by ffmem {report.version}.",
-        verdicts,
+        " · ".join(f"{verdict}: **{n}**" for verdict, n in report.verdicts),
         "## What the paper says, what this model shows",
         md(report.claims_note),
-        _markdown_table(
-            ["claim", "paper", "this model", "n", "verdict", "rule"],
-            [
-                [
-                    f"[{md(one.claim)}](#{one.experiment})",
-                    md(one.paper),
-                    md(one.model),
-                    md(one.n),
-                    f"**{one.verdict}**",
-                    md(one.rule),
-                ]
-                for one in report.claims
-            ],
-        ),
     ]
+    claims = []
+    for one in report.claims:
+        claim, verdict = f"[{md(one.claim)}](#{one.experiment})", f"**{one.verdict}**"
+        claims.append([claim, md(one.paper), md(one.model), md(one.n), verdict, md(one.rule)])
+    lines.append(_markdown_table(["claim", "paper", "this model", "n", "verdict", "rule"], claims))
     if report.tables:
         lines.append("## Examples")
     for table in report.tables:
-        lines.append(f"### {md(table.source)}: {md(table.title)}")
-        lines.append(_join_pieces(table.note, report.featured))
-        lines += [f"- {_join_pieces(entry, report.featured)}" for entry in table.legend]
-        rows = [[_join_pieces(entry, report.featured) for entry in row] for row in table.rows]
+        lines += [f"### {md(table.source)}: {md(table.title)}", _join_pieces(table.note, featured)]
+        lines += [f"- {_join_pieces(entry, featured)}" for entry in table.legend]
+        rows = [[_join_pieces(entry, featured) for entry in row] for row in table.rows]
         lines.append(_markdown_table(table.columns, rows))
-    if report.tables and report.index:
+    if report.tables:
         lines.append(md(report.excerpts_note))
-    lines += ["## Figures", Markup(md(report.figures_note).replace("\\`", "`"))]
+    lines += ["## Figures", md(report.figures_note).replace("\\`", "`")]
     for section in report.sections:
         lines += _markdown_section(section)
     facts = [[md(what), md(how)] for what, how in report.facts]
     commands = "\n".join(fenced(line) for line in report.commands)
     lines += ["## How it was made", _markdown_table(["", ""], facts), f"```sh\n{commands}\n```"]
     lines += ["## Limits and definitions", "\n".join(f"- {md(one)}" for one in report.definitions)]
-    if report.featured:
+    if featured:
         lines.append("## Memories")
     for card in report.cards:
-        if card.cell in report.featured:
+        if card.cell in featured:
             lines += _markdown_card(report, card)
-    return "\n\n".join(str(line) for line in lines if line) + "\n"
+    return "\n\n".join(str(line) for line in lines) + "\n"
 
 
 def _markdown_section(section: Section) -> list[str]:
     md, name = escape_markdown, section.name
-    links = " · ".join(f"[{end.upper()}]({name}.{end})" for end in ("json", "svg", "pdf"))
     rows = [[md(entry.text) for entry in row] for row in section.entries]
     return [
         f'<a id="{name}"></a>',
@@ -205,7 +185,7 @@ def _markdown_section(section: Section) -> list[str]:
         f"**The paper.** {md(section.paper_says)}",
         f"**This model.** {md(section.shows)}",
         f"**Sample and settings.** {md(section.sample)}. {md(section.settings)}.",
-        links,
+        f"[JSON]({name}.json) · [SVG]({name}.svg) · [PDF]({name}.pdf)",
         f"<details><summary>Data, {len(rows)} rows</summary>",
         _markdown_table([md(visible(column)) for column in section.columns], rows),
         "</details>",

@@ -1,27 +1,20 @@
 """What a report says about one model: claims, examples, figures, how it was made.
 
-`Report` is the content; `render.py` lays it out as HTML and as Markdown, and web pages show parts.
+`Report` is the content; `render.py` lays it out as HTML and as Markdown. Web pages show its
+sections.
 """
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from ffmem.cells import Cell
-from ffmem.experiments.base import (
-    LAMBDA,
-    NAMES,
-    VERDICTS,
-    Claim,
-    ExperimentResult,
-    Row,
-    check_claims,
-    find,
-    find_all,
-)
+from ffmem.corpus.corpus import Corpus
+from ffmem.experiments import base
+from ffmem.experiments.base import VERDICTS, Claim, ExperimentResult, check_claims, find, find_all
 from ffmem.experiments.definitions import KINDS, SUBJECTS, definitions
 from ffmem.experiments.examples import (
     Excerpt,
@@ -35,13 +28,133 @@ from ffmem.experiments.examples import (
     predictive_examples,
     shared_tokens,
 )
-from ffmem.experiments.rows import count_layers, format_layers, upper_layers
+from ffmem.experiments.rows import format_layers, upper_layers
+from ffmem.indexing.config import IndexConfig
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.indexing.store import Index
 from ffmem.models.arguments import IN_MEMORY
-from ffmem.text import MISSING, format_number, format_share, shorten_prefix
+from ffmem.text import MISSING, format_number, format_share, pluralize, shorten_prefix
 
 TITLE = "“Transformer Feed-Forward Layers Are Key-Value Memories” (Geva et al., 2021)"
+
+
+# One experiment
+
+
+class Entry(NamedTuple):
+    """One entry of a table of data."""
+
+    text: str
+    cell: str | None
+    """The memory that it names."""
+    is_number: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment of the report."""
+
+    name: str
+    title: str
+    paper: str
+    measured: str
+    paper_says: str
+    shows: str
+    settings: str
+    sample: str
+    columns: list[str]
+    entries: list[list[Entry]]
+
+
+def section_of(result: ExperimentResult) -> Section:
+    """Return what a report says about an experiment."""
+    experiment = find(result.experiment)
+    columns = list(dict.fromkeys(field for row in result.rows for field in row))
+    return Section(
+        name=experiment.name,
+        title=experiment.title,
+        paper=visible(result.paper),
+        measured=experiment.describe(result),
+        paper_says=experiment.paper_says,
+        shows=visible(experiment.summary(result)),
+        settings=visible(settings_line(result)),
+        sample=visible(sample_line(result)),
+        columns=columns,
+        entries=[[_entry(column, row.get(column)) for column in columns] for row in result.rows],
+    )
+
+
+def _entry(column: str, value: Any) -> Entry:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    cell = str(Cell.parse(value)) if column == "cell" and isinstance(value, str) else None
+    return Entry(format_entry(column, value), cell, is_number)
+
+
+_TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
+_COMMON = (
+    *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "kind", "layers"),
+    *(
+        "experts",
+        "memories",
+        "sample",
+        "vocabulary",
+        "activation",
+        "start",
+        "t",
+        "prefixes",
+        "compat",
+    ),
+)
+"""Settings of the whole report."""
+
+
+def format_entry(column: str, value: Any) -> str:
+    """Return a value of a row as people read it; layers as figures count them."""
+    if column in _TOKENS and (value is None or isinstance(value, str)):
+        return visible_token(value)
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return format_number(value + 1 if column == "layer" else value, digits=4)
+    if isinstance(value, list):
+        return "  ".join(visible_token(str(one)) for one in value)
+    return visible(shorten_prefix(str(value)))
+
+
+def settings_line(result: ExperimentResult) -> str:
+    """Return the settings of one experiment, those of the whole report aside."""
+    elsewhere = (*_COMMON, "rule", "protocol", "note")
+    found = result.settings | {k: v for k, v in result.also.items() if not isinstance(v, list)}
+    pairs = [
+        f"{name.replace('_', ' ')} {format_entry('layer' if name == 'upper_from' else name, value)}"
+        for name, value in found.items()
+        if name not in elsewhere and not isinstance(value, dict)
+    ]
+    common = [str(result.settings[name]) for name in ("dtype", "projection")]
+    return " · ".join([*common, f"seed {result.settings['seed']}", *pairs])
+
+
+def sample_line(result: ExperimentResult) -> str:
+    """Return what the rows are computed over."""
+    sample = result.settings.get("sample")
+    if not sample:
+        sizes = [row["n"] for row in result.rows_with("n")]
+        if not sizes:
+            return f"{format_number(len(result.rows))} rows"
+        low, high = format_number(min(sizes)), format_number(max(sizes))
+        return f"n = {low} per row" if low == high else f"n = {low} to {high} per row"
+    prefixes = format_number(sample["prefixes"])
+    drawn = "one per sentence" if sample["draw"] == "sentences" else "over all tokens"
+    requested = sample["requested"]
+    how = "all" if requested == "all" else f"{format_number(requested)} asked for, {drawn}"
+    if sample["cut"]:
+        how += f"; {format_number(sample['cut'])} sentences cut at the context"
+    return f"{prefixes} prefixes of {sample['corpus']} ({how})"
+
+
+# Tables
 
 
 class Link(NamedTuple):
@@ -76,81 +189,44 @@ class Table:
     note: list[Piece]
     columns: list[str]
     rows: list[list[list[Piece]]]
-    legend: list[list[Piece]]
+    legend: list[list[Piece]] = field(default_factory=list)
     """A list above the table."""
 
 
-class Entry(NamedTuple):
-    """One entry of a table of data."""
-
-    text: str
-    link: str | None
-    """The memory whose card it names."""
-    is_number: bool
-
-
-@dataclass(frozen=True)
-class Section:
-    """One experiment of the report."""
-
-    name: str
-    title: str
-    paper: str
-    measured: str
-    paper_says: str
-    shows: str
-    settings: str
-    sample: str
-    columns: list[str]
-    entries: list[list[Entry]]
+# The report
 
 
 class Report:
     """Everything that a report says about one model."""
 
-    def __init__(
-        self,
-        results: Sequence[ExperimentResult],
-        index: Index | None = None,
-        command: str | None = None,
-    ) -> None:
-        self.results = sorted(results, key=lambda result: NAMES.index(result.experiment))
+    def __init__(self, results: Sequence[ExperimentResult], index: Index) -> None:
+        self.results = sorted(results, key=lambda result: base.NAMES.index(result.experiment))
         self.index = index
         # Figure 2 is read from the index: the others say in which dtype the model ran.
         self.settings = min(self.results, key=lambda one: one.experiment == "patterns").settings
-        self.commands = [
-            *index_commands(self.settings, index),
-            command or report_command(self.results),
-        ]
+        self.commands = [*index_commands(index), report_command(self.results)]
         self.version = version("ffmem")
-        self.model = visible(str(self.settings.get("model", "a model")))
-        self.n_layers = max(count_layers(result) for result in self.results)
-        self.gated = bool(self.settings.get("gated"))
-        self.kind = str(self.settings.get("kind"))
-        corpus = self.settings.get("corpus")
-        self.index_corpus: Row = (
-            corpus if isinstance(corpus, dict) else {"sources": [str(corpus or MISSING)]}
-        )
-        self.sources = [str(source) for source in self.index_corpus.get("sources", [])]
+        self.model = visible(str(self.settings["model"]))
+        self.n_layers = max(result.n_layers for result in self.results)
+        self.gated = bool(self.settings["gated"])
+        self.kind = self.results[0].kind
+        self.sources = visible(", ".join(map(str, self.settings["corpus"]["sources"])))
         self.sample = next(
             (visible(sample_line(one)) for one in self.results if one.settings.get("sample")), ""
         )
+        self.sections = [section_of(result) for result in self.results]
+        self.claims: list[Claim] = check_claims(self.results)
+        self.definitions = definitions(self.kind, self.settings)
 
     @property
     def lead(self) -> str:
         """What the report is, in one sentence."""
         subject = SUBJECTS.get(self.kind, "Its feed-forward layers")
         figures = "all figures that need no values" if self.left_out else "every figure"
-        corpus = visible(", ".join(self.sources))
         return (
-            f"{subject} read as key-value memories over {corpus}: {figures} of {TITLE}, measured on"
-            " this model."
+            f"{subject} read as key-value memories over {self.sources}: {figures} of {TITLE},"
+            " measured on this model."
         )
-
-    @cached_property
-    def claims(self) -> list[Claim]:
-        """The table at the top."""
-        return check_claims(self.results)
 
     @property
     def verdicts(self) -> list[tuple[str, int]]:
@@ -170,20 +246,18 @@ class Report:
             " claim, and rests on the n beside it."
         )
 
-    @cached_property
-    def sections(self) -> list[Section]:
-        """The experiments that there are, in the paper's order."""
-        return [self._section(result) for result in self.results]
-
     @property
     def figures_note(self) -> str:
         """How to read the figures, and what is not there."""
         there = {result.experiment for result in self.results}
-        left_out = {one.name for one in find_all() if one.needs_values and self.kind == LAMBDA}
-        missing = [find(name).title for name in NAMES if name not in {*there, *left_out}]
+        missing = [
+            one.title
+            for one in find_all()
+            if one.name not in {*there, "patterns"}
+            and not (one.needs_values and self.kind == "lambda")
+        ]
         parts = ["Layers count from 1 as in the paper; names of memories, such as L0N12, from 0."]
         if "patterns" not in there:
-            missing.remove(find("patterns").title)
             parts.append(
                 "Figure 2 (patterns that people or programs see in triggers) is left out: nobody"
                 " has looked for patterns in this index. `ffmem patterns detect DIR` does."
@@ -197,7 +271,7 @@ class Report:
     @property
     def left_out(self) -> str:
         """Which experiments cannot be measured on memories of this kind, and why."""
-        if self.kind != LAMBDA:
+        if self.kind != "lambda":
             return ""
         titles = [f"{one.title} ({one.name})" for one in find_all() if one.needs_values]
         return (
@@ -209,52 +283,44 @@ class Report:
     @property
     def facts(self) -> list[tuple[str, str]]:
         """How the report was made, as pairs of what and how."""
-        settings = self.settings
-        memories = settings.get("memories")
+        settings, corpus = self.settings, self.settings["corpus"]
+        memories = settings["memories"]
         shape = (
             f"{self.n_layers} layers with {format_number(sum(memories))} memories in all"
             if isinstance(memories, list)
             else f"{self.n_layers} layers × {format_number(memories)} memories"
         )
+        if routed := settings.get("experts"):
+            within = pluralize(sum(n > 0 for n in routed), "layers")
+            shape += f", {pluralize(sum(routed), 'routed experts')} in {within}"
         gated = KINDS.get(self.kind, "gated" if self.gated else "ungated")
-        hashed = str(settings.get("model_hash", ""))[:12]
-        read = [
-            f"{format_number(self.index_corpus[what])} {what}"
-            for what in ("sentences", "tokens")
-            if what in self.index_corpus
-        ]
-        start = ""
-        if "start" in settings:
-            start = "none" if settings["start"] is None else visible_token(str(settings["start"]))
+        start = settings.get("start")
         threads = next((r.settings["threads"] for r in self.results if "threads" in r.settings), "")
+        projected = "y is read" if self.kind == "lambda" else "Values and y are read"
         facts = {
-            "Model": f"{self.model} ({shape}, {gated}; hash {hashed})",
-            "Index over": ", ".join([visible(", ".join(self.sources)), *read]),
+            "Model": f"{self.model} ({shape}, {gated}; hash {settings['model_hash'][:12]})",
+            "Index over": f"{self.sources}, {format_number(corpus.get('sentences'))} sentences,"
+            f" {format_number(corpus.get('tokens'))} tokens",
             "Sample of Section 5": self.sample,
-            "Arithmetic": str(settings.get("dtype", MISSING)),
-            "y is read" if self.kind == LAMBDA else "Values and y are read": str(
-                settings.get("projection", MISSING)
-            ),
-            "Start token": start,
-            "Seed": str(settings.get("seed", MISSING)),
+            "Arithmetic": settings["dtype"],
+            projected: settings["projection"],
+            "Start token": "none" if start is None else visible_token(str(start)),
+            "Seed": str(settings["seed"]),
             "CPU threads": str(threads),
             "ffmem": self.version,
         }
         return [(what, how) for what, how in facts.items() if how]
 
-    @property
-    def definitions(self) -> list[str]:
-        """What a reader must know to judge the numbers."""
-        return definitions(self.settings)
+    # Tables 1, 3 and 2
 
     @cached_property
     def _keys(self) -> tuple[list[KeyExample], KeyTable | None]:
         measured = any(result.experiment == "patterns" for result in self.results)
-        return pattern_tables(self.index) if self.index and measured else ([], None)
+        return pattern_tables(self.index) if measured else ([], None)
 
     @cached_property
     def _shared(self) -> list[SharedToken]:
-        return shared_tokens(self.index) if self.index and not self._keys[0] else []
+        return [] if self._keys[0] else shared_tokens(self.index)
 
     @cached_property
     def _predictive(self) -> list[PredictiveExample]:
@@ -263,25 +329,23 @@ class Report:
 
     @cached_property
     def tables(self) -> list[Table]:
-        """The paper's tables of examples: 1, 3 and 2."""
-        found = []
-        if self._keys[0]:
-            found.append(self._pattern_table(self._keys[0]))
-        if self._keys[1]:
-            found.append(self._key_table(self._keys[1]))
-        if self._shared:
-            found.append(self._shared_table(self._shared))
-        if self._predictive:
-            found.append(self._predictive_table(self._predictive))
-        return found
+        """The paper's tables of examples, those that there are."""
+        found = [
+            self._pattern_table(),
+            self._key_table(),
+            self._shared_table(),
+            self._predictive_table(),
+        ]
+        return [table for table in found if table.rows]
 
     def _place(self, row: Any) -> list[Piece]:
         """Return a memory's name, its layer, and the sign of the coefficient in gated models."""
         sign = f" · m {'>' if row.sign > 0 else '<'} 0" if self.gated else ""
         return [Link(row.cell), Small(f"layer {row.layer + 1}{sign}")]
 
-    def _pattern_table(self, rows: list[KeyExample]) -> Table:
-        source = rows[0].source
+    def _pattern_table(self) -> Table:
+        examples = self._keys[0]
+        source = examples[0].source if examples else MISSING
         note = (
             "In each of five layers, spread evenly, one shallow and one semantic pattern, where"
             " there are any: the one that most of a memory’s first triggers show; ties go to the"
@@ -289,7 +353,7 @@ class Report:
         )
         if source != "human":
             note += " Labels of programs are not the paper’s protocol."
-        body: list[list[list[Piece]]] = [
+        rows: list[list[list[Piece]]] = [
             [
                 self._place(row),
                 [
@@ -298,13 +362,14 @@ class Report:
                 ],
                 [*row.excerpts],
             ]
-            for row in rows
+            for row in examples
         ]
         columns = ["Memory", "Pattern", "Three triggers, and what follows"]
         title = "Keys and the patterns of their triggers"
-        return Table("table-1", title, f"Table 1 · source: {source}", [note], columns, body, [])
+        return Table("table-1", title, f"Table 1 · source: {source}", [note], columns, rows)
 
-    def _key_table(self, key: KeyTable) -> Table:
+    def _key_table(self) -> Table:
+        key = self._keys[1] or KeyTable(MISSING, 0, 1, MISSING, [], [])
         note: list[Piece] = [
             Link(key.cell),
             f", layer {key.layer + 1}: of the memories above, the one with patterns of both kinds,"
@@ -313,58 +378,54 @@ class Report:
         legend: list[list[Piece]] = [
             [f"{one.number}: {visible(one.description)}", Small(one.kind)] for one in key.patterns
         ]
-        body: list[list[list[Piece]]] = [
+        rows: list[list[list[Piece]]] = [
             [[str(rank)], [", ".join(map(str, numbers)) or MISSING], [text]]
             for rank, text, numbers in key.lines
         ]
         columns = ["Rank", "Patterns", "Trigger, and what follows"]
-        source = f"Table 3 · source: {key.source}"
-        return Table(
-            "table-3", "One key with all its triggers", source, note, columns, body, legend
-        )
+        title, source = "One key with all its triggers", f"Table 3 · source: {key.source}"
+        return Table("table-3", title, source, note, columns, rows, legend)
 
-    def _shared_table(self, rows: list[SharedToken]) -> Table:
+    def _shared_table(self) -> Table:
         note = (
             "In each of five layers, spread evenly: the memory whose 25 strongest triggers share"
             " most often one last token, or in the upper half one next token, of two letters or"
             " more; ties go to the token that fewest memories share."
         )
         how = {"last": "end with", "next": "are followed by"}
-        body: list[list[list[Piece]]] = [
+        rows: list[list[list[Piece]]] = [
             [
                 self._place(row),
                 [f"{row.n} of {row.of} {how[row.which]} ", Token(row.token)],
                 [*row.excerpts],
             ]
-            for row in rows
+            for row in self._shared
         ]
         columns = ["Memory", "Its triggers", "Three of them, and what follows"]
-        return Table("table-1", "Keys and what triggers them", "Table 1", [note], columns, body, [])
+        return Table("table-1", "Keys and what triggers them", "Table 1", [note], columns, rows)
 
-    def _predictive_table(self, rows: list[PredictiveExample]) -> Table:
+    def _predictive_table(self) -> Table:
         note = (
             "Of the most predictive values, first those that a trigger bears out, then by"
             " probability. Precision: the share of a memory’s triggers that the predicted token"
             " follows."
         )
-        columns = ["Value", "Predicts", "Precision"]
-        body: list[list[list[Piece]]] = [
-            [
-                self._place(row),
-                [Token(row.token), Small(format_share(row.probability))],
-                [format_share(row.precision), Small(f"{row.n_triggers} triggers")],
-            ]
-            for row in rows
-        ]
-        if self.index:
-            columns.append("A trigger, and what follows")
-            for line, row in zip(body, rows, strict=True):
-                shown: list[Piece] = [row.excerpt] if row.excerpt else []
-                line.append(
-                    shown if row.agrees else [*shown, Small("predicts none of its triggers")]
-                )
+        rows: list[list[list[Piece]]] = []
+        for row in self._predictive:
+            trigger: list[Piece] = [row.excerpt] if row.excerpt else []
+            if not row.agrees:
+                trigger.append(Small("predicts none of its triggers"))
+            rows.append(
+                [
+                    self._place(row),
+                    [Token(row.token), Small(format_share(row.probability))],
+                    [format_share(row.precision), Small(f"{row.n_triggers} triggers")],
+                    trigger,
+                ]
+            )
+        columns = ["Value", "Predicts", "Precision", "A trigger, and what follows"]
         title = "Values and what they predict"
-        return Table("table-2", title, "Table 2", [note], columns, body, [])
+        return Table("table-2", title, "Table 2", [note], columns, rows)
 
     @property
     def excerpts_note(self) -> str:
@@ -373,21 +434,25 @@ class Report:
             "Excerpts: at most the last ten words of a prefix; its last token is marked, the next"
             " one follows. ␣ is a space, ↵ a line end, ∎ the end of the sentence."
         )
-        if "wikitext" in " ".join([*self.sources, self.sample]):
+        if "wikitext" in self.sources + self.sample:
             note += (
                 " WikiText: text of Wikipedia's contributors, under CC BY-SA; excerpts of at most"
                 " ten words."
             )
         return note
 
+    # Memories
+
+    @property
+    def _featured_rows(self) -> list[Any]:
+        return [*self._keys[0], *self._shared, *self._predictive]
+
     @cached_property
     def cards(self) -> list[MemoryCard]:
         """Every memory that the report names."""
-        if self.index is None:
-            return []
         cited = [(row.cell, row.sign) for row in self._featured_rows]
         for result in self.results:
-            cited += [(r["cell"], int(r.get("sign") or 1)) for r in result.rows if "cell" in r]
+            cited += [(row["cell"], int(row.get("sign") or 1)) for row in result.rows_with("cell")]
         return memory_cards(self.index, cited)
 
     @cached_property
@@ -397,131 +462,38 @@ class Report:
 
     @cached_property
     def featured(self) -> frozenset[str]:
-        """The cells of Tables 1 and 2 that have a card: Markdown shows no others."""
-        return frozenset({row.cell for row in self._featured_rows} & self.linked)
-
-    @property
-    def _featured_rows(self) -> list[Any]:
-        return [*self._keys[0], *self._shared, *self._predictive]
-
-    def _section(self, result: ExperimentResult) -> Section:
-        columns = list(dict.fromkeys(name for row in result.rows for name in row))
-        experiment = find(result.experiment)
-        return Section(
-            name=experiment.name,
-            title=experiment.title,
-            paper=visible(result.paper),
-            measured=experiment.describe(result),
-            paper_says=experiment.paper_says,
-            shows=visible(experiment.summary(result)),
-            settings=visible(settings_line(result)),
-            sample=visible(sample_line(result)),
-            columns=columns,
-            entries=[[self._entry(column, row) for column in columns] for row in result.rows],
-        )
-
-    def _entry(self, column: str, row: Row) -> Entry:
-        value = row.get(column)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        link = str(Cell.parse(value)) if column == "cell" and isinstance(value, str) else None
-        return Entry(format_entry(column, value), link if link in self.linked else None, is_number)
+        """The cells of Tables 1 and 2: Markdown shows no other cards."""
+        return frozenset(row.cell for row in self._featured_rows)
 
 
-# Lines of text
-
-_TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
-_COMMON = (
-    *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "kind", "layers"),
-    *("memories", "sample", "vocabulary", "activation", "start", "t", "prefixes", "compat"),
-)
-
-
-def format_entry(column: str, value: Any) -> str:
-    """Return a value of a row as people read it; layers as figures count them."""
-    if column in _TOKENS and (value is None or isinstance(value, str)):
-        return visible_token(value)
-    if value is None:
-        return MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return format_number(value + 1 if column == "layer" else value, digits=4)
-    if isinstance(value, list):
-        return "  ".join(visible_token(str(one)) for one in value)
-    return visible(shorten_prefix(str(value)))
-
-
-def settings_line(result: ExperimentResult) -> str:
-    """Return the settings of one experiment, those of the whole report aside."""
-    own = {k: v for k, v in result.settings.items() if k not in _COMMON}
-    found = own | {k: v for k, v in result.also.items() if not isinstance(v, list | dict)}
-    for shown_elsewhere in ("rule", "protocol", "note"):
-        found.pop(shown_elsewhere, None)
-    common = [str(result.settings[k]) for k in ("dtype", "projection") if k in result.settings]
-    pairs = [
-        f"{name.replace('_', ' ')} {format_entry('layer' if name == 'upper_from' else name, value)}"
-        for name, value in found.items()
-        if not isinstance(value, dict)
-    ]
-    return " · ".join([*common, f"seed {result.settings.get('seed', MISSING)}", *pairs])
-
-
-def sample_line(result: ExperimentResult) -> str:
-    """Return what the rows are computed over."""
-    sample = result.settings.get("sample")
-    if not sample:
-        sizes = [row["n"] for row in result.rows if row.get("n") is not None]
-        if not sizes:
-            return f"{format_number(len(result.rows))} rows"
-        low, high = format_number(min(sizes)), format_number(max(sizes))
-        return f"n = {low} per row" if low == high else f"n = {low} to {high} per row"
-    prefixes = format_number(sample.get("prefixes"))
-    if "prompt" in sample:
-        return f"one prompt, {prefixes} prefix"
-    asked = sample.get("asked")
-    drawn = "one per sentence" if sample.get("draw") == "sentences" else "over all tokens"
-    how = "all" if asked == "all" else f"{format_number(asked)} asked for, {drawn}"
-    cut = (
-        f"; {format_number(sample['cut'])} sentences cut at the context"
-        if sample.get("cut")
-        else ""
-    )
-    return f"{prefixes} prefixes of {sample.get('corpus', MISSING)} ({how}{cut})"
+# Commands
 
 
 def report_command(results: Sequence[ExperimentResult]) -> str:
     """Return the command that measures all this again."""
     words = ["ffmem", "report", "DIR"]
     samples = [one.settings["sample"] for one in results if one.settings.get("sample")]
-    if samples and samples[0].get("corpus"):
+    if samples:
         sample = samples[0]
         words += ["--corpus", str(sample["corpus"]), "--out", "OUT"]
-        words += ["--sample", str(sample.get("asked", "all"))]
-        if sample.get("draw", "sentences") != "sentences":
+        words += ["--sample", str(sample["requested"])]
+        if sample["draw"] != "sentences":
             words += ["--draw", str(sample["draw"])]
         for name in ("unit", "column", "limit"):  # where they are not the index's own
             words += [f"--{name}", str(sample[name])] if sample.get(name) is not None else []
     else:
         words += ["--corpus", "VALID", "--out", "OUT"]
-    words += ["--seed", str(results[0].settings.get("seed", 0))]
+    words += ["--seed", str(results[0].settings["seed"])]
     for result in results:
         for name in ("per_layer", "triggers"):  # of token removal
             if name in result.settings:
                 words += [f"--{name.replace('_', '-')}", str(result.settings[name])]
-    ran = [one.settings["dtype"] for one in results if one.settings.get("dtype")]
-    if ran:
-        words += ["--dtype", str(ran[-1])]  # the first is Figure 2, which no model ran for
-    return shlex.join(words)
+    # The first is Figure 2, which no model ran for.
+    return shlex.join([*words, "--dtype", str(results[-1].settings["dtype"])])
 
 
-def index_commands(settings: Row, index: Index | None) -> list[str]:
+def index_commands(index: Index) -> list[str]:
     """Return the commands that make the index: one for each source of its corpus."""
-    if index is None:
-        corpus = settings.get("corpus")
-        sources = corpus.get("sources", []) if isinstance(corpus, dict) else [corpus or "CORPUS"]
-        model = str(settings.get("model", "MODEL"))
-        first = shlex.join(["ffmem", "index", model, str(sources[0] if sources else "CORPUS")])
-        return [f"{first} --out DIR", *(f"ffmem extend DIR {shlex.quote(s)}" for s in sources[1:])]
     manifest = index.manifest
     model = "MODEL" if manifest.model.source == IN_MEMORY else manifest.model.source
     commands = []
@@ -530,9 +502,15 @@ def index_commands(settings: Row, index: Index | None) -> list[str]:
         if number == 0:
             words = ["ffmem", "index", model, source.source, "--out", "DIR"]
             words += ["-t", str(manifest.t), "--prefixes", manifest.prefixes]
-            words += ["--dtype", manifest.dtype, "--start", manifest.start.asked]
+            words += ["--dtype", manifest.dtype, "--start", manifest.start.requested]
+            words += ["--threads", str(source.threads)]
+            for name in ("batch_tokens", "chunk_tokens"):
+                if (number_of := getattr(source, name)) != getattr(IndexConfig, name):
+                    words += [f"--{name.replace('_', '-')}", str(number_of)]
         words += ["--unit", source.unit]
-        words += [] if source.limit is None else ["--limit", str(source.limit)]
+        for name in ("column", "detokenize", "limit"):
+            if (value := getattr(source, name)) != getattr(Corpus, name):
+                words += [f"--{name}", str(value)]
         words += ["--compat", manifest.compat] if manifest.compat and number == 0 else []
         commands.append(shlex.join(words))
     return commands

@@ -6,64 +6,32 @@ decided    top(o) is the prediction here and in every later layer
 """
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ffmem.experiments.base import (
-    LAMBDA,
-    PERSISTENT,
-    SECTION_5_SAMPLE,
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    Measurement,
-    PaperValue,
-)
-from ffmem.experiments.charts import (
-    BLUE,
-    SKY,
-    VERMILION,
-    Chart,
-    bars,
-    figure_rows,
-    intervals,
-    layered,
-    line,
-    quantity,
-    same_axis,
-    series,
-    series_color,
-)
-from ffmem.experiments.predictions import Predictions
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import SECTION_5_SAMPLE, STREAM_NOTES, Predictions
 from ffmem.experiments.rows import (
     NOTHING,
-    count_layers,
-    format_halves,
+    Row,
     format_layers,
-    known,
+    halves,
+    layer_of,
     lower_layers,
-    mean,
     smallest_n,
-    upper_layers,
 )
 from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_share
 
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
-
-STREAM_NOTES = {
-    PERSISTENT: "Here y is what the slots add, and r holds what the same attention read from the"
-    " tokens; there is no feed-forward layer.",
-    LAMBDA: "Here y is what the static keys of the lambda layer add, and r holds all else, the"
-    " feed-forward layer's output too.",
-}
-"""What r and y are where the memories are no feed-forward layer."""
+EARLY = PaperValue(
+    "predictions that stand in the residual of the bottom few layers", "about a third", "Fig. 9"
+)
+GROWTH = PaperValue("fast growth", "from layer 10 on", "Fig. 9")
 
 
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure the three shares in each layer."""
     found = context.measured(Predictions)
     final = found.final[:, None]
@@ -84,80 +52,92 @@ def measure(context: "ExperimentContext") -> Measurement:
                 "n": n,
             }
         )
-    return Measurement(rows)
+    return rows, {}
 
 
-def chart(result: ExperimentResult) -> Chart:
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the residual's share as bars, the other two as lines."""
     names = ["residual_share", "output_share", "decided_share", "low", "high"]
-    rows, n_layers = figure_rows(result.rows, names), count_layers(result)
-    color = series_color({"residual": SKY, "layer output": BLUE, "decided for good": VERMILION})
-    y = quantity("residual_share", "% with the final prediction", (0, 100))
-    return layered(
-        bars(series(rows, "residual"), n_layers, y, color),
-        intervals(rows, n_layers, y, "low", "high"),
-        line(series(rows, "layer output"), n_layers, same_axis(y, "output_share"), color),
-        line(series(rows, "decided for good"), n_layers, same_axis(y, "decided_share"), color),
+    y = charts.quantity("residual_share", "% with the final prediction", (0, 100))
+    colors = {
+        "residual": charts.SKY,
+        "layer output": charts.BLUE,
+        "decided for good": charts.VERMILION,
+    }
+    plot = charts.LayerPlot(result, names, y, colors)
+    return charts.layered(
+        plot.bars("residual_share", "residual"),
+        plot.intervals("low", "high"),
+        plot.line("output_share", "layer output"),
+        plot.line("decided_share", "decided for good"),
     )
 
 
-def summary(result: ExperimentResult) -> str:
-    """Say how early the prediction is there."""
-    rows = known(result.rows, "residual_share")
-    if not rows:
-        return NOTHING
-    first, middle, last = rows[0], rows[(len(rows) - 1) // 2], rows[-1]
-    shown = (
-        f"The residual's top token is the model's prediction on"
-        f" {format_share(first['residual_share'])} of the prefixes in layer {first['layer'] + 1},"
-        f" {format_share(middle['residual_share'])} at mid-depth (layer {middle['layer'] + 1};"
-        f" {format_interval(middle.get('low'), middle.get('high'))}) and"
-        f" {format_share(last['residual_share'])} in layer {last['layer'] + 1}."
-        f" By mid-depth, {format_share(middle.get('decided_share'))} are decided for good."
-    )
-    steps = [
-        (after["residual_share"] - before["residual_share"], before["layer"])
+def _steps(rows: list[Row]) -> list[Row]:
+    """Return how much the residual's share grows from each layer to the next."""
+    return [
+        {"layer": after["layer"], "step": after["residual_share"] - before["residual_share"]}
         for before, after in pairwise(rows)
     ]
-    if not steps:
-        return shown
-    size, layer = max(steps, key=lambda step: (step[0], -step[1]))
-    return (
-        f"{shown} The largest step, {_points(size)} points, is from layer {layer + 1} to the next."
-    )
 
 
 def _points(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "−")
 
 
-def check_early(result: ExperimentResult) -> Evidence | None:
-    """Check: a third of the predictions are there in the bottom few layers."""
-    n_layers = count_layers(result)
-    bottom = lower_layers(n_layers, 4)
-    rows = [row for row in known(result.rows, "residual_share") if row["layer"] in bottom]
-    if not rows or n_layers == 1:
+def summary(result: ExperimentResult) -> str:
+    """Say how early the prediction is there."""
+    rows = result.rows_with("residual_share")
+    if not rows:
+        return NOTHING
+    first, middle, last = rows[0], rows[(len(rows) - 1) // 2], rows[-1]
+    shown = (
+        f"The residual's top token is the model's prediction on"
+        f" {format_share(first['residual_share'])} of the prefixes in {layer_of(first)},"
+        f" {format_share(middle['residual_share'])} at mid-depth ({layer_of(middle)};"
+        f" {format_interval(middle.get('low'), middle.get('high'))}) and"
+        f" {format_share(last['residual_share'])} in {layer_of(last)}."
+        f" By mid-depth, {format_share(middle.get('decided_share'))} are decided for good."
+    )
+    if len(rows) == 1:
+        return shown
+    largest = max(_steps(rows), key=lambda row: (row["step"], -row["layer"]))
+    return (
+        f"{shown} The largest step, {_points(largest['step'])} points, is from layer"
+        f" {largest['layer']} to the next."
+    )
+
+
+@claim(
+    "A third of the predictions stand in the bottom few layers",
+    "a quarter or more stand in some layer of the bottom quarter; in part if an eighth",
+    EARLY,
+    over_depth=True,
+)
+def _early(result: ExperimentResult) -> Evidence | None:
+    bottom = lower_layers(result.n_layers, 4)
+    rows = [row for row in result.rows_with("residual_share") if row["layer"] in bottom]
+    if not rows:
         return None
     best = max(row["residual_share"] for row in rows)
     shown = f"up to {format_share(best)} in {format_layers(bottom)}"
     return Evidence(shown, smallest_n(rows), "prefixes", best >= 0.25, best >= 0.125)
 
 
-def check_growth(result: ExperimentResult) -> Evidence | None:
-    """Check: the share grows fastest from the paper's layer 10 on."""
-    rows = known(result.rows, "residual_share")
-    upper = upper_layers(count_layers(result), 10)
-    steps = [
-        (after["layer"], after["residual_share"] - before["residual_share"])
-        for before, after in pairwise(rows)
-    ]
-    below, above = (
-        mean([step for layer, step in steps if (layer in upper) == late]) for late in (False, True)
-    )
-    if below is None or above is None:
+@claim(
+    "From the paper's layer 10 on their number grows fast",
+    "the mean step per layer from there on is at least 1.5 times that before; in part if it is"
+    " larger and a growth",
+    GROWTH,
+    over_depth=True,
+)
+def _growth(result: ExperimentResult) -> Evidence | None:
+    rows = result.rows_with("residual_share")
+    parts = halves(_steps(rows), "step", result.n_layers, 10)
+    if parts is None:
         return None
-    lower_span, upper_span = format_halves(result, 10)
-    shown = f"{_points(below)} points per layer in {lower_span}, {_points(above)} in {upper_span}"
+    below, above = parts.below, parts.above
+    shown = f"{_points(below)} points per layer in {parts.lower}, {_points(above)} in {parts.upper}"
     good = above > 0 and above >= 1.5 * below, above > max(below, 0.0)
     return Evidence(shown, smallest_n(rows), "prefixes", *good)
 
@@ -174,32 +154,7 @@ EXPERIMENT = Experiment(
     chart=chart,
     summary=summary,
     metrics=(Predictions,),
-    paper_values=(
-        SECTION_5_SAMPLE,
-        PaperValue(
-            "predictions that stand in the residual of the bottom few layers",
-            "about a third",
-            "Fig. 9",
-        ),
-        PaperValue("fast growth", "from layer 10 on", "Fig. 9"),
-    ),
-    claims=(
-        ClaimCheck(
-            claim="A third of the predictions stand in the bottom few layers",
-            rule="a quarter or more stand in some layer of the bottom quarter; in part if an"
-            " eighth",
-            check=check_early,
-            values=(1,),
-            over_depth=True,
-        ),
-        ClaimCheck(
-            claim="From the paper's layer 10 on their number grows fast",
-            rule="the mean step per layer from there on is at least 1.5 times that before; in part"
-            " if it is larger and a growth",
-            check=check_growth,
-            values=(2,),
-            over_depth=True,
-        ),
-    ),
+    paper_values=(SECTION_5_SAMPLE, EARLY, GROWTH),
+    claims=(_early, _growth),
     notes=STREAM_NOTES,
 )

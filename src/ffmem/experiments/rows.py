@@ -5,30 +5,39 @@ earlier than its layer a does:  (ℓ − 1)/n ≥ (a − 1)/16.
 """
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from ffmem.experiments.base import ExperimentResult, Row
-from ffmem.stats import wilson
 from ffmem.text import format_share
+
+Row = dict[str, Any]
 
 PAPER_LAYERS = 16
 
 NOTHING = "No layer gave a number: there was nothing to measure."
 
 
-def first_of(n_layers: int, paper_layer: int) -> int:
-    """Return the first layer (from 0) of those that stand for `paper_layer` to 16."""
-    return min(-(-(paper_layer - 1) * n_layers // PAPER_LAYERS), n_layers - 1)
+def rows_with(rows: Sequence[Row], *fields: str, **values: Any) -> list[Row]:
+    """Return the rows in which none of these fields is missing, and others have these values."""
+    return [
+        row
+        for row in rows
+        if all(row.get(field) is not None for field in fields)
+        and all(row[field] == value for field, value in values.items())
+    ]
+
+
+# Layers
 
 
 def upper_layers(n_layers: int, paper_layer: int) -> list[int]:
     """Return the layers (from 0) that stand for the paper's `paper_layer` to 16."""
-    return list(range(first_of(n_layers, paper_layer), n_layers))
+    first = min(-(-(paper_layer - 1) * n_layers // PAPER_LAYERS), n_layers - 1)
+    return list(range(first, n_layers))
 
 
 def lower_layers(n_layers: int, paper_layer: int) -> list[int]:
     """Return the layers (from 0) that stand for the paper's 1 to `paper_layer`."""
-    above = set(upper_layers(n_layers, paper_layer + 1))
-    return [layer for layer in range(n_layers) if layer not in above]
+    return list(range(upper_layers(n_layers, paper_layer + 1)[0]))
 
 
 def format_layers(layers: Sequence[int]) -> str:
@@ -40,60 +49,50 @@ def format_layers(layers: Sequence[int]) -> str:
     return f"layers {layers[0] + 1}–{layers[-1] + 1}"
 
 
-def count_layers(result: ExperimentResult) -> int:
-    """Return how many layers the model has."""
-    seen = [int(row["layer"]) + 1 for row in result.rows if row.get("layer") is not None]
-    return max([int(result.settings.get("layers") or 1), *seen])
+def layer_of(row: Row) -> str:
+    """Return the layer of a row as figures count it."""
+    return f"layer {row['layer'] + 1}"
 
 
-def layer_widths(result: ExperimentResult) -> list[int]:
-    """Return how many memories each layer has; 0 where the settings do not say."""
-    memories = result.settings.get("memories") or 0
-    return memories if isinstance(memories, list) else [memories] * count_layers(result)
+class Halves(NamedTuple):
+    """Means over the layers below the one that stands for a layer of the paper, and from it on."""
+
+    below: float
+    above: float
+    lower: str
+    """The layers below, as text."""
+    upper: str
 
 
-def known(rows: Sequence[Row], *fields: str) -> list[Row]:
-    """Return the rows in which none of these is missing."""
-    return [row for row in rows if all(row.get(field) is not None for field in fields)]
+def halves(rows: Sequence[Row], field: str, n_layers: int, paper_layer: int) -> Halves | None:
+    """Return the means of a field below `paper_layer` and from it on; None if one has no row."""
+    lower, upper = lower_layers(n_layers, paper_layer - 1), upper_layers(n_layers, paper_layer)
+    below, above = (
+        mean([row[field] for row in rows if row["layer"] in layers]) for layers in (lower, upper)
+    )
+    if below is None or above is None:
+        return None
+    return Halves(below, above, format_layers(lower), format_layers(upper))
+
+
+# Numbers
 
 
 def mean(values: Sequence[float | int]) -> float | None:
-    """Return the mean; None of nothing."""
+    """Return the mean; None if empty."""
     return sum(values) / len(values) if values else None
 
 
 def weighted_mean(rows: Sequence[Row], field: str, weight: str) -> float | None:
-    """Return the mean of a field over rows that weigh differently; None of nothing."""
-    there = [row for row in known(rows, field, weight) if row[weight]]
+    """Return the mean of a field over rows that weigh differently; None if empty."""
+    there = rows_with(rows, field, weight)
     total = sum(row[weight] for row in there)
     return sum(row[field] * row[weight] for row in there) / total if total else None
 
 
 def smallest_n(rows: Sequence[Row]) -> int:
     """Return the smallest number of cases behind a row; 0 where rows do not say."""
-    return min((int(row["n"]) for row in known(rows, "n")), default=0)
-
-
-def means_below_and_above(
-    rows: Sequence[Row], field: str, result: ExperimentResult, paper_layer: int
-) -> tuple[float | None, float | None]:
-    """Return the mean of a field below, and from, the layer that stands for the paper's."""
-    n_layers = count_layers(result)
-    below, above = (
-        mean([row[field] for row in rows if row["layer"] in layers])
-        for layers in (
-            lower_layers(n_layers, paper_layer - 1),
-            upper_layers(n_layers, paper_layer),
-        )
-    )
-    return below, above
-
-
-def format_halves(result: ExperimentResult, paper_layer: int) -> tuple[str, str]:
-    """Return which layers those are."""
-    n_layers = count_layers(result)
-    below, above = lower_layers(n_layers, paper_layer - 1), upper_layers(n_layers, paper_layer)
-    return format_layers(below), format_layers(above)
+    return min((int(row["n"]) for row in rows_with(rows, "n")), default=0)
 
 
 def trend(values: Sequence[float | int]) -> float | None:
@@ -109,29 +108,12 @@ def trend(values: Sequence[float | int]) -> float | None:
     return float(along / (spreads[0] * spreads[1]) ** 0.5)
 
 
-def case_interval(
-    result: ExperimentResult, row: Row, field: str
-) -> tuple[float | None, float | None]:
-    """Return the interval of a share over (prefix, layer) cases, as if each prefix were one case.
-
-    The layers of one prefix are not independent draws: their number must not narrow the interval.
-    """
-    n = independent_cases(result, row)
-    return wilson(round((row[field] or 0.0) * n), n)
-
-
-def independent_cases(result: ExperimentResult, row: Row) -> int:
-    """Return how many prefixes stand behind some (prefix, layer) cases, at most."""
-    prefixes = (result.settings.get("sample") or {}).get("prefixes") or row["n"]
-    return int(min(row["n"], prefixes))
-
-
 def format_range(rows: Sequence[Row], field: str, beside: str | None = None) -> str:
     """Return the smallest and the largest share with their layers; `beside` names a second one."""
 
     def one(row: Row) -> str:
         more = f"; {beside} {format_share(row.get(beside))}" if beside else ""
-        return f"{format_share(row[field])} (layer {row['layer'] + 1}{more})"
+        return f"{format_share(row[field])} ({layer_of(row)}{more})"
 
     low, high = min(rows, key=lambda row: row[field]), max(rows, key=lambda row: row[field])
     return one(low) if low is high else f"{one(low)} to {one(high)}"

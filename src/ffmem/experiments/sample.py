@@ -9,8 +9,9 @@ the same prefixes, the corpus is read once as a stream, and only the sample is h
 """
 
 import hashlib
+import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,19 +35,6 @@ class Example(NamedTuple):
     """The lengths p of the prefixes that were drawn, ascending."""
 
 
-class Candidates(NamedTuple):
-    """Prefixes that may be drawn."""
-
-    hashes: UInt64[ndarray, " prefix"]
-    numbers: Int64[ndarray, " prefix"]
-    lengths: Int64[ndarray, " prefix"]
-
-    def smallest(self, size: int) -> "Candidates":
-        """Return those of the `size` smallest hashes, ties to the earlier prefix."""
-        kept = np.lexsort((self.lengths, self.numbers, self.hashes))[:size]
-        return Candidates(*(column[kept] for column in self))
-
-
 class PromptSample(NamedTuple):
     """The sample, in the order of the corpus."""
 
@@ -63,9 +51,9 @@ class PromptSample(NamedTuple):
         """The length p of every prefix."""
         return np.array([p for example in self.examples for p in example.lengths], np.int64)
 
-    def prefixes(self) -> Iterator[tuple[Example, int]]:
+    def prefixes(self) -> list[tuple[Example, int]]:
         """Return every prefix as its sentence and its length."""
-        return ((example, p) for example in self.examples for p in example.lengths)
+        return [(example, p) for example in self.examples for p in example.lengths]
 
     def next_tokens(self) -> Int64[ndarray, " prefix"]:
         """Return the token behind each prefix, −1 where the sentence ends."""
@@ -109,10 +97,10 @@ def draw_sample(
     Sentences are cut at `longest` tokens. A corpus with fewer sentences (or prefixes) than `size`
     gives all it has.
     """
-    kept = Candidates(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    held: dict[int, TokenSentence] = {}
-    waiting: list[Candidates] = []
-    n_read = cut = n_waiting = 0
+    # The sample so far, largest hash first, ties to the earlier prefix; and its sentences.
+    heap: list[tuple[int, int, int]] = []
+    held: dict[int, Example] = {}
+    n_read = cut = 0
     read = hashlib.sha256()
     for number, sentence in enumerate(sentences):
         n_read += 1
@@ -120,22 +108,28 @@ def draw_sample(
         if longest is not None and len(sentence.ids) > longest:
             cut += 1
             sentence = _cut(sentence, longest)
-        found = _candidates(
-            number, len(sentence.ids), "all" if size is None else how, seed, shortest
-        )
-        held[number] = sentence
-        waiting.append(found)
-        n_waiting += len(found.numbers)
-        if size is not None and n_waiting > size + 10_000:
-            kept, held = _pruned([kept, *waiting], held, size)
-            waiting, n_waiting = [], 0
-    kept, held = _pruned([kept, *waiting], held, size)
+        example = Example(number, sentence, [])
+        for hashed, length in _candidates(example, how, size, seed, shortest):
+            candidate = (-hashed, -number, -length)
+            if size is not None and len(heap) >= size:
+                if candidate < heap[0]:
+                    continue
+                _, other, dropped = heapq.heapreplace(heap, candidate)
+                lengths = (example if -other == number else held[-other]).lengths
+                lengths.remove(-dropped)
+                if not lengths and -other != number:
+                    del held[-other]
+            elif size is not None:
+                heapq.heappush(heap, candidate)
+            example.lengths.append(length)
+        if example.lengths:
+            held[number] = example
     if not held:
         raise CorpusError(
             f"No prefix can be drawn: of {n_read:,} sentences none has {shortest} tokens or more."
             " Give a corpus of longer sentences."
         )
-    return PromptSample(list(_examples(kept, held)), n_read, cut, read.hexdigest())
+    return PromptSample(list(held.values()), n_read, cut, read.hexdigest())
 
 
 def _cut(sentence: TokenSentence, longest: int) -> TokenSentence:
@@ -144,40 +138,23 @@ def _cut(sentence: TokenSentence, longest: int) -> TokenSentence:
     return TokenSentence(sentence.text, sentence.ids[:longest], starts, ends)
 
 
-def _candidates(number: int, n: int, how: str, seed: int, shortest: int) -> Candidates:
-    """Return the prefixes of one sentence of n tokens that may be drawn, with their hashes."""
+def _candidates(
+    example: Example, how: str, size: int | None, seed: int, shortest: int
+) -> Iterable[tuple[int, int]]:
+    """Return the prefixes of a sentence that may be drawn: the hash and the length of each."""
+    n, place = len(example.sentence.ids), np.array([example.number], np.int64)
     if n < shortest:
-        nothing = np.zeros(0, np.int64)
-        return Candidates(nothing.astype(np.uint64), nothing, nothing)
-    place = np.array([number], np.int64)
+        return []
+    lengths = np.arange(shortest, n + 1)
+    if size is None:
+        return ((0, length) for length in lengths.tolist())
     if how == "sentences":
-        chosen = _mixed(seed, "length", place) % np.uint64(n - shortest + 1)
-        lengths = shortest + chosen.astype(np.int64)
-        return Candidates(_mixed(seed, "sentence", place), place, lengths)
-    lengths = np.arange(shortest, n + 1, dtype=np.int64)
+        length = shortest + int(_hashes(seed, "length", place)[0]) % len(lengths)
+        return [(int(_hashes(seed, "sentence", place)[0]), length)]
     # A number for each (sentence, length) that no other has, far beyond any sentence's length.
-    places = number * (1 << 24) + lengths
-    hashes = _mixed(seed, "token", places) if how == "tokens" else np.zeros(len(places), np.uint64)
-    return Candidates(hashes, np.repeat(place, len(lengths)), lengths)
+    hashes = _hashes(seed, "token", example.number * (1 << 24) + lengths)
+    return zip(hashes.tolist(), lengths.tolist(), strict=True)
 
 
-def _mixed(seed: int, what: str, places: Int64[ndarray, " place"]) -> UInt64[ndarray, " place"]:
+def _hashes(seed: int, what: str, places: Int64[ndarray, " place"]) -> UInt64[ndarray, " place"]:
     return hash_places(hashlib.sha256(f"{what} {seed}".encode()).hexdigest(), places)
-
-
-def _pruned(
-    parts: list[Candidates], held: dict[int, TokenSentence], size: int | None
-) -> tuple[Candidates, dict[int, TokenSentence]]:
-    """Return the candidates that are still in the running, and their sentences."""
-    joined = Candidates(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    kept = joined.smallest(len(joined.numbers) if size is None else size)
-    return kept, {number: held[number] for number in np.unique(kept.numbers).tolist()}
-
-
-def _examples(kept: Candidates, held: dict[int, TokenSentence]) -> Iterator[Example]:
-    """Return the drawn sentences in the order of the corpus."""
-    lengths: dict[int, list[int]] = {number: [] for number in sorted(held)}
-    for number, length in zip(kept.numbers.tolist(), kept.lengths.tolist(), strict=True):
-        lengths[number].append(length)
-    for number, drawn in lengths.items():
-        yield Example(number, held[number], sorted(drawn))

@@ -4,48 +4,32 @@ A case is a (prefix, layer). The paper counts how often its target is a stop wor
 prefix is short; the same shares of all cases stand beside, without which neither says much.
 """
 
-from typing import TYPE_CHECKING
-
 import altair as alt
 import numpy as np
 from jaxtyping import Bool, Shaped
 from numpy import ndarray
 
-from ffmem.experiments.base import (
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    Measurement,
-    PaperValue,
-    Row,
-)
-from ffmem.experiments.charts import (
-    BLUE,
-    GREY,
-    Chart,
-    layered,
-    plot,
-    quantity,
-    same_axis,
-    series_color,
-)
-from ffmem.experiments.predictions import Predictions
-from ffmem.experiments.rows import case_interval, independent_cases, known
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import Predictions
+from ffmem.experiments.rows import Row, rows_with
 from ffmem.experiments.zero_agreement import TokenHits
-from ffmem.stats import share
+from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_number, format_share
-
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
 
 SHORT = 5
 """A prefix of fewer tokens is short."""
 
+STOP_WORD_TARGETS = PaperValue("agreeing cases whose target is a stop word", "60 %", "Sec. 5.1")
+SHORT_PREFIXES = PaperValue(
+    "agreeing cases with a prefix of less than 5 tokens", "43 %", "Sec. 5.1"
+)
+
 STOP_WORDS = "scikit-learn's ENGLISH_STOP_WORDS, of tokens without case and surrounding space"
 
 
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure stop words and short prefixes, among cases with an agreeing memory and among all."""
     predictions, hits = context.measured(Predictions), context.measured(TokenHits)
     is_stop = are_stop_words(context.memories.tokenizer.token_texts(context.memories.vocabulary))
@@ -60,11 +44,11 @@ def measure(context: "ExperimentContext") -> Measurement:
     main = [row for row in variants if (row["target"], row["memories"]) == ("y", "all")]
     rows = [{k: v for k, v in row.items() if k not in ("target", "memories")} for row in main]
     also = {"variants": variants, "stop_words": STOP_WORDS, "short": f"fewer than {SHORT} tokens"}
-    return Measurement(rows, also)
+    return rows, also
 
 
 def _shares(
-    context: "ExperimentContext",
+    context: ExperimentContext,
     is_stop: Bool[ndarray, " vocab"],
     tokens: Shaped[ndarray, "prefix layer"],
     cases: Bool[ndarray, "prefix layer"],
@@ -92,33 +76,49 @@ def are_stop_words(tokens: list[str]) -> Bool[ndarray, " token"]:
     return np.array([token.strip().lower() in ENGLISH_STOP_WORDS for token in tokens])
 
 
-def chart(result: ExperimentResult) -> Chart:
+def independent_cases(result: ExperimentResult, n: int) -> int:
+    """Return how many prefixes stand behind n (prefix, layer) cases, at most.
+
+    The layers of one prefix are not independent draws: their number must not narrow an interval.
+    """
+    prefixes = (result.settings.get("sample") or {}).get("prefixes") or n
+    return int(min(n, prefixes))
+
+
+def case_interval(
+    result: ExperimentResult, row: Row, field: str
+) -> tuple[float | None, float | None]:
+    """Return the interval of a share over (prefix, layer) cases, as if each prefix were one."""
+    size = "next_n" if field == "next_stop_word_share" else "n"
+    n = independent_cases(result, row.get(size) or 0)
+    return wilson(round((row[field] or 0.0) * n), n)
+
+
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw both groups side by side."""
-    measures = (
-        ("stop_word_share", "n", "target is|a stop word"),
-        ("short_prefix_share", "n", "prefix of less|than 5 tokens"),
-        ("next_stop_word_share", "next_n", "next token is|a stop word"),
-    )
+    names = {
+        "stop_word_share": "target is|a stop word",
+        "short_prefix_share": "prefix of less|than 5 tokens",
+        "next_stop_word_share": "next token is|a stop word",
+    }
     rows = []
     for row in result.rows:
-        for field, size, name in measures:
-            if row.get(field) is not None:
-                low, high = case_interval(result, row | {"n": row.get(size) or 0}, field)
-                ends = {"low": low and 100 * low, "high": high and 100 * high}
-                group = "an agreeing memory" if row["group"] == "agreeing" else "all cases"
-                rows.append({"what": name, "share": 100 * row[field], "group": group} | ends)
-    colors = {"an agreeing memory": BLUE, "all cases": GREY}
+        group = "an agreeing memory" if row["group"] == "agreeing" else "all cases"
+        for field in (name for name in names if row.get(name) is not None):
+            low, high = case_interval(result, row, field)
+            ends = {"low": low and 100 * low, "high": high and 100 * high}
+            rows.append({"what": names[field], "share": 100 * row[field], "group": group} | ends)
+    colors = {"an agreeing memory": charts.BLUE, "all cases": charts.GREY}
     wrapped = alt.Axis(labelExpr="split(datum.label, '|')")
-    x = alt.X("what:N", title=None, sort=[name for *_, name in measures], axis=wrapped)
-    y = quantity("share", "% of cases", (0, 100))
+    x = alt.X("what:N", title=None, sort=list(names.values()), axis=wrapped)
+    y = charts.quantity("share", "% of cases", (0, 100))
     offset = alt.XOffset("group:N", sort=list(colors))
-    bar = plot(rows).mark_bar()
-    interval = plot(known(rows, "low", "high")).mark_rule()
-    return layered(
-        bar.encode(
-            x=x.scale(paddingInner=0.35), xOffset=offset, y=y, color=series_color(colors, "group")
-        ),
-        interval.encode(x=x, xOffset=offset, y=same_axis(y, "low"), y2="high:Q"),
+    color = charts.series_color(colors, "group")
+    bar = charts.plot(rows).mark_bar()
+    interval = charts.plot(rows_with(rows, "low", "high")).mark_rule()
+    return charts.layered(
+        bar.encode(x=x.scale(paddingInner=0.35), xOffset=offset, y=y, color=color),
+        interval.encode(x=x, xOffset=offset, y=charts.same_axis(y, "low"), y2="high:Q"),
     )
 
 
@@ -141,18 +141,24 @@ def summary(result: ExperimentResult) -> str:
     )
 
 
-def check_stop_words(result: ExperimentResult) -> Evidence | None:
-    """Check: targets of agreeing cases are mostly stop words."""
+_RULE = (
+    "the share is at most 10 points below the paper's and its interval above the share of all"
+    " cases; in part if only the latter"
+)
+
+
+@claim("Where a memory does agree, the target is mostly a stop word", _RULE, STOP_WORD_TARGETS)
+def _stop_words(result: ExperimentResult) -> Evidence | None:
     return _preference(result, "stop_word_share", 0.5)
 
 
-def check_short_prefixes(result: ExperimentResult) -> Evidence | None:
-    """Check: prefixes of agreeing cases are often short."""
+@claim("… and the prefix often very short", _RULE, SHORT_PREFIXES)
+def _short_prefixes(result: ExperimentResult) -> Evidence | None:
     return _preference(result, "short_prefix_share", 0.33)
 
 
 def _preference(result: ExperimentResult, field: str, enough: float) -> Evidence | None:
-    groups = {row["group"]: row for row in known(result.rows, field)}
+    groups = {row["group"]: row for row in result.rows_with(field)}
     if not {"agreeing", "all"} <= set(groups):
         return None
     found, base = groups["agreeing"][field], groups["all"][field]
@@ -161,14 +167,9 @@ def _preference(result: ExperimentResult, field: str, enough: float) -> Evidence
     shown = (
         f"{format_share(found)} ({format_interval(low, high)}); {format_share(base)} of all cases"
     )
-    n = independent_cases(result, groups["agreeing"])
+    n = independent_cases(result, groups["agreeing"]["n"])
     return Evidence(shown, n, "independent cases", more and found >= enough, more)
 
-
-_RULE = (
-    "the share is at most 10 points below the paper's and its interval above the share of all"
-    " cases; in part if only the latter"
-)
 
 EXPERIMENT = Experiment(
     name="stop-words",
@@ -183,22 +184,6 @@ EXPERIMENT = Experiment(
     summary=summary,
     metrics=(TokenHits, Predictions),
     needs_values=True,
-    paper_values=(
-        PaperValue("agreeing cases whose target is a stop word", "60 %", "Sec. 5.1"),
-        PaperValue("agreeing cases with a prefix of less than 5 tokens", "43 %", "Sec. 5.1"),
-    ),
-    claims=(
-        ClaimCheck(
-            claim="Where a memory does agree, the target is mostly a stop word",
-            rule=_RULE,
-            check=check_stop_words,
-            values=(0,),
-        ),
-        ClaimCheck(
-            claim="… and the prefix often very short",
-            rule=_RULE,
-            check=check_short_prefixes,
-            values=(1,),
-        ),
-    ),
+    paper_values=(STOP_WORD_TARGETS, SHORT_PREFIXES),
+    claims=(_stop_words, _short_prefixes),
 )

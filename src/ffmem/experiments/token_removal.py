@@ -4,11 +4,13 @@
                               c′ = the same at the end of the trigger without, or with another, tᵢ
 
 Removing a token also moves all behind it to other positions; replacing one does not, and stands
-beside it as a control. The start token always stays in front. Triggers of less than two tokens
-have nothing left to compare and are left out; so is a replacement where there is none to put.
+beside it as a control. In a mixture of experts c′ = 0 where the changed text no longer reaches the
+memory's expert: that is a change of −100 %, and `unrouted` is the share of such. The start token
+always stays in front. Triggers of less than two tokens have nothing left to compare and are left
+out; so is a replacement where there is none to put.
 
-What is run is planned first, so that its progress can be shown. Positions see nothing behind them:
-a trigger without its last token is read from the same run as the whole trigger.
+Positions see nothing behind them: a trigger without its last token is read from the same run as the
+whole trigger. Every run stops at the memory's layer.
 """
 
 from itertools import product
@@ -19,48 +21,16 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from ffmem.experiments.base import (
-    LAMBDA,
-    PERSISTENT,
-    SOFTMAX,
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    Measurement,
-    PaperValue,
-    Row,
-)
-from ffmem.experiments.charts import (
-    BLUE,
-    ORANGE,
-    SKY,
-    Chart,
-    figure_rows,
-    layer_axis,
-    layered,
-    plot,
-    quantity,
-    same_axis,
-    series_color,
-)
-from ffmem.experiments.rows import (
-    NOTHING,
-    count_layers,
-    format_halves,
-    known,
-    mean,
-    means_below_and_above,
-    smallest_n,
-)
-from ffmem.experiments.triggers import NONE, CorpusTokens, corpus_tokens, trigger_table
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, mean, smallest_n
+from ffmem.experiments.triggers import NONE, corpus_tokens, trigger_table
 from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.indexing.store import Index
-from ffmem.stats import spread
+from ffmem.stats import share, spread
 from ffmem.text import format_number, format_share
 
 if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
     from ffmem.models.memories import Memories
 
 TOKENS, HOWS = ("first", "last", "random"), ("removed", "replaced")
@@ -73,11 +43,11 @@ BATCH_TOKENS = 1024
 """In a forward pass. A layer has few sequences, of all lengths: larger batches are mostly padding
 (4,096 tokens: a fifth of them; 1,024: a twentieth)."""
 
-COLORS = {"first": SKY, "random": ORANGE, "last": BLUE}
+COLORS = {"first": charts.SKY, "random": charts.ORANGE, "last": charts.BLUE}
 
 
 class Trials(NamedTuple):
-    """The triggers of one layer's chosen memories, and the random draws for each."""
+    """The triggers of one layer's drawn memories, and the random draws for each."""
 
     layer: int
     memory: Int64[ndarray, " trial"]
@@ -86,8 +56,20 @@ class Trials(NamedTuple):
     """Of the random token: 0 … p − 1."""
     replacements: Int64[ndarray, "trial token"]
     """What the first, last and random token are replaced with; NONE where nothing can be."""
+    length: Int64[ndarray, " trial"]
     excluded: int
     """Triggers of less than two tokens."""
+
+    @property
+    def interior(self) -> Bool[ndarray, " trial"]:
+        """Which random tokens are neither the first nor the last of their trigger."""
+        return (self.position > 0) & (self.position < self.length - 1)
+
+    @property
+    def work(self) -> int:
+        """How many coefficients are read, times the layers that each run passes."""
+        n_reads = (1 + len(TOKENS)) * len(self.prefix) + int((self.replacements != NONE).sum())
+        return n_reads * (self.layer + 1)
 
 
 class Sequences(NamedTuple):
@@ -103,97 +85,57 @@ class Sequences(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Coefficients, and pre-activations of the same memories' keys: of reads, or trials of them."""
+    """Coefficients, pre-activations of the same memories' keys, and which reads reach their bank.
+
+    Of reads, or trials of them.
+    """
 
     coefficients: Float64[ndarray, "*trial read"]
     """NaN where there is nothing to read."""
     raw: Float64[ndarray, "*trial read"]
     """x · k + b; NaN in gated models, where a memory has two keys."""
+    reached: Float64[ndarray, "*trial read"]
+    """1 if the token reaches the memory's bank, else 0; NaN in layers without experts."""
 
 
-class Plan(NamedTuple):
-    """Everything that will be run."""
-
-    layers: list[Trials]
-    corpus: CorpusTokens
-    start: int | None
-    """The token in front of everything, if there is one."""
-
-
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure how coefficients change when tokens of triggers are removed or replaced."""
-    plan = make_plan(context)
+    unk = unknown_token(context)
+    layers = [draw_trials(context, layer, unk) for layer in context.index.layout.memory_layers]
     rows: list[Row] = []
     interior: list[Row] = []
-    with context.progress.bar("token removal", n_token_layers(plan), "token-layers") as step:
-        for trials in plan.layers:
-            found = run_sequences(context.memories, sequences_of(plan, trials), plan.start, step)
-            rows += [_row(trials.layer, token, how, found) for token, how in product(TOKENS, HOWS)]
-            inside = Coefficients(*(column[_interior(plan, trials)] for column in found))
-            interior += [_row(trials.layer, "interior", how, inside) for how in HOWS]
-    unk = _unknown(context)
-    excluded = {trials.layer: trials.excluded for trials in plan.layers}
-    also = {
-        "interior": interior,
-        "excluded": [excluded.get(layer, 0) for layer in range(context.index.n_layers)],
-        "replacement": DRAWN if unk is None else context.index.token(unk),
-    }
-    return Measurement(rows, also)
+    excluded = [0] * context.index.n_layers
+    total = sum(trials.work for trials in layers)
+    with context.progress.bar("token removal", total, "steps") as step:
+        for trials in layers:
+            layer = trials.layer
+            found = run_sequences(context, sequences_of(context, trials), step)
+            rows += [_row(layer, token, how, found) for token, how in product(TOKENS, HOWS)]
+            inside = Coefficients(*(column[trials.interior] for column in found))
+            interior += [_row(layer, "interior", how, inside) for how in HOWS]
+            excluded[layer] = trials.excluded
+    replacement = DRAWN if unk is None else context.index.token(unk)
+    return rows, {"interior": interior, "excluded": excluded, "replacement": replacement}
 
 
-def make_plan(context: "ExperimentContext") -> Plan:
-    """Return what will be run."""
-    index, unk = context.index, _unknown(context)
-    layers = [
-        trials_of(
-            index,
-            layer,
-            context.frequencies,
-            unk,
-            context.per_layer,
-            context.triggers,
-            context.seed,
-        )
-        for layer in index.layout.memory_layers
-    ]
-    return Plan(layers, corpus_tokens(index), index.manifest.start.id)
-
-
-def n_token_layers(plan: Plan) -> int:
-    """Return how many layers all tokens of the plan run through, summed over tokens."""
-    extra = 0 if plan.start is None else 1
-    return sum(
-        (len(ids) + extra) * (trials.layer + 1)
-        for trials in plan.layers
-        for ids in sequences_of(plan, trials).ids
-    )
-
-
-def _unknown(context: "ExperimentContext") -> int | None:
+def unknown_token(context: ExperimentContext) -> int | None:
     """Return the token for unknown words, unless it also marks where texts start or end."""
     tokenizer = context.memories.tokenizer
     marks = {tokenizer.bos, tokenizer.eos, context.index.manifest.start.id}
     return None if tokenizer.unk in marks else tokenizer.unk
 
 
-def trials_of(
-    index: Index,
-    layer: int,
-    frequencies: Int64[ndarray, " vocab"],
-    unk: int | None,
-    per_layer: int,
-    triggers: int,
-    seed: int,
-) -> Trials:
+def draw_trials(context: ExperimentContext, layer: int, unk: int | None) -> Trials:
     """Return random memories of a layer, some triggers of each, and the draws for each trigger."""
-    rng = np.random.default_rng((seed, layer))
+    config, index = context.config, context.index
+    rng = np.random.default_rng((config.seed, layer))
     both = [trigger_table(index, layer, sign) for sign in (1, -1)]
     strengths = [np.abs(side.coefficients[:, 0]) for side in both]  # 0 where nothing triggers
     alive = np.flatnonzero(np.maximum(*strengths))
-    chosen = np.sort(rng.choice(alive, min(per_layer, len(alive)), replace=False))
-    positive = (strengths[0] >= strengths[1])[chosen, None]
+    drawn = np.sort(rng.choice(alive, min(config.per_layer, len(alive)), replace=False))
+    positive = (strengths[0] >= strengths[1])[drawn, None]
     prefixes, lengths = (
-        np.where(positive, *(getattr(side, name)[chosen, :triggers] for side in both))
+        np.where(positive, *(getattr(side, name)[drawn, : config.triggers] for side in both))
         for name in ("prefixes", "lengths")
     )
     kept = lengths >= 2
@@ -203,12 +145,12 @@ def trials_of(
     before = (prefix - length)[:, None] + places  # each token is the next one of what precedes it
     tokens = corpus_tokens(index).at(before.ravel()).next.reshape(before.shape)
     if unk is None:
-        replacements = other_tokens(tokens, frequencies, rng)
+        replacements = other_tokens(tokens, context.frequencies, rng)
     else:
         replacements = np.where(tokens == unk, NONE, unk)
-    memory = np.broadcast_to(chosen[:, None], kept.shape)[kept]
+    memory = np.broadcast_to(drawn[:, None], kept.shape)[kept]
     excluded = int(((prefixes != NO_PREFIX) & ~kept).sum())
-    return Trials(layer, memory, prefix, position, replacements, excluded)
+    return Trials(layer, memory, prefix, position, replacements, length, excluded)
 
 
 def other_tokens(
@@ -225,39 +167,33 @@ def other_tokens(
     return np.where(others > 0, np.searchsorted(past, place, side="right"), NONE)
 
 
-def sequences_of(plan: Plan, trials: Trials) -> Sequences:
+def sequences_of(context: ExperimentContext, trials: Trials) -> Sequences:
     """Return the sequences of a layer's trials, without the start token."""
+    corpus = corpus_tokens(context.index)
     numbers: dict[tuple[int, ...], int] = {}
     shape = (len(trials.prefix), 1 + len(CHANGES))
     sequence, length = np.full(shape, NONE, np.int64), np.zeros(shape, np.int64)
     for trial, prefix in enumerate(trials.prefix.tolist()):
-        ids = tuple(plan.corpus.prefix(prefix).tolist())
+        ids = tuple(corpus.prefix(prefix).tolist())
         places = (0, len(ids) - 1, int(trials.position[trial]))
         reads: list[tuple[int, ...] | None] = [ids]
         reads += [ids[:place] + ids[place + 1 :] for place in places]
         for place, other in zip(places, trials.replacements[trial].tolist(), strict=True):
             reads.append(None if other == NONE else (*ids[:place], other, *ids[place + 1 :]))
-        whole = numbers.setdefault(ids, len(numbers))
         for read, changed in enumerate(reads):
             if changed is not None:
-                begins = changed == ids[: len(changed)]
-                sequence[trial, read] = (
-                    whole if begins else numbers.setdefault(changed, len(numbers))
-                )
+                run = ids if changed == ids[: len(changed)] else changed
+                sequence[trial, read] = numbers.setdefault(run, len(numbers))
                 length[trial, read] = len(changed)
     return Sequences(trials.layer, trials.memory, list(numbers), sequence, length)
-
-
-def _interior(plan: Plan, trials: Trials) -> Bool[ndarray, " trial"]:
-    """Return which random tokens are neither the first nor the last of their trigger."""
-    length = plan.corpus.at(trials.prefix).length
-    return (trials.position > 0) & (trials.position < length - 1)
 
 
 def _row(layer: int, token: str, how: str, found: Coefficients) -> Row:
     """Return the spread of one kind of change; `interior` is a part of the random ones."""
     read = 1 + CHANGES.index((how, "random" if token == "interior" else token))
     raw = spread(_relative(found.raw, read))
+    reached = found.reached[:, read]
+    reached = reached[~np.isnan(reached)]
     return {
         "layer": layer,
         "token": token,
@@ -265,6 +201,7 @@ def _row(layer: int, token: str, how: str, found: Coefficients) -> Row:
         **spread(_relative(found.coefficients, read)),
         "raw_mean": raw["mean"],
         "raw_median": raw["median"],
+        **({"unrouted": share(int((reached == 0).sum()), len(reached))} if len(reached) else {}),
     }
 
 
@@ -276,30 +213,29 @@ def _relative(numbers: Float64[ndarray, "trial read"], read: int) -> Float64[nda
     return changes
 
 
-def run_sequences(
-    memories: "Memories", sequences: Sequences, start: int | None, step: Any
-) -> Coefficients:
+def run_sequences(context: ExperimentContext, sequences: Sequences, step: Any) -> Coefficients:
     """Return the coefficients of a layer's trials, each run stopped at the layer."""
     import torch
 
     from ffmem.indexing.chunks import batches
 
+    layer, start = sequences.layer, context.index.manifest.start.id
     flat, length = sequences.sequence.ravel(), sequences.length.ravel()
     memory = sequences.memory.repeat(sequences.sequence.shape[1])
     found = Coefficients(*(np.full(flat.shape, np.nan) for _ in Coefficients._fields))
     order = np.argsort(flat, kind="stable")
     bounds = np.searchsorted(flat[order], np.arange(len(sequences.ids) + 1))
-    extra = 0 if start is None else 1
     runs = ((number, list(ids)) for number, ids in enumerate(sequences.ids))
     for batch in batches(runs, start, BATCH_TOKENS):
         reads = [order[bounds[number] : bounds[number + 1]] for number in batch.offsets]
         row = np.arange(len(reads)).repeat([len(part) for part in reads])
         read = np.concatenate(reads)
-        at = torch.from_numpy(np.stack([row, length[read] - 1 + extra], axis=1))
-        parts = _read(memories, sequences.layer, batch.tokens, at, torch.from_numpy(memory[read]))
+        position = length[read] - (1 if start is None else 0)
+        at = torch.from_numpy(np.stack([row, position], axis=1))
+        parts = _read(context.memories, layer, batch.tokens, at, torch.from_numpy(memory[read]))
         for into, part in zip(found, parts, strict=True):
             into[read] = part
-        step((sum(batch.lengths) + len(reads) * extra) * (sequences.layer + 1))
+        step(len(read) * (layer + 1))
     return Coefficients(*(column.reshape(sequences.sequence.shape) for column in found))
 
 
@@ -307,9 +243,14 @@ def _read(memories: "Memories", layer: int, tokens: Any, at: Any, memory: Any) -
     """Return the coefficient, and x · k + b, of one memory at each (row, position) `at`."""
     found = Coefficients(*(np.full(len(memory), np.nan) for _ in Coefficients._fields))
 
+    first = [bank.offset for bank in memories.layout.banks(layer)]
+    bank = np.searchsorted(first, memory.numpy(), side="right") - 1
+
     def read(number: int, trace: Any) -> None:
         if number < layer:
             return
+        if trace.weights is not None:
+            found.reached[:] = (trace.weights.cpu()[np.arange(len(bank)), bank] != 0).numpy()
         coefficients = trace.coefficients.cpu().gather(1, memory[:, None])
         found.coefficients[:] = coefficients.squeeze(1).double().numpy()
         if not memories.gated:
@@ -324,60 +265,66 @@ def _read(memories: "Memories", layer: int, tokens: Any, at: Any, memory: Any) -
     return found
 
 
-def chart(result: ExperimentResult, center: str = "median") -> Chart:
-    """Draw how the coefficient changes without a token; `center` may be "mean"."""
+def chart(result: ExperimentResult) -> charts.Chart:
+    """Draw how the coefficient changes without a token."""
     rows = [
         numbers | {"how": row["how"], "token": row["token"]}
-        for row, numbers in zip(result.rows, figure_rows(result.rows, [center]), strict=True)
-        if row["token"] in COLORS
+        for row, numbers in zip(
+            result.rows, charts.figure_rows(result.rows, ["median"]), strict=True
+        )
     ]
     dashes = alt.Scale(domain=list(HOWS), range=[[1, 0], [4, 3]])
-    y = quantity(center, f"{center} change in coefficient (%)")
-    base = plot(rows).encode(
-        x=layer_axis(count_layers(result)),
+    y = charts.quantity("median", "median change in coefficient (%)")
+    base = charts.plot(rows).encode(
+        x=charts.layer_axis(result.n_layers),
         y=y,
-        color=series_color(COLORS, "token"),
+        color=charts.series_color(COLORS, "token"),
         detail="how:N",
     )
     # A second legend beside the first would run into it in a browser: the title tells instead.
     lines = base.mark_line().encode(strokeDash=alt.StrokeDash("how:N", scale=dashes, legend=None))
-    zero = plot([{"at": 0}]).mark_rule(style="soft").encode(y=same_axis(y, "at"))
+    zero = charts.plot([{"at": 0}]).mark_rule(style="soft").encode(y=charts.same_axis(y, "at"))
     title = "solid: token removed, dashed: token replaced"
-    return layered(zero, lines, base.mark_point()).properties(title=title)
+    return charts.layered(zero, lines, base.mark_point()).properties(title=title)
 
 
 def summary(result: ExperimentResult) -> str:
     """Say what each token means to the coefficient."""
-    removed = [row for row in known(result.rows, "median") if row["how"] == "removed"]
-    last = [row for row in removed if row["token"] == "last"]
+    removed = result.rows_with("median", how="removed")
+    last = result.rows_with("median", how="removed", token="last")
     if not last:
         return NOTHING
 
     def typical(token: str, how: str) -> str:
-        rows = [r for r in known(result.rows, "median") if (r["token"], r["how"]) == (token, how)]
+        rows = result.rows_with("median", token=token, how=how)
         return format_share(mean([row["median"] for row in rows]), signed=True)
 
-    ends = f"{format_share(last[0]['median'], True)} in layer {last[0]['layer'] + 1}"
-    if len(last) > 1:
-        ends += f" and {format_share(last[-1]['median'], True)} in layer {last[-1]['layer'] + 1}"
+    ends = " and ".join(
+        f"{format_share(row['median'], signed=True)} in {layer_of(row)}"
+        for row in (last if len(last) < 2 else [last[0], last[-1]])
+    )
     worst = min(removed, key=lambda row: (row["median"], row["layer"]))
-    middle = ""
-    if worst.get("q1") is not None and worst.get("q3") is not None:
-        low, high = (format_share(worst[end], signed=True) for end in ("q1", "q3"))
-        middle = f" (middle half {low} to {high})"
+    middle, low, high = (
+        format_share(worst.get(name), signed=True) for name in ("median", "q1", "q3")
+    )
     return (
         f"Without its last token, a trigger's coefficient changes by {typical('last', 'removed')}"
         f" (mean over layers of the median; {ends}); without the first, by"
         f" {typical('first', 'removed')}; without a random one, by {typical('random', 'removed')}."
         f" Replacing the last token instead gives {typical('last', 'replaced')}. The largest drop"
-        f" is that of the {worst['token']} token in layer {worst['layer'] + 1}:"
-        f" {format_share(worst['median'], True)}{middle}, n = {format_number(worst['n'])}."
+        f" is that of the {worst['token']} token in {layer_of(worst)}: {middle} (middle half {low}"
+        f" to {high}), n = {format_number(worst['n'])}."
     )
 
 
-def check_last_token(result: ExperimentResult) -> Evidence | None:
-    """Check: the last token matters most, less so in upper layers."""
-    removed = [row for row in known(result.rows, "median") if row["how"] == "removed"]
+@claim(
+    "The last token matters most to a key, less so in upper layers",
+    "removing the last token lowers the median most in at least 80 % of the layers, and less on"
+    " average in the upper layers (the paper's 10–16); in part if one of the two",
+    over_depth=True,
+)
+def _last_token(result: ExperimentResult) -> Evidence | None:
+    removed = result.rows_with("median", how="removed")
     medians = {(row["layer"], row["token"]): row["median"] for row in removed}
     rows = [
         {"layer": layer, "last": median, "most": median < min(others)}
@@ -385,16 +332,15 @@ def check_last_token(result: ExperimentResult) -> Evidence | None:
         if token == "last"
         and (others := [medians[layer, o] for o in ("first", "random") if (layer, o) in medians])
     ]
-    below, above = means_below_and_above(rows, "last", result, 10)
-    if below is None or above is None:
+    parts = halves(rows, "last", result.n_layers, 10)
+    if parts is None:
         return None
-    lower, upper = format_halves(result, 10)
     n = sum(row["most"] for row in rows)
     shown = (
-        f"largest drop in {n} of {len(rows)} layers; {format_share(below, True)} in {lower},"
-        f" {format_share(above, True)} in {upper}"
+        f"largest drop in {n} of {len(rows)} layers; {format_share(parts.below, True)} in"
+        f" {parts.lower}, {format_share(parts.above, True)} in {parts.upper}"
     )
-    good = (n >= 0.8 * len(rows), above > below)
+    good = n >= 0.8 * len(rows), parts.above > parts.below
     return Evidence(shown, smallest_n(removed), "triggers per layer", all(good), any(good))
 
 
@@ -415,24 +361,15 @@ EXPERIMENT = Experiment(
             "sample", "1,600 keys (100 per layer) × their top 50 prefixes", "Sec. 3.2, Fig. 3"
         ),
     ),
-    claims=(
-        ClaimCheck(
-            claim="The last token matters most to a key, less so in upper layers",
-            rule="removing the last token lowers the median most in at least 80 % of the layers,"
-            " and less on average in the upper layers (the paper's 10–16); in part if one of the"
-            " two",
-            check=check_last_token,
-            over_depth=True,
-        ),
-    ),
+    claims=(_last_token,),
     notes={
-        SOFTMAX: "A coefficient is a weight of a softmax over the layer's memories: it also"
+        "softmax": "A coefficient is a weight of a softmax over the layer's memories: it also"
         " changes where only the scores of others do. raw_mean and raw_median are of the memory's"
         " own score x·k.",
-        PERSISTENT: "A coefficient is the attention on a slot, in one softmax with every token"
+        "persistent": "A coefficient is the attention on a slot, in one softmax with every token"
         " of the context: it depends on all of them, and what a token no longer takes is shared"
         " among the others and the slots. raw_mean and raw_median are of the slot's own score x·k.",
-        LAMBDA: "A coefficient is x·k where a token lies at the key's distance, and 0"
+        "lambda": "A coefficient is x·k where a token lies at the key's distance, and 0"
         " where none does: a trigger that becomes too short loses it wholly (−100 %). raw_mean and"
         " raw_median are of x·k, whether there is a token or not.",
     },

@@ -12,12 +12,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int, Int8, Int32, Int64
+from jaxtyping import Bool, Float32, Int8, Int32, Int64
 from numpy import ndarray
 
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, read_columns
 
 NONE = -1
 """The token that is none: the last token of an empty prefix, the next one of a whole sentence."""
@@ -79,34 +78,22 @@ class TriggerTable(NamedTuple):
 
 def trigger_table(index: Index, layer: int, sign: int) -> TriggerTable:
     """Return a layer's triggers of one sign; none of sign −1 in an ungated model."""
-    name = "" if sign > 0 else "negative_"
-    if sign < 0 and not index.manifest.model.gated:
-        shape = (index.layout.widths[layer], index.manifest.t)
-        vacant = np.full(shape, NO_PREFIX, np.int64)
-        return TriggerTable(
-            np.zeros(shape, np.float32), vacant, np.zeros_like(vacant), vacant, vacant
+    if sign > 0 or index.manifest.model.gated:
+        names = (
+            ["coefficient", "prefix"] if sign > 0 else ["negative_coefficient", "negative_prefix"]
         )
-    wanted = [f"{name}coefficient", f"{name}prefix"]
-    columns = read_columns(index.folder / layer_file("triggers", layer), wanted)
-    prefixes = columns[wanted[1]]
+        columns = index.columns("triggers", layer, names)
+        coefficients, prefixes = columns[names[0]], columns[names[1]]
+    else:
+        shape = (index.layout.widths[layer], index.manifest.t)
+        coefficients = np.zeros(shape, np.float32)
+        prefixes = np.full(shape, NO_PREFIX, np.int64)
     filled = prefixes != NO_PREFIX
     places = corpus_tokens(index).at(prefixes[filled])
-    return TriggerTable(
-        columns[wanted[0]],
-        prefixes,
-        _filled(filled, places.length, 0),
-        _filled(filled, places.last, NONE),
-        _filled(filled, places.next, NONE),
-    )
-
-
-def _filled(
-    filled: Bool[ndarray, "memory top"], found: Int64[ndarray, " prefix"], otherwise: int
-) -> Int64[ndarray, "memory top"]:
-    """Return what was found in the filled slots, and something else in the vacant ones."""
-    slots = np.full(filled.shape, otherwise, np.int64)
-    slots[filled] = found
-    return slots
+    lengths = np.zeros_like(prefixes)
+    last, following = np.full_like(prefixes, NONE), np.full_like(prefixes, NONE)
+    lengths[filled], last[filled], following[filled] = places.length, places.last, places.next
+    return TriggerTable(coefficients, prefixes, lengths, last, following)
 
 
 class TopTriggers(NamedTuple):
@@ -115,10 +102,8 @@ class TopTriggers(NamedTuple):
     sign: Int8[ndarray, " memory"]
     """Of the coefficient; NO_SIGN where there is no top trigger."""
     prefix: Int64[ndarray, " memory"]
-    length: Int64[ndarray, " memory"]
     last_token: Int64[ndarray, " memory"]
     next_token: Int64[ndarray, " memory"]
-    coefficient: Float32[ndarray, " memory"]
     no_next: Bool[ndarray, " memory"]
     """Has triggers, but none with a next token."""
     no_trigger: Bool[ndarray, " memory"]
@@ -132,37 +117,25 @@ class TopTriggers(NamedTuple):
 
 def top_triggers(index: Index, layer: int) -> TopTriggers:
     """Return the top triggers of a layer's memories."""
-    both = [trigger_table(index, layer, sign) for sign in (1, -1)]
-    # The first slot that has a next token; 0 if none has.
-    slots = [(triggers.next != NONE).argmax(axis=1) for triggers in both]
-    strengths = [_strength(triggers, slot) for triggers, slot in zip(both, slots, strict=True)]
-    sign = np.where(strengths[0] >= strengths[1], 1, -1)
-    sign[np.maximum(*strengths) < 0] = NO_SIGN
-    rows = np.arange(len(sign))
-
-    def take(column: str, otherwise: int) -> ndarray:
-        both_signs = [
-            getattr(triggers, column)[rows, slot]
-            for triggers, slot in zip(both, slots, strict=True)
-        ]
-        chosen = np.where(sign >= 0, *both_signs)
-        return np.where(sign == NO_SIGN, np.asarray(otherwise, chosen.dtype), chosen)
-
-    no_trigger = (both[0].prefixes[:, 0] == NO_PREFIX) & (both[1].prefixes[:, 0] == NO_PREFIX)
-    return TopTriggers(
-        sign.astype(np.int8),
-        take("prefixes", NO_PREFIX),
-        take("lengths", 0),
-        take("last", NONE),
-        take("next", NONE),
-        take("coefficients", 0),
-        (sign == NO_SIGN) & ~no_trigger,
-        no_trigger,
+    heads = []  # of each sign: |m| (−1 where no trigger has a next token), prefix, tokens
+    for side in (1, -1):
+        table = trigger_table(index, layer, side)
+        rows = np.arange(len(table.next))
+        slot = (table.next != NONE).argmax(axis=1)  # the first that has a next token, if any
+        prefix, last, following = (
+            column[rows, slot] for column in (table.prefixes, table.last, table.next)
+        )
+        strength = np.where(following != NONE, np.abs(table.coefficients[rows, slot]), -1)
+        heads.append((strength, prefix, last, following, table.prefixes[:, 0] == NO_PREFIX))
+    (positive, *of_positive, no_positive), (negative, *of_negative, no_negative) = heads
+    sign = np.where(positive >= negative, 1, -1)
+    sign[np.maximum(positive, negative) < 0] = NO_SIGN
+    prefix, last, following = (
+        np.where(sign == NO_SIGN, nothing, np.where(sign > 0, plus, minus))
+        for nothing, plus, minus in zip(
+            (NO_PREFIX, NONE, NONE), of_positive, of_negative, strict=True
+        )
     )
-
-
-def _strength(triggers: TriggerTable, slot: Int[ndarray, " memory"]) -> Float32[ndarray, " memory"]:
-    """Return |m| in one slot of each memory, −1 where no next token stands there."""
-    rows = np.arange(len(slot))
-    has_next = triggers.next[rows, slot] != NONE
-    return np.where(has_next, np.abs(triggers.coefficients[rows, slot]), np.float32(-1))
+    no_trigger = no_positive & no_negative
+    no_next = (sign == NO_SIGN) & ~no_trigger
+    return TopTriggers(sign.astype(np.int8), prefix, last, following, no_next, no_trigger)

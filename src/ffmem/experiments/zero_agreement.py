@@ -11,57 +11,26 @@ agreement that a random token as frequent as the layer's would have: frequencies
 ⌊log₂(count + 1)⌋ of the index's corpus.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import altair as alt
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
 
-from ffmem.experiments.base import (
-    PERSISTENT,
-    SECTION_5_SAMPLE,
-    SOFTMAX,
-    ClaimCheck,
-    Evidence,
-    Experiment,
-    ExperimentResult,
-    LayerWork,
-    Measurement,
-    PaperValue,
-    Row,
-    SampleMetric,
-)
-from ffmem.experiments.charts import (
-    BLUE,
-    VERMILION,
-    Chart,
-    empty_plot,
-    figure_rows,
-    layer_axis,
-    layered,
-    panels,
-    plot,
-    quantity,
-    same_axis,
-    series_color,
-)
-from ffmem.experiments.predictions import Predictions
-from ffmem.experiments.rows import NOTHING, count_layers, format_range, known, smallest_n
+from ffmem.experiments import charts
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.context import ExperimentContext
+from ffmem.experiments.metrics import SECTION_5_SAMPLE, LayerActivity, Predictions, SampleMetric
+from ffmem.experiments.rows import NOTHING, Row, format_range, layer_of, rows_with
 from ffmem.stats import share, wilson
 from ffmem.text import format_share
 
-if TYPE_CHECKING:
-    from ffmem.experiments.context import ExperimentContext
-    from ffmem.experiments.values import ValueTops
-
 TARGETS, MEMORIES = ("y", "o"), ("all", "active")
 
-MemoryTokens = tuple[
-    Int64[ndarray, "#row memory"], list[tuple[int, Bool[ndarray, "row memory"] | None]]
-]
-"""The token of each memory, in one row where it is the same for all prefixes, and for each group
-(`all`, `active`) which memories count; None for every one."""
+NO_MEMORY = PaperValue(
+    "examples in which no memory agrees with the layer", "at least ~68 % in every layer", "Fig. 8"
+)
 
 CompactTokens = tuple[Int64[ndarray, "#row memory"], Float32[ndarray, "token bin"]]
 """The number of each memory's token among those that occur, and the frequency bin of each such."""
@@ -73,9 +42,13 @@ class TokenHits(SampleMetric):
     needs_values = True
     needs_predictions = True
 
-    def __init__(self, context: "ExperimentContext", n_prefixes: int) -> None:
+    def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
+        from ffmem.experiments.values import value_tops
+
         n_layers, frequencies = context.memories.n_layers, context.frequencies
-        self.tops = [context.value_tops(layer) for layer in range(n_layers)]
+        self.tops = [
+            value_tops(context.index, context.memories, layer) for layer in range(n_layers)
+        ]
         shape = (n_prefixes, n_layers, len(TARGETS), len(MEMORIES))
         self.agreeing: Int64[ndarray, "prefix layer target memories"] = np.zeros(shape, np.int64)
         self.carried: Float64[ndarray, "prefix layer target memories"] = np.zeros(shape)
@@ -83,28 +56,33 @@ class TokenHits(SampleMetric):
         self.bins: Int64[ndarray, " vocab"] = np.floor(np.log2(frequencies + 1)).astype(np.int64)
         self.bin_sizes = np.bincount(self.bins)
 
-    def read(self, prefixes: Int64[ndarray, " row"], layer: int, work: LayerWork) -> None:
+    def read(self, prefixes: Int64[ndarray, " row"], layer: int, activity: LayerActivity) -> None:
         """Count one layer's hits of top(y) and of top(o)."""
-        targets = (work.ff_top, work.output_top)
-        for tokens, groups in self._memory_tokens(self.tops[layer], work):
-            compact = self._compact(tokens)
-            for group, counts in groups:
-                distinct = self._distinct(compact, counts)
-                for target, wanted in enumerate(targets):
-                    assert wanted is not None  # `needs_predictions`
-                    place = (prefixes, layer, target, group)
-                    hits = tokens == wanted[:, None]
-                    self._count(place, hits if counts is None else hits & counts, work)
-                    bins = self.bins[wanted]
-                    met = np.broadcast_to(distinct, (len(wanted), distinct.shape[1]))
-                    by_chance = met[np.arange(len(wanted)), bins] / self.bin_sizes[bins]
-                    self.chance[place] = 1 - by_chance
+        m, tops = activity.coefficients, self.tops[layer]
+        tokens = tops.at(m)
+        active = (tokens, self._compact(tokens))
+        if activity.gate is not None:
+            groups = [(*active, None), (*active, activity.gate > 0)]
+        else:
+            plain = tops.plain[None]  # one row, the same for all prefixes
+            groups = [(plain, self._compact(plain), None), (*active, m > 0)]
+        for group, (tokens, compact, counted) in enumerate(groups):  # `all`, then `active`
+            distinct = self._distinct(compact, counted)
+            for target, wanted in enumerate((activity.ff_top, activity.output_top)):
+                assert wanted is not None  # `needs_predictions`
+                place = (prefixes, layer, target, group)
+                hits = tokens == wanted[:, None]
+                self._count(place, hits if counted is None else hits & counted, activity)
+                bins = self.bins[wanted]
+                met = np.broadcast_to(distinct, (len(wanted), distinct.shape[1]))
+                by_chance = met[np.arange(len(wanted)), bins] / self.bin_sizes[bins]
+                self.chance[place] = 1 - by_chance
 
     def _count(
-        self, place: tuple[Any, ...], hits: Bool[ndarray, "row memory"], work: LayerWork
+        self, place: tuple[Any, ...], hits: Bool[ndarray, "row memory"], activity: LayerActivity
     ) -> None:
         """Count the memories that hit, and which share of all contributions they carry."""
-        carried = work.contributions
+        carried = activity.contributions
         assert carried is not None  # hits are counted only where there are values
         n, total = len(carried), carried.sum(axis=1, dtype=np.float64)
         # Few memories hit: their places cost less than sums over all of them.
@@ -114,13 +92,6 @@ class TokenHits(SampleMetric):
         np.add.at(weight, example, carried.reshape(-1)[cells])
         self.agreeing[place] = np.bincount(example, minlength=n)
         self.carried[place] = np.divide(weight, total, where=total > 0, out=np.zeros(n))
-
-    def _memory_tokens(self, tops: "ValueTops", work: LayerWork) -> list[MemoryTokens]:
-        """Return each memory's token and which memories count: for `all`, then for `active`."""
-        m = work.coefficients
-        if work.gate is not None:
-            return [(tops.at(m), [(0, None), (1, work.gate > 0)])]
-        return [(tops.plain[None], [(0, None)]), (tops.at(m), [(1, m > 0)])]
 
     def _compact(self, tokens: Int64[ndarray, "#row memory"]) -> CompactTokens:
         """Number the tokens that any memory has."""
@@ -154,7 +125,7 @@ class TokenHits(SampleMetric):
         ]
 
 
-def measure(context: "ExperimentContext") -> Measurement:
+def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure how often no memory hits, for both targets and both groups of memories."""
     hits = context.measured(TokenHits)
     rows = []
@@ -177,41 +148,41 @@ def measure(context: "ExperimentContext") -> Measurement:
                     "carried": float(hits.carried[place][:, layer].mean()),
                 }
             )
-    return Measurement(rows)
+    return rows, {}
 
 
-def chart(result: ExperimentResult) -> Chart:
+def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the share of zero agreement beside chance, one panel per target."""
-    n_layers, charts = count_layers(result), []
-    names = ["share", "low", "high", "chance"]
+    panels = []
     for target in TARGETS:
+        own = result.rows_with(target=target)
+        numbers = charts.figure_rows(own, ["share", "low", "high", "chance"])
         rows = [
-            numbers | {"series": f"{row['memories']} memories"}
-            for row, numbers in zip(result.rows, figure_rows(result.rows, names), strict=True)
-            if row["target"] == target
+            shown | {"series": f"{row['memories']} memories"}
+            for row, shown in zip(own, numbers, strict=True)
         ]
         if rows:
-            axis = layer_axis(n_layers, "layer" if target == "o" else None)
+            axis = charts.layer_axis(result.n_layers, "layer" if target == "o" else None)
             title = f"target: top token of {target} (dotted: by chance)"
-            charts.append(_against_chance(rows, axis).properties(height=105, title=title))
-    return panels(charts) if charts else empty_plot()
+            panels.append(_against_chance(rows, axis).properties(height=105, title=title))
+    return charts.panels(panels)
 
 
 def _against_chance(rows: list[Row], x: alt.X) -> alt.LayerChart:
-    color = series_color({"all memories": BLUE, "active memories": VERMILION})
-    y = quantity("share", "% zero agreement", (0, 100), values=[0, 25, 50, 75, 100])
+    color = charts.series_color({"all memories": charts.BLUE, "active memories": charts.VERMILION})
+    y = charts.quantity("share", "% zero agreement", (0, 100), values=[0, 25, 50, 75, 100])
     # A second legend beside the first would run into it in a browser: the title tells instead.
     scale = alt.Scale(domain=["measured", "chance"], range=[[1, 0], [2, 3]])
     dashes = alt.StrokeDash("kind:N", scale=scale, legend=None)
 
     def base(kind: str) -> alt.Chart:
-        return plot([row | {"kind": kind} for row in rows]).encode(x=x, y=y, color=color)
+        return charts.plot([row | {"kind": kind} for row in rows]).encode(x=x, y=y, color=color)
 
     chance = base("chance").mark_line(strokeWidth=1.2)
-    interval = plot(known(rows, "low", "high")).mark_rule(strokeWidth=1.2)
-    return layered(
-        chance.encode(y=same_axis(y, "chance"), strokeDash=dashes),
-        interval.encode(x=x, y=same_axis(y, "low"), y2="high:Q", color=color),
+    interval = charts.plot(rows_with(rows, "low", "high")).mark_rule(strokeWidth=1.2)
+    return charts.layered(
+        chance.encode(y=charts.same_axis(y, "chance"), strokeDash=dashes),
+        interval.encode(x=x, y=charts.same_axis(y, "low"), y2="high:Q", color=color),
         base("measured").mark_line().encode(strokeDash=dashes),
         base("measured").mark_point(),
     )
@@ -219,37 +190,36 @@ def _against_chance(rows: list[Row], x: alt.X) -> alt.LayerChart:
 
 def summary(result: ExperimentResult) -> str:
     """Say how often no memory agrees with the layer, beside chance."""
-    rows = known(result.rows, "share")
-    parts = []
-    for target, memories in (("y", "all"), ("o", "all"), ("y", "active"), ("o", "active")):
-        own = [row for row in rows if (row["target"], row["memories"]) == (target, memories)]
-        if own:
-            shown = format_range(own, "share", "chance")
-            parts.append(f"{memories} memories against top({target}) {shown}")
+    parts = [
+        f"{memories} memories against top({target}) {format_range(rows, 'share', 'chance')}"
+        for memories in MEMORIES
+        for target in TARGETS
+        if (rows := result.rows_with("share", target=target, memories=memories))
+    ]
     if not parts:
         return NOTHING
-    widest = max(((r["high"] - r["low"]) / 2 for r in known(rows, "low", "high")), default=None)
-    reach = f" Intervals reach at most ±{100 * widest:.1f} points." if widest is not None else ""
-    return f"Prefixes without any agreeing memory: {'; '.join(parts)}.{reach}"
+    reach = [(row["high"] - row["low"]) / 2 for row in result.rows_with("share", "low", "high")]
+    reached = f" Intervals reach at most ±{100 * max(reach):.1f} points." if reach else ""
+    return f"Prefixes without any agreeing memory: {'; '.join(parts)}.{reached}"
 
 
-def check_zero(result: ExperimentResult) -> Evidence | None:
-    """Check: on most prefixes no memory agrees with the layer."""
-    rows = [
-        row
-        for row in known(result.rows, "share")
-        if (row["target"], row["memories"]) == ("y", "all")
-    ]
+@claim(
+    "In most examples no single memory predicts what the layer does",
+    "the share reaches 68 % in every layer (all memories against top(y)); in part if in half of"
+    " them",
+    NO_MEMORY,
+)
+def _zero(result: ExperimentResult) -> Evidence | None:
+    rows = result.rows_with("share", target="y", memories="all")
     if not rows:
         return None
     least = min(rows, key=lambda row: row["share"])
-    inside = sum(row["share"] >= 0.68 for row in rows)
+    inside = [row["share"] >= 0.68 for row in rows]
     shown = (
-        f"at least {format_share(least['share'])} (layer {least['layer'] + 1}); {inside} of"
+        f"at least {format_share(least['share'])} ({layer_of(least)}); {sum(inside)} of"
         f" {len(rows)} layers reach it; chance there {format_share(least.get('chance'))}"
     )
-    good = inside == len(rows), 2 * inside >= len(rows)
-    return Evidence(shown, smallest_n(rows), "prefixes", *good)
+    return Evidence.by_layer(shown, rows, "prefixes", inside)
 
 
 _ALL_COUNT = (
@@ -270,22 +240,13 @@ EXPERIMENT = Experiment(
     summary=summary,
     metrics=(TokenHits, Predictions),
     needs_values=True,
-    paper_values=(
-        SECTION_5_SAMPLE,
-        PaperValue(
-            "examples in which no memory agrees with the layer",
-            "at least ~68 % in every layer",
-            "Fig. 8",
-        ),
-    ),
-    claims=(
-        ClaimCheck(
-            claim="In most examples no single memory predicts what the layer does",
-            rule="the share reaches 68 % in every layer (all memories against top(y)); in part if"
-            " in half of them",
-            check=check_zero,
-            values=(1,),
-        ),
-    ),
-    notes={SOFTMAX: _ALL_COUNT, PERSISTENT: _ALL_COUNT},
+    paper_values=(SECTION_5_SAMPLE, NO_MEMORY),
+    claims=(_zero,),
+    notes={
+        "softmax": _ALL_COUNT,
+        "persistent": _ALL_COUNT,
+        "experts": "“All” are the memories of all experts of a layer: those that a prefix does not"
+        " reach count with top(v), like any memory with m = 0. “Active” are in experts that it"
+        " reaches.",
+    },
 )

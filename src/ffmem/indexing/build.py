@@ -10,23 +10,23 @@ import gc
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError, WorkerError
-from ffmem.files import committing, locked, remove_temporaries, try_locked
+from ffmem.files import committing, locked, remove_temporaries, sha256, try_locked
 from ffmem.indexing.config import (
-    FACTS_FILE,
-    RUN_FILE,
+    CONFIG_FILE,
+    CORPUS_FILE,
     BuildOptions,
     IndexConfig,
     make_manifest,
     read_run,
 )
 from ffmem.indexing.manifest import hash_files
-from ffmem.indexing.prepare import SENTENCES, IndexPlan, check_resumable, prepare
+from ffmem.indexing.prepare import SENTENCES, IndexPlan, prepare
 from ffmem.indexing.results import merge_samples, write_layer, write_sample
 from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.store import SHARED_FILE, Index
@@ -34,8 +34,9 @@ from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker, make_worker
 from ffmem.models.arguments import IN_MEMORY, resolve_model
 from ffmem.models.memories import Memories
-from ffmem.parallel import Executor, MakeWorker, Task, executor
+from ffmem.parallel import Executor, Task, WorkerFactory, executor
 from ffmem.progress import Progress
+from ffmem.records import check_same_settings
 from ffmem.storage import Storage, open_storage
 
 MAX_STALLED_ROUNDS = 3
@@ -49,10 +50,12 @@ def build(
     config: IndexConfig,
     options: BuildOptions,
     progress: Progress,
+    same_model: Index | None = None,
 ) -> bool:
     """Make or resume the index in a folder; return False if it was finished already.
 
     `load` returns the model. If other processes do the work, this one drops it before they start.
+    `same_model` is an index of that model, whose values are copied.
     """
     existed = folder.exists()
     with lock_folder(folder) as is_finished:
@@ -68,12 +71,14 @@ def build(
                 )
             plan = prepare(memories, corpus, folder, config, options, progress)
         plan.partials.delete_damaged(plan.sampled_chunks, progress.say)
-        make: MakeWorker
+        if same_model is not None:
+            _copy_values(same_model, plan)
+        make: WorkerFactory
         if options.is_serial:
             sentences, skip_bad = Sentences(folder / SENTENCES), options.bad_sentences == "skip"
             make = partial(IndexWorker, memories, plan.storage, sentences, plan.sample, skip_bad)
         else:
-            make = _make_worker(plan, options)
+            make = _worker_factory(plan, options)
             del memories
             gc.collect()  # modules and hooks refer to each other
         try:
@@ -94,11 +99,14 @@ def _check_same_settings(folder: Path, corpus: Corpus, config: IndexConfig) -> N
     if config.threads is None:
         config = replace(config, threads=before.threads)
     # Its path may differ if its files do not: `prepare` compares them.
-    options = corpus.describe() | {"source": before.corpus["source"]}
-    check_resumable(folder, replace(before, index=config, corpus=options), before)
+    files = {name: before.corpus[name] for name in ("source", "digest")}
+    requested = replace(before, index=config, corpus=corpus.describe() | files)
+    check_same_settings(
+        f"{folder} holds an unfinished index", before.settings(), requested.settings()
+    )
 
 
-def _make_worker(plan: IndexPlan, options: BuildOptions) -> MakeWorker:
+def _worker_factory(plan: IndexPlan, options: BuildOptions) -> WorkerFactory:
     """Return how other processes make their workers."""
     path = str(plan.folder.absolute() / SENTENCES)
     return partial(
@@ -109,6 +117,16 @@ def _make_worker(plan: IndexPlan, options: BuildOptions) -> MakeWorker:
         sample=plan.sample,
         skip_bad=options.bad_sentences == "skip",
     )
+
+
+def _copy_values(index: Index, plan: IndexPlan) -> None:
+    """Copy the values of an index that has the run's model, except damaged ones."""
+    for name, expected in index.manifest.files.items():
+        if not name.startswith("values/") or plan.storage.exists(name):
+            continue
+        path = index.folder / name
+        if path.is_file() and sha256(path) == expected:
+            plan.storage.upload(path, name)
 
 
 def _project_values(workers: Executor, plan: IndexPlan, progress: Progress) -> None:
@@ -185,38 +203,30 @@ def finish(plan: IndexPlan) -> None:
     remove_partials(folder)
 
 
-def check_same_request(
+def check_finished_index(
     index: Index, model: str, corpus: Corpus, config: IndexConfig, dtype: str
 ) -> None:
     """Raise if a finished index is not the requested one, and name the differences."""
-    manifest = index.manifest
-    first = asdict(manifest.corpus.sources[0])
-    source = manifest.model.source
+    manifest, found = index.manifest, f"{index.folder} holds a finished index"
+    source, *further = manifest.corpus.sources
     requested = {
-        "model": (model if model == source else resolve_model(model), source),
-        "t": (config.t, manifest.t),
-        "prefixes": (config.prefixes, manifest.prefixes),
-        "compat": (config.compat, manifest.compat),
-        "start": (config.start, manifest.start.asked),
-        "dtype": (dtype, manifest.dtype),
-        **{name: (value, first[name]) for name, value in corpus.describe().items()},
+        "model": model if model == manifest.model.source else resolve_model(model),
+        "t": config.t,
+        "prefixes": config.prefixes,
+        "compat": config.compat,
+        "start": config.start,
+        "dtype": dtype,
     }
-    new_source, old_source = requested.pop("source")
-    differences = [f"{name}: {old} → {new}" for name, (new, old) in requested.items() if new != old]
-    if len(manifest.corpus.sources) > 1:
-        others = ", ".join(source.source for source in manifest.corpus.sources[1:])
-        differences.append(f"it holds further corpora: {others}")
-    # Hash files last, and only if needed: that takes as long as reading them.
-    digest = None if differences else corpus.digest()
-    if new_source != old_source and (digest is None or digest != first["digest"]):
-        differences.append(f"source: {old_source} → {new_source}")
-    elif not differences and digest != first["digest"]:
-        differences.append(f"the corpus's files have changed, digest: {first['digest']} → {digest}")
-    if differences:
-        raise StoreError(
-            f"{index.folder} holds a finished index with other settings: {'; '.join(differences)}."
-            " Choose another folder."
-        )
+    made = {name: getattr(manifest, name) for name in requested}
+    made |= {"model": manifest.model.source, "start": manifest.start.requested}
+    check_same_settings(found, made, requested)
+    if further:
+        others = ", ".join(other.source for other in further)
+        raise StoreError(f"{found} of further corpora: {others}. Choose another folder.")
+    # Last, since hashing the files takes as long as reading them.
+    identity = corpus.identify()
+    before = {name: getattr(source, name) for name in identity}
+    check_same_settings(found, {"corpus": before}, {"corpus": identity})
 
 
 @contextmanager
@@ -261,11 +271,11 @@ def remove_leftovers(folder: Path) -> None:
 @contextmanager
 def _clean_up_on_error(folder: Path, existed: bool) -> Iterator[None]:
     """Leave a folder as it was if a new run fails before it has read its corpus."""
-    is_new = not (folder / RUN_FILE).exists()
+    is_new = not (folder / CONFIG_FILE).exists()
     try:
         yield
     except Exception:
-        if is_new and not (folder / FACTS_FILE).exists():
+        if is_new and not (folder / CORPUS_FILE).exists():
             remove_partials(folder)
             (folder / SENTENCES).unlink(missing_ok=True)
             if not existed:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Bool, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
@@ -61,6 +61,13 @@ class Batch(NamedTuple):
     """Tokens of each sentence, without the start token, ascending."""
     offsets: list[int]
     """The prefix number of each sentence's empty prefix."""
+
+    @property
+    def is_token(self) -> Bool[Tensor, "batch position"]:
+        """Whether a position is not padding."""
+        extra = self.tokens.shape[1] - self.lengths[-1]  # 1 if there is a start token
+        ends = torch.tensor(self.lengths)[:, None] + extra
+        return torch.arange(self.tokens.shape[1]) < ends
 
 
 def cut_chunks(lengths: Iterable[Int64[ndarray, " _"]], chunk_tokens: int) -> Iterator[Chunk]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ffmem.cli_options import check_options, option
+from ffmem.config_fields import check_options, option
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.manifest import (
     FORMAT,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 COMPAT = "ff-layers"
 
-RUN_FILE = "partials/config.json"
-FACTS_FILE = "partials/corpus.json"
+CONFIG_FILE = "partials/config.json"
+CORPUS_FILE = "partials/corpus.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class IndexRunConfig(Record):
     model: ModelRecord
     tokenizer: str
     corpus: dict[str, str | int | None]
-    digest: str | None
+    """Settings, and the SHA-256 of its files."""
     index: IndexConfig
     dtype: str
     device: str
@@ -124,8 +124,7 @@ class IndexRunConfig(Record):
         return cls(
             model=model_record(memories),
             tokenizer=memories.tokenizer.fingerprint,
-            corpus=corpus.describe(),
-            digest=corpus.digest(),
+            corpus=corpus.identify(),
             index=replace(config, threads=config.threads or torch.get_num_threads()),
             dtype=str(memories.dtype).removeprefix("torch."),
             device=memories.device.type,
@@ -143,25 +142,11 @@ class IndexRunConfig(Record):
         """A name for runs with this configuration."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
-    def differences(self, other: "IndexRunConfig") -> list[str]:
-        """Return how another run's configuration differs, field by field."""
-        differences = []
-        old = asdict(other)
-        for name, new in asdict(self).items():
-            if isinstance(new, dict):
-                differences += _dict_differences(name, old[name], new)
-            elif new != old[name]:
-                what = "the corpus's files have changed, digest" if name == "digest" else name
-                differences.append(f"{what}: {old[name]} → {new}")
-        if self.digest is not None and self.digest == other.digest:  # same files, other path
-            differences = [line for line in differences if not line.startswith("corpus.source:")]
-        return differences
-
-
-def _dict_differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    prefix = "" if name == "index" else f"{name}."
-    names = sorted(key for key in {**old, **new} if old.get(key) != new.get(key))
-    return [f"{prefix}{key}: {old.get(key)} → {new.get(key)}" for key in names]
+    def settings(self) -> dict[str, Any]:
+        """Return what a resumed run must agree with; the options of `IndexConfig` by their name."""
+        settings = asdict(self)
+        options: dict[str, Any] = settings.pop("index")
+        return options | settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,13 +211,13 @@ def make_manifest(
 
 def read_run(storage: "Storage") -> IndexRunConfig | None:
     """Return the configuration of the run in a storage, None if there is none."""
-    run: IndexRunConfig | None = _read(IndexRunConfig, storage, RUN_FILE)
+    run: IndexRunConfig | None = _read(IndexRunConfig, storage, CONFIG_FILE)
     return run
 
 
 def read_facts(storage: "Storage") -> CorpusFacts | None:
     """Return the facts about a run's corpus, None before it has been read."""
-    facts: CorpusFacts | None = _read(CorpusFacts, storage, FACTS_FILE)
+    facts: CorpusFacts | None = _read(CorpusFacts, storage, CORPUS_FILE)
     return facts
 
 

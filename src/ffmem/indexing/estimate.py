@@ -90,9 +90,10 @@ def estimate(
         batch_seconds = _best_of_two(lambda: _read(scan, full))
         values_seconds = _values_seconds(memories)
     rate = sum(full.lengths) / batch_seconds
-    results = len(memories.layout) * _result_bytes(config.t, memories.gated)
+    results = len(memories.layout) * _result_bytes(config.t, memories)
     weights = sum(one.numel() * one.element_size() for one in memories.model.parameters())
-    widest = full.tokens.numel() * max(memories.layout.widths) * 4 * (3 if memories.gated else 2)
+    largest = max(bank.size for layer in memories.layout.layers for bank in layer)
+    widest = full.tokens.numel() * largest * 4 * (3 if memories.gated else 2)
     return Estimate(
         sentences=n_sentences,
         tokens=n_tokens,
@@ -111,15 +112,15 @@ def index_bytes(memories: Memories, t: int) -> int:
     """Estimate the size of an index without its corpus, before compression."""
     ends = min(ENDS, memories.vocabulary - len(memories.tokenizer.unlisted))
     values = 2 * ends * len(Ends._fields) * NUMBER_BYTES if memories.has_values else 0
-    per_memory = _result_bytes(t, memories.gated) + values + SAMPLE_SIZE * NUMBER_BYTES
+    per_memory = _result_bytes(t, memories) + values + SAMPLE_SIZE * NUMBER_BYTES
     return len(memories.layout) * per_memory
 
 
-def _result_bytes(t: int, gated: bool) -> int:
+def _result_bytes(t: int, memories: Memories) -> int:
     """Return the size of one memory's triggers and statistics."""
-    one = LayerResult.empty(1, t, gated)
+    one = LayerResult.empty(1, t, memories.gated, memories.layout.has_experts)
     parts = (one.positive, one.negative or (), one.stats)
-    return sum(column.nbytes for part in parts for column in part)
+    return sum(column.nbytes for part in parts for column in part if column is not None)
 
 
 def _read(scan: Scan, batch: Batch) -> None:
@@ -133,7 +134,7 @@ def _values_seconds(memories: Memories) -> float:
     if not memories.has_values:
         return 0.0
     layer = memories.layout.widths.index(max(memories.layout.widths))
-    values = memories.output_directions(layer)[:MEASURED_VALUES]
+    values = next(memories.direction_parts(layer))[:MEASURED_VALUES]
     seconds = _best_of_two(
         lambda: memories.head.folded(values).topk(min(ENDS, memories.vocabulary))
     )

@@ -35,7 +35,7 @@ from numpy import ndarray
 from ffmem.errors import FfmemError
 from ffmem.files import check_output_file, committing, csv_row, sha256, storage_errors, sync
 from ffmem.indexing.memory import NO_VALUE
-from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
+from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import GROUP, layer_file, read_group
 from ffmem.indexing.tidy import SCHEMAS, layer_tables
@@ -53,36 +53,33 @@ def export(index: Index, to: str, out: Path, step: Step) -> None:
         raise FfmemError(f"--to {to}: unknown format. Give one of {', '.join(FORMATS)}.")
     if str(out) == "-":
         raise FfmemError("Exports cannot write to standard output. Give a path instead of -.")
-    if to == "neuronpedia":
-        export_neuronpedia(index, out, step)
-    elif to == "parquet":
-        export_parquet(index, out, step)
-    else:
-        check_output_file(out)
-        # newline="": a CSV writes its own line ends, and those within a text must stay.
-        with committing(out) as path, path.open("w", encoding="utf-8", newline="") as file:
-            _write_jsonl(index, file, step) if to == "jsonl" else _write_csv(index, file, step)
+    if to in ("neuronpedia", "parquet"):
+        with _committing_folder(out) as folder:
+            write_folder = _write_neuronpedia if to == "neuronpedia" else _write_parquet
+            write_folder(index, folder, step)
+        return
+    check_output_file(out)
+    # newline="": a CSV writes its own line ends, and those within a text must stay.
+    with committing(out) as path, path.open("w", encoding="utf-8", newline="") as file:
+        if to == "csv":
+            _write_csv(index, file, step)
+            return
+        for layer in range(index.n_layers):
+            for memory in index.memories(layer):
+                file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
+                step(1)
 
 
-def export_parquet(index: Index, out: Path, step: Step) -> None:
-    """Write every table that the index has to a new folder, a row group per layer."""
-    has_values = index.manifest.model.has_values
-    names = [name for name in SCHEMAS if name != "values" or has_values]
-    with _committing_folder(out) as folder:
-        for name in names:
-            path = folder / f"{name}.parquet"
-            with pq.ParquetWriter(path, SCHEMAS[name], compression="zstd") as writer:
-                for layer, table in layer_tables(index, name):
-                    writer.write_table(table, row_group_size=max(len(table), 1))
-                    if name == "triggers":  # the slowest stands for all
-                        step(index.layout.widths[layer])
-
-
-def _write_jsonl(index: Index, file: IO[str], step: Step) -> None:
-    for layer in range(index.n_layers):
-        for memory in index.memories(layer):
-            file.write(json.dumps(memory.to_dict(), ensure_ascii=False) + "\n")
-            step(1)
+def _write_parquet(index: Index, folder: Path, step: Step) -> None:
+    """Write every table that the index has, a row group per layer."""
+    for name, schema in SCHEMAS.items():
+        if name == "values" and not index.manifest.model.has_values:
+            continue
+        with pq.ParquetWriter(folder / f"{name}.parquet", schema, compression="zstd") as writer:
+            for layer, table in layer_tables(index, name):
+                writer.write_table(table, row_group_size=max(len(table), 1))
+                if name == "triggers":  # by far the slowest table
+                    step(index.layout.widths[layer])
 
 
 def _write_csv(index: Index, file: IO[str], step: Step) -> None:
@@ -98,8 +95,9 @@ def _write_csv(index: Index, file: IO[str], step: Step) -> None:
         rows = table.to_pylist()
         triggered = {row["memory"] for row in rows}
         for memory in set(range(index.layout.widths[layer])) - triggered:
-            cell = str(index.layout.cell(layer, memory))
-            rows.append({"cell": cell, "layer": layer, "memory": memory})
+            cell = index.layout.cell(layer, memory)
+            place = {"cell": str(cell), "layer": layer, "bank": cell.bank or "dense"}
+            rows.append({**place, "memory": memory})
         rows.sort(key=lambda row: row["memory"])
         for row in rows:
             memory = row["memory"]
@@ -170,13 +168,12 @@ POSITIVE = Side("", "", 1, "top", "bottom")
 NEGATIVE = Side("negative_", "-negative", -1, "bottom", "top")
 
 
-def export_neuronpedia(index: Index, out: Path, step: Step) -> None:
-    """Write an index to a new folder, in Neuronpedia's layout."""
-    with _committing_folder(out) as folder:
-        exporter = _NeuronpediaExporter(index, folder)
-        (folder / "README.md").write_text(exporter.readme(), encoding="utf-8")
-        for layer in range(index.n_layers):
-            exporter.write_layer(layer, step)
+def _write_neuronpedia(index: Index, folder: Path, step: Step) -> None:
+    """Write an index in Neuronpedia's layout."""
+    exporter = _NeuronpediaExporter(index, folder)
+    (folder / "README.md").write_text(exporter.readme(), encoding="utf-8")
+    for layer in range(index.n_layers):
+        exporter.write_layer(layer, step)
 
 
 class _NeuronpediaExporter:
@@ -208,8 +205,7 @@ class _NeuronpediaExporter:
             title=manifest.model.kind.title,
             unit=manifest.model.kind.unit,
             note="".join(f"\n{line}\n" for line in manifest.model.kind.notes),
-            layers=self.index.n_layers,
-            memories=max(self.index.layout.widths),
+            memories=self._about_memories(),
             corpus=self.corpus,
             sentences=manifest.corpus.sentences,
             tokens=manifest.corpus.tokens,
@@ -224,6 +220,21 @@ class _NeuronpediaExporter:
             share="its gate's pre-activation is above 0" if gated else "its coefficient is above 0",
             negative=_NEGATIVE.format(source=self.source(0, NEGATIVE)) if gated else _NO_NEGATIVE,
         )
+
+    def _about_memories(self) -> str:
+        """Return how many memories there are, and in layers with experts which is which."""
+        layout = self.index.layout
+        if len(set(layout.widths)) == 1:
+            text = f"{layout.n_layers} layers of {layout.widths[0]:,} memories"
+        else:
+            text = f"{layout.n_layers} layers with {len(layout):,} memories in all"
+        return f"{text}, some in experts" if layout.has_experts else text
+
+    def _about_banks(self, layer: int) -> str:
+        """Return which features of a layer are in which expert; empty in a dense layer."""
+        banks = [bank for bank in self.index.layout.banks(layer) if bank.name]
+        spans = [f"{bank.name} {bank.offset} to {bank.offset + bank.size - 1}" for bank in banks]
+        return f"Features by expert: {', '.join(spans)}." if spans else ""
 
     def write_layer(self, layer: int, step: Step) -> None:
         """Write the sources of one layer."""
@@ -287,7 +298,11 @@ class _NeuronpediaExporter:
                 "inferenceEnabled": False,
                 "dataset": self.corpus,
                 "num_prompts": manifest.corpus.sentences,
-                "notes": " ".join((_UNKNOWN, *manifest.model.kind.notes)),
+                "notes": " ".join(
+                    note
+                    for note in (_UNKNOWN, *manifest.model.kind.notes, self._about_banks(layer))
+                    if note
+                ),
             },
         }
         folder = self._folder / self.source(layer, side)
@@ -298,9 +313,23 @@ class _NeuronpediaExporter:
     def _features(self, layer: int, group: int, side: Side) -> Iterator[str]:
         """Yield a line for each memory of a row group."""
         has_values = self.index.manifest.model.has_values
-        values = self._columns("values", layer, group) if has_values else None
         stats = self._columns("stats", layer, group)
         largest = stats["max" if side is POSITIVE else "min"]
+        ends: dict[str, list[Any]] = {
+            name: [[]] * len(largest) for name in ("pos_str", "pos_values", "neg_str", "neg_values")
+        }
+        if has_values:
+            values = self._columns("values", layer, group)
+            for name, end in (("pos", side.top), ("neg", side.bottom)):
+                ids = values[f"{end}_ids"].tolist()
+                ends[f"{name}_str"] = [[self._tokens[id] for id in row] for row in ids]
+                ends[f"{name}_values"] = (side.sign * values[f"{end}_logits"]).tolist()
+        # By TransformerLens' name of the hook that reads the coefficients, if there is one.
+        hook = f"blocks.{layer}.mlp.hook_post"
+        if self.index.manifest.model.kind.head_slot(0) is not None:
+            hook = f"model.layers.{layer}.memory.values"
+        elif self.index.layout.banks(layer)[0].name:
+            hook = ""  # of m, without the router's weight
         for row in range(len(largest)):
             yield _json_line(
                 {
@@ -311,32 +340,13 @@ class _NeuronpediaExporter:
                     "creatorId": CREATOR,
                     "maxActApprox": side.sign * float(largest[row]),
                     "frac_nonzero": int(stats["active"][row]) / self.index.manifest.corpus.prefixes,
-                    **self._ends(values, row, side),
-                    "hookName": self._hook(layer),
+                    **{name: rows[row] for name, rows in ends.items()},
+                    "hookName": hook,
                     "hasVector": False,
                     "vector": [],
                 }
                 | {name: [] for name in EMPTY}
             )
-
-    def _ends(
-        self, values: dict[str, ndarray] | None, row: int, side: Side
-    ) -> dict[str, list[str] | list[float]]:
-        """Return what a value promotes and suppresses; nothing if it is not static."""
-        if values is None:
-            return {"pos_str": [], "pos_values": [], "neg_str": [], "neg_values": []}
-        return {
-            "pos_str": self._token_texts(values[f"{side.top}_ids"][row]),
-            "pos_values": (side.sign * values[f"{side.top}_logits"][row]).tolist(),
-            "neg_str": self._token_texts(values[f"{side.bottom}_ids"][row]),
-            "neg_values": (side.sign * values[f"{side.bottom}_logits"][row]).tolist(),
-        }
-
-    def _hook(self, layer: int) -> str:
-        """Return the hook that reads the coefficients, by TransformerLens' name if there is one."""
-        if self.index.manifest.model.kind.head_slot(0) is None:
-            return f"blocks.{layer}.mlp.hook_post"
-        return f"model.layers.{layer}.memory.values"
 
     def _activations(
         self,
@@ -371,8 +381,17 @@ class _NeuronpediaExporter:
             for prefix in columns[f"{side.prefix}prefix"].reshape(-1).tolist()
         }
         owners = self.index.sentences.at(prefixes - {NO_PREFIX})
-        sentences = {sentence.sentence: sentence for sentence in owners.values()}
-        shared = {number: self._shared_fields(sentence) for number, sentence in sentences.items()}
+        shared: dict[int, tuple[str, int]] = {}
+        for sentence in owners.values():
+            if sentence.sentence in shared:
+                continue
+            tokens = [*self._start, *(self._tokens[id] for id in sentence.ids)]
+            fields = {
+                "dataSource": self.index.manifest.corpus.sources[sentence.source].source,
+                "dataIndex": str(sentence.sentence),
+                "tokens": tokens,
+            }
+            shared[sentence.sentence] = _json_fields(fields), len(tokens)
         # With a start token at 0, the prefix of length p ends at p; without one, at p − 1.
         shift = len(self._start) - 1
         return {
@@ -380,21 +399,8 @@ class _NeuronpediaExporter:
             for prefix, sentence in owners.items()
         }
 
-    def _shared_fields(self, sentence: StoredSentence) -> tuple[str, int]:
-        """Return the JSON fields that all activations on a sentence share, and its length."""
-        tokens = [*self._start, *(self._tokens[id] for id in sentence.ids)]
-        fields = {
-            "dataSource": self.index.manifest.corpus.sources[sentence.source].source,
-            "dataIndex": str(sentence.sentence),
-            "tokens": tokens,
-        }
-        return _json_fields(fields), len(tokens)
-
     def _columns(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
         return read_group(self.index.folder / layer_file(kind, layer), group)
-
-    def _token_texts(self, ids: ndarray) -> list[str]:
-        return [self._tokens[id] for id in ids.tolist()]
 
 
 _NEGATIVE = (

@@ -58,7 +58,8 @@ class ModelRecord(Record):
     def kind(self) -> Kind:
         """The kind of its memories."""
         width = max(self.layout.widths)
-        return Kind(self.memory, self.gated, width, self.groups, self.has_values)
+        experts = self.layout.has_experts
+        return Kind(self.memory, self.gated, width, self.groups, self.has_values, experts)
 
     @cached_property
     def layout(self) -> Layout:
@@ -70,7 +71,7 @@ class ModelRecord(Record):
 class StartRecord(Record):
     """The token in front of every sentence, and how it was chosen."""
 
-    asked: str
+    requested: str
     token: str | None
     id: int | None
     chosen_by: str
@@ -200,6 +201,8 @@ class Manifest(Record):
 
 def _why_missing(folder: Path) -> str:
     """Return why a folder has no manifest, and what to do."""
+    if folder.is_file():
+        return f"{folder} is a file, not an index, which is a folder. Make one with `ffmem index`."
     if not folder.is_dir():
         return f"There is no index at {folder}: no such folder. Make one with `ffmem index`."
     if (folder / "partials").is_dir():

@@ -14,6 +14,8 @@ NO_VALUE = (
     " computes from the input."
 )
 
+NO_VALUE_YET = "The values of this layer are not computed yet. The index is unfinished."
+
 ZERO_VALUE = (
     "This memory's value gives every token the same logit, like a value of zeros: it promotes and"
     " suppresses nothing."
@@ -41,6 +43,11 @@ _NOTES = {
     "lambda": "The coefficient is a head's query times its static key for a distance: of either"
     " sign, and 0 where no token is so far back. Prefixes on which it is above 0 trigger.",
 }
+
+_EXPERT_NOTE = (
+    "In an expert, the coefficient is the router's weight times m; it is 0 on prefixes that are not"
+    " routed to the expert. Shares are of all prefixes unless they say “routed”."
+)
 
 _SLOT_NAMES = {"persistent": "slot", "lambda": "distance"}
 
@@ -82,17 +89,24 @@ class Kind:
     """
 
     name: str | None = None
-    """relu, gelu, swiglu, softmax, persistent or lambda; None in other families."""
+    """relu, gelu, swiglu, softmax, persistent, lambda or moe; None in other families."""
     gated: bool = False
     memories: int = 1
     """Memories per layer."""
     groups: int = 1
     """Heads, which own equal ranges of the layer's memories, in order."""
     has_values: bool = True
+    experts: bool = False
 
     @property
     def definition(self) -> str:
         """What the coefficient is and when a memory is active, as the manifest says it."""
+        if self.experts:
+            m, active = ("f(g·x)·(u·x)", "g·x") if self.gated else ("f(k·x + b)", "m")
+            return (
+                f"w·m with m = {m}, the input of the value map, and the router's weight w; 0 where"
+                f" the prefix is not routed to the memory's expert; active: {active} > 0"
+            )
         if self.gated:
             return "m = f(g·x)·(u·x), the input of the value map; active: g·x > 0"
         plain = "m = f(k·x + b), the input of the value map; active: m > 0"
@@ -101,7 +115,7 @@ class Kind:
     @property
     def note(self) -> str | None:
         """How to read the coefficient if it is not an activation; else None."""
-        return _NOTES.get(self.name or "")
+        return _EXPERT_NOTE if self.experts else _NOTES.get(self.name or "")
 
     @property
     def title(self) -> str:
@@ -182,14 +196,31 @@ class Value(NamedTuple):
 def is_flat(top: ndarray, bottom: ndarray) -> ndarray:
     """Return which values, by the logits [..., token] at both ends, give all tokens the same logit.
 
-    A value of zeros does; listing its ends would show the first tokens of the vocabulary. (No
-    jaxtyping here: importing it would double the time that `ffmem show` takes.)
+    A value of zeros does; listing its ends would show the first tokens of the vocabulary. So do
+    lists without tokens, of layers that an unfinished index has no values of. (No jaxtyping here:
+    importing it would double the time that `ffmem show` takes.)
     """
+    if not top.shape[-1]:
+        return np.ones(top.shape[:-1], bool)
     return np.asarray((top[..., 0] == top[..., -1]) & (bottom[..., 0] == bottom[..., -1]))
 
 
+class ExpertStats(NamedTuple):
+    """How the prefixes of the corpus reach the expert that has a memory."""
+
+    share: float
+    """Share of all prefixes that are routed to it."""
+    mean_weight: float
+    """Mean router weight over these."""
+    active_share: float
+    """Share of these on which the memory is active."""
+
+
 class MemoryStats(NamedTuple):
-    """Statistics of a memory's coefficient over all prefixes of the corpus."""
+    """Statistics of a memory's coefficient over all prefixes of the corpus.
+
+    A prefix that is not routed to the memory's expert counts, with the coefficient 0.
+    """
 
     active_share: float
     max: float
@@ -197,6 +228,14 @@ class MemoryStats(NamedTuple):
     mean: float
     quantiles: dict[str, float]
     """Over the sampled prefixes."""
+    expert: ExpertStats | None = None
+    """None if the memory is not in an expert."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the statistics for `show --json`."""
+        found = self._asdict()
+        found.pop("expert")
+        return found if self.expert is None else found | {"expert": self.expert._asdict()}
 
 
 @dataclass(frozen=True)
@@ -232,7 +271,7 @@ class Memory:
             "triggers": [trigger.to_dict() for trigger in self.triggers],
             "negative_triggers": [trigger.to_dict() for trigger in self.negative_triggers],
             **self._value(),
-            "stats": self.stats._asdict(),
+            "stats": self.stats.to_dict(),
             **({"coefficient_note": self.kind.note} if self.kind.note else {}),
         }
 
@@ -247,6 +286,8 @@ class Memory:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    __repr__ = __str__  # what a terminal shows
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows, with all text from model and corpus escaped."""
@@ -336,9 +377,17 @@ def _heading(memory: Memory) -> list[str]:
     lines = [f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}"]
     lines += [f"place: {memory.head_slot}"] if memory.head_slot else []
     lines += [memory.kind.note] if memory.kind.note else []
+    active = "gate open" if memory.gated else "active"
+    if stats.expert is not None:
+        share, weight, active_share = stats.expert
+        kind, number = ("shared expert", "expert")[memory.cell.bank[0] == "E"], memory.cell.bank[1:]
+        lines.append(
+            f"{kind} {number}".rstrip() + f": reached by {share:.1%} of tokens"
+            f" · mean weight {weight:.3f} · {active} on {active_share:.1%} of them"
+        )
     return [
         *lines,
-        f"{'gate open' if memory.gated else 'active'} on {stats.active_share:.1%} of prefixes"
+        f"{active} on {stats.active_share:.1%} of prefixes"
         f" · max {_format(memory, stats.max)} · min {_format(memory, stats.min)} · mean {mean}",
     ]
 

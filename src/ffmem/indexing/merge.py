@@ -149,7 +149,7 @@ def extend(
     with storage_errors(work), locked(work / "lock", busy):
         finish_swap(index.folder)
         index = Index(index.folder)
-        request = {**corpus.describe(), "digest": corpus.digest()}
+        request = corpus.identify()
         if request["digest"] is not None and any(
             _matches(source, request) for source in index.manifest.corpus.sources
         ):
@@ -157,12 +157,13 @@ def extend(
             shutil.rmtree(work)
             return index
         before = read_run(Storage(work / "index"))
-        if before is not None and before.corpus != corpus.describe():
+        if before is not None and before.corpus != request:
             raise StoreError(
                 f"An earlier `ffmem extend {index.folder} {before.corpus['source']}` is unfinished."
                 f" Rerun it first, or delete {work} to discard it."
             )
-        build(load_same, corpus, work / "index", _same_config(index), options, progress)
+        config = _same_config(index)
+        build(load_same, corpus, work / "index", config, options, progress, same_model=index)
         added = Index(work / "index")
         (source,) = added.manifest.corpus.sources
         if not _matches(source, request):

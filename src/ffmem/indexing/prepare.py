@@ -22,8 +22,8 @@ from ffmem.files import write_text
 from ffmem.indexing.chunks import CHUNKS_FILE, Chunk, cut_chunks, read_chunks, write_chunks
 from ffmem.indexing.config import (
     COMPAT,
-    FACTS_FILE,
-    RUN_FILE,
+    CONFIG_FILE,
+    CORPUS_FILE,
     BuildOptions,
     CorpusFacts,
     IndexConfig,
@@ -42,6 +42,7 @@ from ffmem.indexing.topk import MAX_PREFIXES
 from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
+from ffmem.records import check_same_settings
 from ffmem.storage import Storage, open_storage
 from ffmem.text import pluralize
 
@@ -93,7 +94,7 @@ def prepare(
     if (facts := read_facts(storage)) is None:
         with use_threads(run.threads):
             facts = _read_corpus(memories, corpus, folder, run, progress)
-        write_text(folder / FACTS_FILE, facts.to_json())
+        write_text(folder / CORPUS_FILE, facts.to_json())
     if not (folder / VOCABULARY).exists():
         _write_vocabulary(folder / VOCABULARY, memories)
     sentences = Sentences(folder / SENTENCES)
@@ -103,7 +104,7 @@ def prepare(
         storage = shared
         write_text(folder / SHARED_FILE, storage.url)
         (folder / SHARED_FILE).chmod(0o600)  # a URL may hold a password
-        for name in (SENTENCES, RUN_FILE, FACTS_FILE, CHUNKS_FILE):
+        for name in (SENTENCES, CONFIG_FILE, CORPUS_FILE, CHUNKS_FILE):
             if not storage.exists(name):
                 storage.upload(folder / name, name)
     sample = draw_sample(facts.source.hash, sentences.lengths(), run.index.compat is not None)
@@ -125,20 +126,11 @@ def _configure(
         config = replace(config, threads=default_threads if before is None else before.threads)
     run = IndexRunConfig.create(memories, corpus, config)
     if before is None:
-        write_text(folder / RUN_FILE, run.to_json())
+        write_text(folder / CONFIG_FILE, run.to_json())
         return run
-    check_resumable(folder, run, before)
+    check_same_settings(f"{folder} holds an unfinished index", before.settings(), run.settings())
     progress.say(f"Resuming the unfinished index in {folder}.")
     return before
-
-
-def check_resumable(folder: Path, run: IndexRunConfig, before: IndexRunConfig) -> None:
-    """Raise if a folder's unfinished run has other settings than the requested one."""
-    if differences := run.differences(before):
-        raise StoreError(
-            f"{folder} holds an unfinished index with other settings: {'; '.join(differences)}."
-            " Use the same settings to resume it, choose another folder, or delete this one."
-        )
 
 
 def _find_shared(folder: Path, run_id: str, shared: str | None) -> Storage | None:
@@ -184,6 +176,7 @@ def _read_corpus(
     sentences = Sentences(folder / SENTENCES)
     chunk = next(cut_chunks(sentences.lengths(), config.chunk_tokens))
     first = [row.ids for row in sentences.rows(0, chunk.n_sentences)]
+    progress.say("Measuring start tokens and perplexity.")
     start, perplexity = choose_start(memories, first, config.start)
     if config.compat and start.id is None:
         raise FfmemError(
@@ -194,7 +187,6 @@ def _read_corpus(
     source = SourceRecord(
         **options,
         hash=totals.hash,
-        digest=run.digest,
         sentences=totals.n_sentences,
         tokens=totals.n_tokens,
         cut=rows.n_cut,

@@ -62,7 +62,7 @@ class Query(NamedTuple):
         return Expression(re.escape(self.text), self._seconds())
 
     def phrase(self) -> str:
-        """Return what FTS5 is asked for: quoted, so that it sees no operators."""
+        """Return the query for FTS5: quoted, so that it sees no operators."""
         phrase = '"' + self.text.replace("\0", " ").replace('"', '""') + '"'
         return f"{phrase} *" if self.prefix and ends_in_word(self.text) else phrase
 
@@ -240,7 +240,7 @@ def end_of_word(text: str, n: int) -> int:
 
 
 def token_forms(query: str) -> set[str]:
-    """Return the tokens that a query stands for, casefolded."""
+    """Return the tokens that match a query, casefolded."""
     query = from_visible(query)
     return {form.casefold() for form in (query, query.strip(), f" {query.strip()}")}
 

@@ -13,7 +13,7 @@ hash(hash of the source, place in the source); all their coefficients are kept.
 Partials and the finished tables have the same Arrow columns, one row per memory of the layer:
 
     triggers/layer-000.parquet   memory, coefficient[t], prefix[t], gate[t], negative_*[t]
-    stats/layer-000.parquet      memory, active, sum, mean, max, min
+    stats/layer-000.parquet      memory, active, sum, mean, max, min (routed, weight_sum)
     samples/layer-000.parquet    memory, coefficient[prefix of the sample]
     samples/prefixes.parquet     prefix, hash
 """
@@ -28,14 +28,20 @@ from jaxtyping import Bool, Float32, Float64, Int8, Int64, UInt64
 from numpy import ndarray
 
 from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.indexing.tables import SAMPLED_PREFIXES, fixed, layer_file, read_columns, write_table
-
-UNIT = 2.0**-20
-"""Sums are integer multiples of this."""
+from ffmem.indexing.tables import (
+    SAMPLED_PREFIXES,
+    UNIT,
+    fixed,
+    layer_file,
+    read_columns,
+    write_table,
+)
 
 SAMPLE_SIZE = 512
 
 STATS = ("active", "sum", "mean", "max", "min")
+EXPERT_STATS = ("routed", "weight_sum")
+"""More columns of models with experts."""
 
 
 class Triggers(NamedTuple):
@@ -82,15 +88,20 @@ class LayerStats(NamedTuple):
     sums: Int64[ndarray, " memory"]
     maximum: Float32[ndarray, " memory"]
     minimum: Float32[ndarray, " memory"]
+    routed: Int64[ndarray, " memory"] | None = None
+    """Models with experts: prefixes that reach the memory's bank; the others count with m = 0."""
+    weight_sums: Int64[ndarray, " memory"] | None = None
+    """The sum of their router weights, as `sums`."""
 
     @classmethod
-    def empty(cls, n_memories: int) -> "LayerStats":
+    def empty(cls, n_memories: int, experts: bool = False) -> "LayerStats":
         """Return the statistics of an empty corpus."""
         return cls(
             np.zeros(n_memories, np.int64),
             np.zeros(n_memories, np.int64),
             np.full(n_memories, -np.inf, np.float32),
             np.full(n_memories, np.inf, np.float32),
+            *(np.zeros(n_memories, np.int64) for _ in range(2 if experts else 0)),
         )
 
     def merge(self, other: "LayerStats") -> "LayerStats":
@@ -100,6 +111,8 @@ class LayerStats(NamedTuple):
             self.sums + other.sums,
             np.maximum(self.maximum, other.maximum),
             np.minimum(self.minimum, other.minimum),
+            None if self.routed is None else self.routed + other.routed,
+            None if self.weight_sums is None else self.weight_sums + other.weight_sums,
         )
 
     def mean(self, n_prefixes: int) -> Float64[ndarray, " memory"]:
@@ -116,7 +129,7 @@ class LayerResult(NamedTuple):
     stats: LayerStats
 
     @classmethod
-    def empty(cls, n_memories: int, t: int, gated: bool) -> "LayerResult":
+    def empty(cls, n_memories: int, t: int, gated: bool, experts: bool = False) -> "LayerResult":
         """Return the result of an empty corpus."""
         shape = (n_memories, t)
         nothing = Triggers(
@@ -124,7 +137,8 @@ class LayerResult(NamedTuple):
             np.full(shape, NO_PREFIX, np.int64),
             np.zeros(shape, np.int8),
         )
-        return cls(nothing, nothing if gated else None, LayerStats.empty(n_memories))
+        stats = LayerStats.empty(n_memories, experts)
+        return cls(nothing, nothing if gated else None, stats)
 
     def merge(self, other: "LayerResult") -> "LayerResult":
         """Return the result of two disjoint parts of a corpus together."""
@@ -152,6 +166,9 @@ class LayerResult(NamedTuple):
         mean = stats.mean(n_prefixes)
         numbers = (stats.active, stats.sums, mean, stats.maximum, stats.minimum)
         columns |= {name: pa.array(column) for name, column in zip(STATS, numbers, strict=True)}
+        if stats.routed is not None:
+            routing = (stats.routed, stats.weight_sums)
+            columns |= {n: pa.array(x) for n, x in zip(EXPERT_STATS, routing, strict=True)}
         return columns
 
     @classmethod
@@ -162,15 +179,17 @@ class LayerResult(NamedTuple):
             for sign in ("", "negative_")
             if f"{sign}prefix" in columns
         ]
-        stats = LayerStats(*(columns[name] for name in STATS if name != "mean"))
+        names = [name for name in (*STATS, *EXPERT_STATS) if name != "mean" and name in columns]
+        stats = LayerStats(*(columns[name] for name in names))
         return cls(lists[0], lists[1] if len(lists) > 1 else None, stats)
 
 
 def write_layer(folder: Path, layer: int, result: LayerResult, n_prefixes: int) -> None:
     """Write a layer's finished tables; the same result gives the same bytes."""
     columns = result.columns(n_prefixes)
-    stats = {name: columns[name] for name in ("memory", *STATS)}
-    triggers = {name: column for name, column in columns.items() if name not in STATS}
+    every = (*STATS, *EXPERT_STATS)
+    stats = {name: columns[name] for name in ("memory", *every) if name in columns}
+    triggers = {name: column for name, column in columns.items() if name not in every}
     write_table(folder / layer_file("triggers", layer), pa.table(triggers))
     write_table(folder / layer_file("stats", layer), pa.table(stats))
 

@@ -8,6 +8,10 @@ Hooks read the coefficients m while the model runs, and reduce them while they a
 
 So the pass costs little more than the forward pass, and never holds more than one batch of
 coefficients of one layer.
+
+A routed expert computes few rows, those of its tokens, so that they are compared with the threshold
+one by one. A prefix that is not routed to it has the coefficient 0 there: it counts in the
+statistics, and is never a trigger.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,9 +24,11 @@ from torch import Tensor
 
 from ffmem.errors import ForwardError
 from ffmem.indexing.chunks import Batch, Chunk, PrefixRange
-from ffmem.indexing.results import UNIT, LayerResult, LayerStats
+from ffmem.indexing.results import LayerResult, LayerStats
+from ffmem.indexing.tables import UNIT
 from ffmem.indexing.topk import TopK
-from ffmem.models.memories import Bank, Memories
+from ffmem.models.banks import Bank, Routing
+from ffmem.models.memories import Memories
 
 REDUCED_POSITIONS = 1024
 """Positions to reduce at a time on a CPU, so that they stay in the cache meanwhile."""
@@ -46,7 +52,8 @@ class Scan:
         signs = (1, -1) if memories.gated else (1,)
         widths = memories.layout.widths
         self.topks = [[TopK(width, t, sign) for sign in signs] for width in widths]
-        self.stats = [LayerStats.empty(width) for width in widths]
+        self.has_experts = memories.layout.has_experts
+        self.stats = [LayerStats.empty(width, self.has_experts) for width in widths]
         self._pending: tuple[int, list[LayerStats]] | None = None
 
     def read(
@@ -61,7 +68,8 @@ class Scan:
         with self.memories.read_coefficients(reader.read), torch.inference_mode():
             for batch in batches:
                 reader.begin(batch)
-                self.memories.forward(batch.tokens)
+                with self.memories.skip_padding(batch.is_token):
+                    self.memories.forward(batch.tokens)
         self._pending = reader.n_prefixes, reader.stats(chunk)
         return reader.sample
 
@@ -106,23 +114,37 @@ class _ChunkReader:
         self.maximum = [np.full(width, -np.inf, np.float32) for width in widths]
         self.minimum = [np.full(width, np.inf, np.float32) for width in widths]
         self.sample = [np.zeros((width, len(sampled)), np.float32) for width in widths]
+        self.routed = [np.zeros(width, np.int64) for width in widths if scan.has_experts]
+        self.weights = [np.zeros(width, np.float64) for width in widths if scan.has_experts]
+        self._candidates: dict[TopK, list[tuple[ndarray, ...]]] = {}
 
     def begin(self, batch: Batch) -> None:
         """Start a batch: the coefficients that follow belong to it."""
+        self._add_candidates()
         self.batch = batch
         self.n_prefixes += sum(batch.lengths)
         self._lengths = torch.tensor(batch.lengths)
         self._offsets = torch.tensor(batch.offsets)
         if len(self.sampled):
             self._rows, self._positions, self._columns = self._find_sampled()
+        if self.scan.has_experts:
+            self._prefix_of, self._column_of = self._number_tokens()
 
     def read(
         self,
         bank: Bank,
-        coefficients: Float[Tensor, "batch position memory"],
-        gate: Float[Tensor, "batch position memory"] | None,
+        coefficients: Float[Tensor, "batch position memory"] | Float[Tensor, "row memory"],
+        gate: Tensor | None,
+        routing: Routing | None,
     ) -> None:
         """Receive the coefficients of one bank on the current batch."""
+        if routing is not None and routing.tokens is not None:
+            self._read_expert(bank, coefficients, gate, routing)
+            return
+        if self.scan.has_experts:
+            weights = torch.ones(self.batch.tokens.numel()) if routing is None else routing.weights
+            is_prefix = self._prefix_of.to(weights.device) >= 0
+            self._count_routed(bank, weights[is_prefix])
         highest, lowest = self._reduce(bank, coefficients, gate)
         for topk in self.scan.topks[bank.layer]:
             strength = highest if topk.sign > 0 else lowest.neg()
@@ -217,6 +239,120 @@ class _ChunkReader:
         candidates = (memory + bank.offset, strength, prefixes, is_open)
         topk.add(*(part.cpu().numpy() for part in candidates))
 
+    # Routed experts
+
+    def _read_expert(
+        self,
+        bank: Bank,
+        coefficients: Float[Tensor, "row memory"],
+        gate: Float[Tensor, "row memory"] | None,
+        routing: Routing,
+    ) -> None:
+        """Receive the coefficients of a routed expert on its tokens of the current batch."""
+        assert routing.tokens is not None
+        prefixes = self._prefix_of.to(routing.tokens.device)[routing.tokens]
+        tokens, weights = routing.tokens, routing.weights
+        is_prefix = prefixes >= 0  # not padding, nor a start token
+        if not is_prefix.all():
+            coefficients, tokens = coefficients[is_prefix], tokens[is_prefix]
+            prefixes, weights = prefixes[is_prefix], weights[is_prefix]
+            gate = None if gate is None else gate[is_prefix]
+        if not len(tokens):
+            return
+        self._count_routed(bank, weights)
+        lowest, highest = self._reduce_expert(bank, coefficients, gate)
+        for topk in self.scan.topks[bank.layer]:
+            strongest = highest if topk.sign > 0 else lowest.neg()
+            threshold = self._expert_threshold(topk, bank, coefficients, tokens)
+            memories = ((strongest >= threshold) & (strongest > 0)).nonzero()[:, 0]
+            if len(memories):
+                columns = coefficients[:, memories].float() * topk.sign
+                row, column = ((columns >= threshold[memories]) & (columns > 0)).nonzero().unbind(1)
+                memory, strength = memories[column], columns[row, column]
+                is_open = torch.zeros_like(memory)
+                if gate is not None:
+                    is_open = (gate[row, memory] > 0).long()
+                sentence = tokens[row] // self.batch.tokens.shape[1]
+                found = (memory + bank.offset, strength, prefixes[row], is_open, sentence)
+                self._candidates.setdefault(topk, []).append(
+                    tuple(part.cpu().numpy() for part in found)
+                )
+        columns_of = self._column_of.to(tokens.device)[tokens]
+        if len(self.sampled) and (columns_of >= 0).any():
+            rows = (columns_of >= 0).nonzero()[:, 0]
+            places = columns_of[rows].cpu().numpy()
+            values = coefficients[rows].float().cpu().numpy().T
+            self.sample[bank.layer][bank.memories, places] = values
+
+    def _count_routed(self, bank: Bank, weights: Float[Tensor, " prefix"]) -> None:
+        """Count the prefixes that reach a bank, and add up their weights."""
+        self.routed[bank.layer][bank.memories] += len(weights)
+        self.weights[bank.layer][bank.memories] += float(weights.sum(dtype=torch.float64))
+
+    def _reduce_expert(
+        self, bank: Bank, coefficients: Tensor, gate: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the minimum and maximum of every memory; add to the statistics."""
+        lowest, highest = torch.aminmax(coefficients, dim=0)
+        is_active = torch.empty(coefficients.shape, device=coefficients.device)
+        torch.gt(coefficients if gate is None else gate, 0, out=is_active)
+        layer, memories = bank.layer, bank.memories
+        self.active[layer][memories] += is_active.sum(0).to(torch.int64).cpu().numpy()
+        sums = coefficients.sum(0, dtype=torch.float32)
+        self.sums[layer][memories] += sums.double().cpu().numpy()
+        maximum, minimum = self.maximum[layer][memories], self.minimum[layer][memories]
+        np.maximum(maximum, highest.float().cpu().numpy(), out=maximum)
+        np.minimum(minimum, lowest.float().cpu().numpy(), out=minimum)
+        return lowest, highest
+
+    def _expert_threshold(
+        self, topk: TopK, bank: Bank, coefficients: Tensor, tokens: Tensor
+    ) -> Float32[Tensor, " memory"]:
+        """Return the strength that a prefix needs to enter each memory's list."""
+        threshold = topk.threshold(coefficients.device)[bank.memories]
+        t, n_sentences = self.scan.t, len(self.batch.lengths)
+        is_filling = int((threshold == 0).sum()) * 8 > len(threshold)
+        if not is_filling or len(tokens) <= t:
+            return threshold
+        # At first anything would pass. But t candidates of this batch are at least this strong.
+        strength = coefficients.float() * topk.sign
+        if not self.scan.every_prefix:
+            if n_sentences <= t:
+                return threshold
+            sentence = (tokens // self.batch.tokens.shape[1])[:, None].expand_as(strength)
+            best = strength.new_full((n_sentences, bank.size), -torch.inf)
+            strength = best.scatter_reduce(0, sentence, strength, "amax")
+        return torch.maximum(threshold, strength.topk(t, dim=0).values[-1])
+
+    def _add_candidates(self) -> None:
+        """Add the candidates of all experts in the last batch to the lists."""
+        for topk, parts in self._candidates.items():
+            memory, strength, prefixes, is_open, sentence = (
+                np.concatenate(part) for part in zip(*parts, strict=True)
+            )
+            if not self.scan.every_prefix:
+                # The strongest of each sentence and memory; ties to the earlier prefix.
+                order = np.lexsort((prefixes, -strength, sentence, memory))
+                same = memory[order[1:]] == memory[order[:-1]]
+                same &= sentence[order[1:]] == sentence[order[:-1]]
+                best = order[np.concatenate([[True], ~same])]
+                memory, strength = memory[best], strength[best]
+                prefixes, is_open = prefixes[best], is_open[best]
+            topk.add(memory, strength, prefixes, is_open)
+        self._candidates.clear()
+
+    def _number_tokens(self) -> tuple[Int64[Tensor, " token"], Int64[Tensor, " token"]]:
+        """Return the prefix number, and the column of `sample`, of every token; −1 if none."""
+        first, shortest = self.scan.prefix_range
+        shape = self.batch.tokens.shape
+        step = torch.arange(shape[1]) - first
+        prefixes = self._offsets[:, None] + step + shortest
+        prefixes[(step < 0) | (step >= self._lengths[:, None])] = -1
+        columns = torch.full(shape, -1)
+        if len(self.sampled):
+            columns[self._rows, self._positions] = torch.from_numpy(self._columns)
+        return prefixes.flatten(), columns.flatten()
+
     def _find_sampled(self) -> tuple[Tensor, Tensor, ndarray]:
         """Return the rows, positions and columns of `sample` of the batch's sampled prefixes."""
         first, shortest = self.scan.prefix_range
@@ -233,8 +369,13 @@ class _ChunkReader:
 
     def stats(self, chunk: Chunk) -> list[LayerStats]:
         """Return the chunk's statistics; raise if a coefficient is not finite."""
+        self._add_candidates()
         if not self.n_prefixes:
-            return [LayerStats.empty(len(active)) for active in self.active]
+            return [LayerStats.empty(len(active), self.scan.has_experts) for active in self.active]
+        for layer, routed in enumerate(self.routed):  # a prefix that is not routed has m = 0
+            elsewhere = routed < self.n_prefixes
+            self.maximum[layer][elsewhere] = np.maximum(self.maximum[layer][elsewhere], 0)
+            self.minimum[layer][elsewhere] = np.minimum(self.minimum[layer][elsewhere], 0)
         bad = [
             ~(np.isfinite(total) & np.isfinite(high) & np.isfinite(low))
             for total, high, low in zip(self.sums, self.maximum, self.minimum, strict=True)
@@ -242,14 +383,18 @@ class _ChunkReader:
         for layer, memories in enumerate(bad):
             if memories.any():
                 others = sum(int(one.sum()) for one in bad) - 1
+                cell = self.scan.memories.layout.cell(layer, int(memories.argmax()))
                 raise ForwardError(
-                    f"The coefficients of L{layer}N{int(memories.argmax())} (and {others} other"
-                    f" memories) are not finite somewhere in {chunk.name}: the model overflows. Use"
-                    " --dtype float32, or check its weights."
+                    f"The coefficients of {cell} (and {others} other memories) are not finite"
+                    f" somewhere in {chunk.name}: the model overflows. Use --dtype float32, or"
+                    " check its weights."
                 )
+        weights = [np.rint(total / UNIT).astype(np.int64) for total in self.weights]
         return [
-            LayerStats(active, np.rint(total / UNIT).astype(np.int64), high, low)
-            for active, total, high, low in zip(
-                self.active, self.sums, self.maximum, self.minimum, strict=True
+            LayerStats(
+                *(self.active[layer], np.rint(self.sums[layer] / UNIT).astype(np.int64)),
+                *(self.maximum[layer], self.minimum[layer]),
+                *((self.routed[layer], weights[layer]) if self.routed else ()),
             )
+            for layer in range(len(self.active))
         ]

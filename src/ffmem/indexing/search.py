@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.indexing.memory import visible, visible_token
+from ffmem.indexing.memory import is_flat, visible, visible_token
 from ffmem.indexing.query import (
     Expression,
     Query,
@@ -83,6 +83,8 @@ class Hits(list[Any]):
             f"{cell:12} {matches:>5}  best: {best:12} {'  '.join(rest)}"
             for cell, matches, best, *rest in self._rows()
         )
+
+    __repr__ = __str__  # what a terminal shows
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -181,22 +183,11 @@ class Search:
         part: slice,
     ) -> SearchResult:
         """Find memories by the tokens at the ends of their values."""
-        tokens = {id: (token, blob) for id, token, blob in _matching_tokens(db, query, expression)}
-        postings = np.frombuffer(b"".join(blob for _, blob in tokens.values()), VALUE_POSTING)
-        sizes = [len(blob) // VALUE_POSTING.itemsize for _, blob in tokens.values()]
+        tokens = dict(_matching_tokens(db, query, expression))
+        postings = np.frombuffer(b"".join(tokens.values()), VALUE_POSTING)
+        sizes = [len(blob) // VALUE_POSTING.itemsize for blob in tokens.values()]
         ids = np.repeat(np.asarray(list(tokens), np.int64), sizes)
-        total, best = rank_cells(self.index, postings, ids, layer, part)
-        hits = [
-            Match(
-                str(cell),
-                count,
-                rank,
-                "top" if side > 0 else "bottom",
-                _token_excerpt(tokens[id][0], query.text, expression),
-            )
-            for cell, count, rank, side, id in best
-        ]
-        return SearchResult(total, hits)
+        return _rank_values(self.index, postings, ids, query, expression, layer, part)
 
     def _search_triggers(
         self,
@@ -233,16 +224,74 @@ class Search:
         return SearchResult(total, hits, len(matching.sentences) if matching.is_cut else None)
 
 
+def search_values(
+    index: Index, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
+) -> SearchResult:
+    """Find memories by the tokens at the ends of their values, without a search file.
+
+    It reads all values, so it takes longer than `Search`, and works on an unfinished index.
+    """
+    query.check(layer, index)
+    _check_place("values", index)
+    expression = query.expression()
+    forms = token_forms(query.text)
+    beginnings = tuple(token_beginnings(query.text)) if query.prefix else ()
+    is_match = np.zeros(len(index.tokens), bool)
+    for id, token in enumerate(index.tokens):
+        if expression is not None:
+            is_match[id] = expression.search(token) is not None
+        else:
+            folded = token.casefold()
+            is_match[id] = folded in forms or folded.startswith(beginnings)
+    postings, ids = [np.zeros(0, VALUE_POSTING)], [np.zeros(0, np.int64)]
+    for number in range(index.n_layers) if layer is None else [layer]:
+        columns = index.columns("values", number)
+        listed = ~is_flat(columns["top_logits"], columns["bottom_logits"])
+        for side, name in ((1, "top_ids"), (-1, "bottom_ids")):
+            memories, ranks = np.nonzero(is_match[columns[name]] & listed[:, None])
+            part = np.empty(len(memories), VALUE_POSTING)
+            part["cell"], part["rank"] = index.layout.starts[number] + memories, ranks + 1
+            part["side"] = side
+            postings.append(part)
+            ids.append(columns[name][memories, ranks].astype(np.int64))
+    every = np.concatenate(postings), np.concatenate(ids)
+    return _rank_values(index, *every, query, expression, layer, slice(offset, offset + limit))
+
+
+def _rank_values(
+    index: Index,
+    postings: ndarray,
+    ids: ndarray,
+    query: Query,
+    expression: Expression | None,
+    layer: int | None,
+    part: slice,
+) -> SearchResult:
+    """Return the memories whose values list some tokens (`ids`, one per posting), best first."""
+    total, best = rank_cells(index, postings, ids, layer, part)
+    hits = [
+        Match(
+            str(cell),
+            count,
+            rank,
+            "top" if side > 0 else "bottom",
+            _token_excerpt(index.token(id), query.text, expression),
+        )
+        for cell, count, rank, side, id in best
+    ]
+    return SearchResult(total, hits)
+
+
 def _matching_tokens(
     db: sqlite3.Connection, query: Query, expression: Expression | None
-) -> Iterator[tuple[int, str, bytes]]:
-    """Yield the id, text and postings of every token that matches."""
-    select = "SELECT id, token, postings FROM tokens"
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the id and postings of every token that matches."""
     if expression is not None:
-        for row in db.execute(select):
-            if expression.search(row[1]):
-                yield row
+        for id, token, postings in db.execute("SELECT id, token, postings FROM tokens"):
+            if expression.search(token):
+                yield id, postings
         return
+    select = "SELECT id, postings FROM tokens"
     forms = sorted(token_forms(query.text))
     marks = ",".join("?" * len(forms))
     yield from db.execute(f"{select} WHERE folded IN ({marks})", forms)

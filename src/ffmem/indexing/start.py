@@ -36,7 +36,7 @@ def choose_start(
     sample = _spread_sample([ids for ids in sentences if len(ids) > 1])
     tokenizer = memories.tokenizer
     if requested != "auto":
-        candidates, reason = [_requested_token(memories, requested)], "asked for"
+        candidates, reason = [_requested_token(memories, requested)], "as requested"
     elif tokenizer.own_start is not None:
         candidates, reason = [tokenizer.own_start], "the tokenizer's own"
     elif not sample:
@@ -48,7 +48,7 @@ def choose_start(
     shown = tokenizer.token_texts(memories.vocabulary)
     names = {candidate: "none" if candidate is None else shown[candidate] for candidate in losses}
     record = StartRecord(
-        asked=requested,
+        requested=requested,
         token=None if best is None else shown[best],
         id=best,
         chosen_by=reason,

@@ -36,9 +36,9 @@ class Status:
     tokens: int = 0
     tokens_read: int = 0
     """In committed partials; workers hold up to half a minute more."""
-    chunks: int = 0
-    """Of an unfinished run; 0 once it is finished, as is `chunks_read`."""
-    chunks_read: int = 0
+    chunks: int | None = None
+    """Of an unfinished run, as is `chunks_read`."""
+    chunks_read: int | None = None
     layers: int = 0
     values: int = 0
     """Layers whose values are projected."""
@@ -47,8 +47,8 @@ class Status:
     seconds_since_commit: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `status --json` prints."""
-        return asdict(self)
+        """Return what `status --json` prints: what is known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
         if self.state == "finished":
@@ -58,8 +58,8 @@ class Status:
         share = int(1000 * self.tokens_read / self.tokens) / 10
         lines = [
             f"{self.state.capitalize()}: {self.tokens_read:,} of"
-            f" {pluralize(self.tokens, 'tokens')} ({share}%), {self.chunks_read:,} of"
-            f" {pluralize(self.chunks, 'chunks')}; values of {self.values} of"
+            f" {pluralize(self.tokens, 'tokens')} ({share}%), {self.chunks_read or 0:,} of"
+            f" {pluralize(self.chunks or 0, 'chunks')}; values of {self.values} of"
             f" {pluralize(self.layers, 'layers')}."
         ]
         if self.skipped:
@@ -145,6 +145,10 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
+class RunChangedError(StoreError):
+    """A run has finished, or was restarted, since it was opened for reading."""
+
+
 @dataclass(frozen=True, eq=False)
 class LiveRun:
     """What the workers of a run had committed when it was opened."""
@@ -155,6 +159,8 @@ class LiveRun:
     committed: list[Partial]
     n_prefixes: int
     sampled_chunks: list[int]
+    value_layers: frozenset[int]
+    """Layers whose values are computed."""
 
     @property
     def progress(self) -> str:
@@ -162,28 +168,38 @@ class LiveRun:
         return f"{self.n_prefixes:,} of {pluralize(self.manifest.corpus.tokens, 'tokens')} so far"
 
     def group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
-        """Return the columns of one row group, as the finished table would have them.
+        """Return the columns of one row group, as the finished table would have them."""
+        rows = slice(group * GROUP, (group + 1) * GROUP)
+        return {name: column[rows] for name, column in self.columns(kind, layer).items()}
+
+    def columns(self, kind: str, layer: int) -> dict[str, ndarray]:
+        """Return all columns of a layer, as the finished table would have them.
 
         `n_prefixes` is added: how many prefixes were read when these columns were committed.
         """
         try:
             if kind == "values":
-                return self._values(layer, group)
-            columns = self._sample(layer) if kind == "samples" else self._result(layer)
+                return self._values(layer)
+            return self._sample(layer) if kind == "samples" else self._result(layer)
         except FileNotFoundError:
-            raise StoreError(
+            raise RunChangedError(
                 f"The run in {self.partials.storage.shown} has changed since it was opened. It has"
                 " probably finished. Open it again."
             ) from None
-        rows = slice(group * GROUP, (group + 1) * GROUP)
-        return {name: column[rows] for name, column in columns.items()}
 
-    def _values(self, layer: int, group: int) -> dict[str, ndarray]:
+    @lru_cache(maxsize=64)  # noqa: B019 (a search reads all layers; the cache goes with the index)
+    def _values(self, layer: int) -> dict[str, ndarray]:
+        if layer not in self.value_layers:
+            n = self.manifest.model.layout.widths[layer]
+            ids, numbers = np.zeros((n, 0), np.int32), np.zeros((n, 0), np.float32)
+            columns = {"ids": ids, "logits": numbers, "probabilities": numbers}
+            ends = ("top", "bottom")
+            return {f"{end}_{name}": empty for end in ends for name, empty in columns.items()}
         with self.partials.storage.reading(layer_file("values", layer)) as file:
-            table = pq.ParquetFile(file).read_row_group(group, use_threads=False)
+            table = pq.ParquetFile(file).read(use_threads=False)
         return {name: as_array(table[name]) for name in table.column_names}
 
-    @lru_cache(maxsize=8)  # noqa: B019 (a page shows one layer; the cache goes with the index)
+    @lru_cache(maxsize=8)  # noqa: B019
     def _sample(self, layer: int) -> dict[str, ndarray]:
         parts = next(self.partials.sample_layers(self.sampled_chunks, layer), [])
         empty = np.zeros((self.manifest.model.layout.widths[layer], 0), np.float32)
@@ -192,7 +208,9 @@ class LiveRun:
     @lru_cache(maxsize=8)  # noqa: B019
     def _result(self, layer: int) -> dict[str, ndarray]:
         model = self.manifest.model
-        empty = LayerResult.empty(model.layout.widths[layer], self.manifest.t, model.gated)
+        empty = LayerResult.empty(
+            model.layout.widths[layer], self.manifest.t, model.gated, model.layout.has_experts
+        )
         result, n_prefixes = self.partials.layer(self.committed, layer, empty)
         columns = result.columns(n_prefixes)
         arrays = {name: as_array(column) for name, column in columns.items()}
@@ -204,14 +222,8 @@ def open_live(folder: Path) -> LiveRun | None:
     storage, run, facts = _read_run(folder)
     if run is None or facts is None or not (folder / "vocabulary.parquet").exists():
         return None
-    n_layers = run.model.layers if run.model.has_values else 0
     present = set(storage.names("values"))
-    n_missing = sum(layer_file("values", layer) not in present for layer in range(n_layers))
-    if n_missing:
-        raise StoreError(
-            f"The index in {folder} has just been started: {pluralize(n_missing, 'layers')} have"
-            " no values yet. Try again in a minute."
-        )
+    layers = range(run.model.layers)
     partials = Partials(storage, run.fingerprint)
     committed = partials.disjoint()
     covered = {number for partial in committed for number in partial.chunks}
@@ -221,4 +233,5 @@ def open_live(folder: Path) -> LiveRun | None:
         committed=committed,
         n_prefixes=sum(partial.n_prefixes for partial in committed),
         sampled_chunks=[chunk for chunk in partials.sampled_chunks() if chunk in covered],
+        value_layers=frozenset(one for one in layers if layer_file("values", one) in present),
     )

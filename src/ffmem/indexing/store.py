@@ -20,7 +20,9 @@ from ffmem.files import storage_errors, try_locked
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import (
     NO_VALUE,
+    NO_VALUE_YET,
     ZERO_VALUE,
+    ExpertStats,
     Memory,
     MemoryStats,
     Trigger,
@@ -32,6 +34,7 @@ from ffmem.indexing.sentences import NO_PREFIX, Sentences, StoredSentence, split
 from ffmem.indexing.tables import (
     GROUP,
     SAMPLED_PREFIXES,
+    UNIT,
     layer_file,
     read_columns,
     read_group,
@@ -184,6 +187,11 @@ class Index:
         group, row = divmod(cell.memory, GROUP)
         return np.asarray(self._group("samples", cell.layer, group)["coefficient"][row])
 
+    def value_ids(self, cell: Cell, side: str) -> ndarray:
+        """Return the tokens at one side of a value, `top` or `bottom`."""
+        group, row = divmod(cell.memory, GROUP)
+        return np.asarray(self._group("values", cell.layer, group)[f"{side}_ids"][row])
+
     def memories(self, layer: int) -> Iterator[Memory]:
         """Yield all memories of a layer in order, reading one row group at a time."""
         self.layout.check_layer(layer)
@@ -214,14 +222,25 @@ class Index:
 
         return table(self, name, layer=layer, top=top, columns=columns)
 
-    def columns(self, kind: str, layer: int) -> dict[str, ndarray]:
-        """Return all columns of a layer's file: triggers, stats, samples or values."""
+    def columns(
+        self, kind: str, layer: int, names: Sequence[str] | None = None
+    ) -> dict[str, ndarray]:
+        """Return columns of a layer's file (triggers, stats, samples or values), or all of them."""
         self.layout.check_layer(layer)
         if self.live is None:
-            return read_columns(self.folder / layer_file(kind, layer))
-        n_groups = max(-(-self.layout.widths[layer] // GROUP), 1)
-        groups = [self.live.group(kind, layer, group) for group in range(n_groups)]
-        return {name: np.concatenate([one[name] for one in groups]) for name in groups[0]}
+            path = self.folder / layer_file(kind, layer)
+            return read_columns(path, None if names is None else list(names))
+        columns = self.live.columns(kind, layer)
+        return {name: columns[name] for name in names or columns}
+
+    def rows(self, kind: str, layer: int, memories: slice) -> dict[str, ndarray]:
+        """Return the columns of consecutive memories of a layer, reading their row groups only."""
+        first, last = memories.start // GROUP, (memories.stop - 1) // GROUP
+        groups = [self._group(kind, layer, group) for group in range(first, last + 1)]
+        inside = slice(memories.start - first * GROUP, memories.stop - first * GROUP)
+        return {
+            name: np.concatenate([group[name] for group in groups])[inside] for name in groups[0]
+        }
 
     @cached_property
     def sampled_prefixes(self) -> ndarray:
@@ -249,12 +268,13 @@ class Index:
                 for kind, columns in kinds.items()
             }
             lists = [self._triggers(fields["triggers"], sign, owners) for sign in signs]
+            cell = self.layout.cell(layer, group * GROUP + row)
             yield Memory(
-                self.layout.cell(layer, group * GROUP + row),
+                cell,
                 lists[0],
                 lists[1] if len(lists) > 1 else [],
                 self._value(fields.get("values")),
-                self._stats(fields["stats"], fields["samples"]["coefficient"]),
+                self._stats(cell, fields["stats"], fields["samples"]["coefficient"]),
                 self.manifest.model.kind,
             )
 
@@ -292,6 +312,8 @@ class Index:
     def _value(self, row: dict[str, Any] | None) -> Value:
         if row is None:
             return Value(self.manifest.projection, [], [], NO_VALUE)
+        if not len(row["top_ids"]):
+            return Value(self.manifest.projection, [], [], NO_VALUE_YET)
         if is_flat(row["top_logits"], row["bottom_logits"]):
             return Value(self.manifest.projection, [], [], ZERO_VALUE)
 
@@ -306,19 +328,26 @@ class Index:
 
         return Value(self.manifest.projection, end("top"), end("bottom"))
 
-    def _stats(self, row: dict[str, Any], sample: ndarray) -> MemoryStats:
+    def _stats(self, cell: Cell, row: dict[str, Any], sample: ndarray) -> MemoryStats:
         sampled = np.sort(sample) if len(sample) else np.zeros(1, np.float32)
         # The same as `np.quantile`, which would load numpy.ma.
         at = np.multiply(QUANTILES, len(sampled) - 1)
         quantiles: Any = np.interp(at, np.arange(len(sampled)), sampled)
         named = {f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)}
+        # Workers go on: a live row brings the number that belongs to it.
+        n_prefixes, active = int(row.get("n_prefixes", self.n_prefixes)), int(row["active"])
+        expert = None
+        if cell.bank:
+            routed = int(row["routed"])
+            weight = float(row["weight_sum"]) * UNIT / max(routed, 1)
+            expert = ExpertStats(routed / max(n_prefixes, 1), weight, active / max(routed, 1))
         return MemoryStats(
-            # Workers go on: a live row brings the number that belongs to it.
-            active_share=int(row["active"]) / max(int(row.get("n_prefixes", self.n_prefixes)), 1),
-            max=float(row["max"]),
-            min=float(row["min"]),
+            active_share=active / max(n_prefixes, 1),
+            max=float(row["max"]) if n_prefixes else 0.0,  # −∞ and ∞ before the first prefix
+            min=float(row["min"]) if n_prefixes else 0.0,
             mean=float(row["mean"]),
             quantiles=named,
+            expert=expert,
         )
 
 

@@ -15,6 +15,9 @@ from ffmem.files import committing
 GROUP = 128
 """Memories in a row group, which is what a look-up of one memory reads."""
 
+UNIT = 2.0**-20
+"""Sums in tables are integer multiples of this."""
+
 SAMPLED_PREFIXES = "samples/prefixes.parquet"
 
 

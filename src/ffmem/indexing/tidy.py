@@ -22,19 +22,26 @@ from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.memory import is_flat
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
+from ffmem.indexing.tables import UNIT
 
-_MEMORY = (("cell", pa.string()), ("layer", pa.int32()), ("memory", pa.int32()))
+_MEMORY = (
+    ("cell", pa.string()),
+    ("layer", pa.int32()),
+    ("bank", pa.string()),  # dense, S or E12
+    ("memory", pa.int32()),
+)
 _PLACE = (("sentence", pa.int64()), ("length", pa.int32()))
 _TEXT = (("last_token", pa.string()), ("next_token", pa.string()), ("prefix", pa.string()))
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "stats": pa.schema(
         [
-            *_MEMORY[:2],
-            ("bank", pa.string()),
-            _MEMORY[2],
+            *_MEMORY,
             ("active", pa.int64()),
             *((name, pa.float64()) for name in ("active_share", "mean", "max", "min")),
+            # Share of prefixes that reach the memory's bank, and their mean router weight: null in
+            # models without experts.
+            *((name, pa.float64()) for name in ("routed_share", "mean_weight")),
         ]
     ),
     "values": pa.schema(
@@ -112,8 +119,8 @@ def layer_tables(
     if name == "values" and not index.manifest.model.has_values:
         raise NoStaticValues("This index has no table of values.")
     for number in range(index.n_layers) if layer is None else [layer]:
-        found = _BUILDERS[name](index, number, top, schema.names)
-        yield number, pa.table([found[column] for column in schema.names], schema=schema)
+        arrays = _BUILDERS[name](index, number, top, schema.names)
+        yield number, pa.table([arrays[column] for column in schema.names], schema=schema)
 
 
 def _schema(name: str, columns: Sequence[str] | None) -> pa.Schema:
@@ -136,20 +143,14 @@ def _schema(name: str, columns: Sequence[str] | None) -> pa.Schema:
 def _stats(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
     stats = index.columns("stats", layer)
     width = index.layout.widths[layer]
-    found = _memory_columns(index, layer, np.arange(width), names)
-    if "bank" in names:
-        banks = [index.layout.cell(layer, memory).bank or "dense" for memory in range(width)]
-        found["bank"] = pa.array(banks, pa.string())
+    columns = _memory_columns(index, layer, np.arange(width), names)
     n_prefixes = np.maximum(stats.get("n_prefixes", index.n_prefixes), 1)
-    numbers = {name: stats[name].astype(np.float64) for name in ("mean", "max", "min")}
-    return (
-        found
-        | numbers
-        | {
-            "active": stats["active"],
-            "active_share": stats["active"] / n_prefixes,
-        }
-    )
+    columns |= {name: stats[name].astype(np.float64) for name in ("mean", "max", "min")}
+    columns |= dict.fromkeys(("routed_share", "mean_weight"), pa.nulls(width, pa.float64()))
+    if "routed" in stats:
+        columns["routed_share"] = stats["routed"] / n_prefixes
+        columns["mean_weight"] = stats["weight_sum"] * UNIT / np.maximum(stats["routed"], 1)
+    return columns | {"active": stats["active"], "active_share": stats["active"] / n_prefixes}
 
 
 def _values(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
@@ -162,10 +163,10 @@ def _values(index: Index, layer: int, top: int | None, names: list[str]) -> dict
         sides = [values[f"{side}_{name}"][shown, :n] for side in ("top", "bottom")]
         return np.stack(sides, axis=1).reshape(-1)
 
-    found = _memory_columns(index, layer, np.repeat(shown, 2 * n), names)
+    columns = _memory_columns(index, layer, np.repeat(shown, 2 * n), names)
     ids = both("ids")
     sides = np.tile(np.repeat(np.asarray([0, 1], np.int8), n), len(shown))
-    found |= {
+    columns |= {
         "side": pa.array(["top", "bottom"]).take(pa.array(sides)),
         "rank": np.tile(np.arange(1, n + 1, dtype=np.int32), 2 * len(shown)),
         "id": ids,
@@ -173,8 +174,8 @@ def _values(index: Index, layer: int, top: int | None, names: list[str]) -> dict
         "probability": both("probabilities"),
     }
     if "token" in names:
-        found["token"] = _tokens(index, ids)
-    return found
+        columns["token"] = _tokens(index, ids)
+    return columns
 
 
 def _triggers(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
@@ -189,30 +190,31 @@ def _triggers(index: Index, layer: int, top: int | None, names: list[str]) -> di
 
     prefixes = all_signs("prefix")
     memory, list_number, rank = (prefixes != NO_PREFIX).nonzero()
-    taken = (memory, list_number, rank)
-    found = _memory_columns(index, layer, memory, names)
-    found |= {
+    filled = (memory, list_number, rank)
+    columns = _memory_columns(index, layer, memory, names)
+    columns |= {
         "sign": np.asarray([sign for sign, _ in signs], np.int8)[list_number],
         "rank": (rank + 1).astype(np.int32),
-        "coefficient": all_signs("coefficient")[taken],
-        "gate": all_signs("gate")[taken] if gated else pa.nulls(len(memory), pa.int8()),
+        "coefficient": all_signs("coefficient")[filled],
+        "gate": all_signs("gate")[filled] if gated else pa.nulls(len(memory), pa.int8()),
     }
-    return found | _prefix_columns(index, prefixes[taken], names)
+    return columns | _prefix_columns(index, prefixes[filled], names)
 
 
 def _samples(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
     coefficients = index.columns("samples", layer)["coefficient"]
     width, n = coefficients.shape
-    found = _memory_columns(index, layer, np.repeat(np.arange(width), n), names)
-    found["coefficient"] = coefficients.reshape(-1)
-    return found | _prefix_columns(index, np.tile(index.sampled_prefixes, width), names)
+    columns = _memory_columns(index, layer, np.repeat(np.arange(width), n), names)
+    columns["coefficient"] = coefficients.reshape(-1)
+    return columns | _prefix_columns(index, np.tile(index.sampled_prefixes, width), names)
 
 
 def _patterns(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
-    from ffmem.patterns.store import pattern_table
+    from ffmem.patterns.store import layer_columns
 
-    found = pattern_table(index, layer)
-    return {name: found[name] for name in names}
+    found = layer_columns(index, layer)
+    columns = {name: found[name] for name in found.column_names}
+    return columns | _memory_columns(index, layer, found["memory"].to_numpy(), names)
 
 
 _BUILDERS = {
@@ -228,21 +230,26 @@ def _memory_columns(
     index: Index, layer: int, memories: ndarray, names: Iterable[str]
 ) -> dict[str, Any]:
     """Return the columns that say which memory each row is about."""
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "layer": np.full(len(memories), layer, np.int32),
         "memory": memories.astype(np.int32),
     }
     if "cell" in names:
         width = index.layout.widths[layer]
         cells = pa.array([str(index.layout.cell(layer, m)) for m in range(width)], pa.string())
-        found["cell"] = cells.take(pa.array(memories))
-    return found
+        columns["cell"] = cells.take(pa.array(memories))
+    if "bank" in names:
+        banks = index.layout.banks(layer)
+        number = np.searchsorted([bank.offset for bank in banks], memories, side="right") - 1
+        shown = pa.array([bank.name or "dense" for bank in banks], pa.string())
+        columns["bank"] = shown.take(pa.array(number))
+    return columns
 
 
 def _prefix_columns(index: Index, prefixes: ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Return where each row's prefix is, and its text. Equal prefixes are decoded once."""
-    wanted = {"sentence", "length", "last_token", "next_token", "prefix"} & set(names)
-    if not wanted:
+    needed = {"sentence", "length", "last_token", "next_token", "prefix"} & set(names)
+    if not needed:
         return {}
     different, place = np.unique(prefixes, return_inverse=True)
     offsets, ids = index.sentences.tokens()
@@ -254,20 +261,20 @@ def _prefix_columns(index: Index, prefixes: ndarray, names: Sequence[str]) -> di
     ends = np.append(offsets[1:] - np.arange(1, len(offsets)), len(ids))
     has_next = after < ends[sentence]
     following = np.where(has_next, ids[np.minimum(after, len(ids) - 1)] if len(ids) else 0, -1)
-    found: dict[str, Any] = {"sentence": sentence, "length": length.astype(np.int32)}
-    if "last_token" in wanted:
-        found["last_token"] = _tokens(index, last)
-    if "next_token" in wanted:
-        found["next_token"] = _tokens(index, following)
-    if "prefix" in wanted:
+    columns: dict[str, Any] = {"sentence": sentence, "length": length.astype(np.int32)}
+    if "last_token" in needed:
+        columns["last_token"] = _tokens(index, last)
+    if "next_token" in needed:
+        columns["next_token"] = _tokens(index, following)
+    if "prefix" in needed:
         owners = index.sentences.at(different.tolist())
         texts = [
             index.prefix_text(owners[prefix], n).prefix
             for prefix, n in zip(different.tolist(), length.tolist(), strict=True)
         ]
-        found["prefix"] = pa.array(texts, pa.string())
+        columns["prefix"] = pa.array(texts, pa.string())
     rows = pa.array(place.reshape(-1))
-    return {name: pa.array(found[name]).take(rows) for name in wanted}
+    return {name: pa.array(columns[name]).take(rows) for name in needed}
 
 
 def _tokens(index: Index, ids: ndarray) -> pa.Array | pa.ChunkedArray:

@@ -57,12 +57,13 @@ def write_values(path: Path, memories: Memories, layer: int) -> None:
 def _parts(memories: Memories, layer: int) -> Iterator[tuple[Ends, Ends]]:
     """Yield both ends of the layer's values, a few rows at a time."""
     head, tokenizer = memories.head, memories.tokenizer
-    values = memories.output_directions(layer)
-    rows = min(max(1, BUDGET // (4 * memories.vocabulary)), max(1, len(values)))
+    width = memories.layout.widths[layer]
+    rows = min(max(1, BUDGET // (4 * memories.vocabulary)), max(1, width))
     unlisted = torch.tensor(sorted(tokenizer.unlisted), dtype=torch.long)
     # Reuse memory: fresh pages cost as much as the arithmetic in them.
     buffers = torch.empty(2, rows, memories.vocabulary)
-    for part in values.split(rows):
+    banks = memories.direction_parts(layer) if width else [memories.output_directions(layer)]
+    for part in (part for bank in banks for part in bank.split(rows)):
         logits, scratch = buffers[:, : len(part)]
         logits = head.folded(part, out=logits)
         log_total = _log_total(logits, scratch)
@@ -129,11 +130,11 @@ def _outermost(
     size = n_blocks * BLOCK
     blocks = logits[:, :size].unflatten(1, (n_blocks, BLOCK))
     extremes = blocks.amax(2) if largest else blocks.amin(2)
-    chosen = extremes.topk(k, dim=1, largest=largest, sorted=False).indices
-    candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
+    outer = extremes.topk(k, dim=1, largest=largest, sorted=False).indices
+    candidates = blocks.gather(1, outer[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
     if size < logits.shape[1]:  # less than a block is left
         candidates = torch.cat([candidates, logits[:, size:]], 1)
     found, place = candidates.topk(k, dim=1, largest=largest)
-    block = chosen.gather(1, (place // BLOCK).clamp(max=k - 1))
+    block = outer.gather(1, (place // BLOCK).clamp(max=k - 1))
     ids = torch.where(place < k * BLOCK, block * BLOCK + place % BLOCK, place - k * BLOCK + size)
     return found, ids

@@ -10,10 +10,10 @@ from numpy import ndarray
 from ffmem.errors import StoreError
 from ffmem.files import sha256
 from ffmem.indexing.manifest import hash_files
-from ffmem.indexing.results import UNIT, draw_sample, merge_samples, read_sample
+from ffmem.indexing.results import draw_sample, merge_samples, read_sample
 from ffmem.indexing.sentences import NO_PREFIX, hash_input
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import SAMPLED_PREFIXES, layer_file, read_columns
+from ffmem.indexing.tables import SAMPLED_PREFIXES, UNIT, layer_file, read_columns
 
 
 class _Sentences(NamedTuple):
@@ -137,7 +137,7 @@ def _check_triggers(index: Index, layer: int, sentences: _Sentences) -> Iterator
             yield f"the number of {name}triggers per memory is not {manifest.t}."
         gates = triggers[f"{name}gate"]
         if not np.array_equal(gates != 0, (prefixes != NO_PREFIX) & manifest.model.gated):
-            yield f"a {name}trigger lacks its gate, or an empty slot has one."
+            yield f"a {name}trigger has no gate, or an empty slot has one."
         yield from _check_list(prefixes, strengths, sentences, manifest.prefixes, name)
         some, furthest = prefixes[:, 0] != NO_PREFIX, stats[extreme] * sign
         if (strengths[some, 0] != furthest[some]).any():
@@ -147,6 +147,14 @@ def _check_triggers(index: Index, layer: int, sentences: _Sentences) -> Iterator
     n_prefixes = manifest.corpus.prefixes
     if ((stats["active"] < 0) | (stats["active"] > n_prefixes)).any():
         yield "a memory is active on more prefixes than there are."
+    if "routed" in stats:
+        routed = stats["routed"]
+        if ((stats["active"] > routed) | (routed > n_prefixes)).any():
+            yield "a memory is active on more prefixes than reach its bank, or than there are."
+        banks = [(bank.size, bank.count) for bank in index.layout.layers[layer]]
+        ends = np.cumsum([size for size, count in banks for _ in range(count)])
+        if any(len(np.unique(part)) > 1 for part in np.split(routed, ends)):
+            yield "memories of one bank are reached by different numbers of prefixes."
     if (stats["mean"] != stats["sum"] * (UNIT / n_prefixes)).any():
         yield "a mean is not the sum over the number of prefixes."
     if ((sample < stats["min"][:, None]) | (sample > stats["max"][:, None])).any():

@@ -5,16 +5,24 @@
 A coefficient acts through its value alone, m · v, so what an edit does to m can be done to v, and
 its constant part to b, the bias of the value map. That is exact for every activation and family:
 post-norms and multipliers come later, and a softmax comes before. A lambda layer has no v: there
-the static key is rewritten, in which m is linear. The model in memory is never changed.
+the static key is rewritten, in which m is linear. In an expert b is multiplied by the router's
+weight, so no constant can be written; an expert that is off has values and bias of zeros.
+The model in memory is never changed.
 
     edit(model, out)  =  edit(model, edits = out/edits.json)
 
-The folder appears complete or not at all: it is written beside its place, read back with
-`transformers`, compared by its hash, and renamed.
+The folder appears complete or not at all: it is written under a temporary name, read back
+with `transformers`, compared by its hash, and renamed.
+
+Side effects are measured on a corpus. Both models predict every prefix that has a next token:
+
+    perplexity = exp(mean of −log p(t_p | prefix of length p)),    1 ≤ p < n
+    KL = mean of ∑ p_before · (log p_before − log p_after)
 """
 
 import copy
 import json
+import math
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,79 +31,72 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from numpy import ndarray
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ffmem.cells import Cell, Expert
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import ModelError, SelfCheckFailed, StoreError
+from ffmem.corpus.sentences import check_token_ids
+from ffmem.errors import CorpusError, ModelError, SelfCheckFailed, StoreError
 from ffmem.files import check_writable, storage_errors, sync, write_text
+from ffmem.indexing.chunks import batches
 from ffmem.indexing.start import choose_start
-from ffmem.interventions.edits import EDITS_FILE, Edits, EditsFile
-from ffmem.interventions.prompts import LoadedModel
-from ffmem.interventions.side_effects import SideEffects, measure_side_effects, read_sentences
+from ffmem.interventions.edits import EDITS_FILE, ROUTES, Edit, Edits, EditsFile
+from ffmem.interventions.forward import LoadedModel
+from ffmem.interventions.results import as_json
 from ffmem.models.arguments import model_path
+from ffmem.models.banks import Bank, DenseBank, ExpertBank
 from ffmem.models.checkpoint import NO_REMOTE_CODE, silence_transformers
+from ffmem.models.experts import routed_experts
 from ffmem.models.memories import Memories, fingerprint
-from ffmem.models.modules import get_module, is_split, linear_bias, linear_weight
+from ffmem.models.modules import is_split, linear_weight
 from ffmem.models.tokenizer import SubwordTokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.memories import FactoredLinear
 from ffmem.progress import Progress
-from ffmem.text import pluralize
+from ffmem.text import format_number, format_share, pluralize
 from ffmem.training.data import WordVocabulary
 
-OUR_MODEL = (
-    "To load it with transformers, `import ffmem.networks.model` first: it registers the type."
-)
-NO_COUNTS = "Word counts are not known; dict.txt says 0 for each."
+N_TOKENS = 10
+"""Tokens gained and lost to name."""
+N_SENTENCES = 5
+"""Sentences to quote."""
+EXCERPT = 100
+"""Characters of a quoted sentence."""
+BATCH_TOKENS = 512
+"""Tokens whose logits are held, twice: a gigabyte at a vocabulary of 262,144."""
 
 
 @dataclass(frozen=True)
 class EditResult:
     """An edited model on disk."""
 
-    folder: Path
+    folder: str
     model: str
-    edits: Edits
-    flag: str | None
-    """The setting of the config that was switched on, to give the value maps a bias."""
+    edits: list[Edit]
+    config: dict[str, bool]
+    """Settings that were switched on, to give the value maps a bias."""
     hash_before: str
     """SHA-256 of the weights."""
     hash_after: str
     rounding: float
     """The largest error of a rewritten number, relative to the largest of its tensor."""
     notes: list[str]
-    side_effects: SideEffects | None
+    side_effects: "SideEffects | None"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `edit --json` prints."""
-        return {
-            "folder": str(self.folder),
-            "model": self.model,
-            "edits": [edit.to_dict() for edit in self.edits],
-            "config": {} if self.flag is None else {self.flag: True},
-            "hash_before": self.hash_before,
-            "hash_after": self.hash_after,
-            "rounding": self.rounding,
-            "notes": self.notes,
-            "side_effects": None if self.side_effects is None else self.side_effects.to_dict(),
-        }
+        found: dict[str, Any] = as_json(self)
+        return found
 
     def __str__(self) -> str:
+        edits = ", ".join(map(str, self.edits))
         report = "" if self.side_effects is None else f"\n{self.side_effects.to_markdown()}"
-        return f"{self.folder}: {self.model} with {self.edits}.{report}".rstrip()
-
-    def write_side_effects(self, folder: Path) -> None:
-        """Write side-effects.json and side-effects.md."""
-        assert self.side_effects is not None
-        content = {key: value for key, value in self.to_dict().items() if key != "folder"}
-        text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False)
-        write_text(folder / "side-effects.json", text + "\n")
-        notes = "".join(f"{note}\n\n" for note in self.notes)
-        page = f"# Side effects of {self.edits}\n\n{notes}{self.side_effects.to_markdown()}"
-        write_text(folder / "side-effects.md", page)
+        return f"{self.folder}: {self.model} with {edits}.{report}".rstrip()
 
 
 def edit_checkpoint(
@@ -107,15 +108,16 @@ def edit_checkpoint(
 ) -> EditResult:
     """Write an edited model to a new folder; measure side effects on a corpus if one is given."""
     memories, say = loaded.memories, progress or Progress(quiet=True)
-    before = memories.fingerprint()
-    recorded = edits if isinstance(edits, EditsFile) else None
-    if recorded is not None and recorded.hash_before not in (None, before):
-        raise StoreError(
-            f"{EDITS_FILE} is for a model with the hash {recorded.hash_before}; this one has"
-            f" {before}. Use that model, or remove hash_before from the file."
-        )
-    wanted = edits.to_edits() if isinstance(edits, EditsFile) else edits
-    edited = edit_weights(memories, wanted)
+    before, recorded_hash = memories.fingerprint(), None
+    if isinstance(edits, EditsFile):
+        if edits.hash_before not in (None, before):
+            raise StoreError(
+                f"{EDITS_FILE} is for a model with the hash {edits.hash_before}; this one has"
+                f" {before}. Use that model, or remove hash_before from the file."
+            )
+        recorded_hash = edits.hash_after
+        edits = edits.to_edits()
+    edited = edit_weights(memories, edits)
     after = fingerprint(edited.model)
     try:  # the self-check holds for the edited model too
         other = Memories(edited.model, memories.tokenizer, str(folder), None, after)
@@ -127,23 +129,37 @@ def edit_checkpoint(
     tokens = _tokenizer_to_save(memories)
     notes = _notes(memories, edited, before == after)
     if isinstance(tokens, WordVocabulary) and not any(count for _, count in tokens.counts):
-        notes.append(NO_COUNTS)
-    if recorded is not None and recorded.hash_after not in (None, after):
+        notes.append("Word counts are not known; dict.txt says 0 for each.")
+    if recorded_hash not in (None, after):
         notes.append(
-            f"The edited weights have the hash {after}; {EDITS_FILE} records {recorded.hash_after}."
+            f"The edited weights have the hash {after}; {EDITS_FILE} records {recorded_hash}."
         )
     for note in notes:
         say.say(note)
     result = EditResult(
-        *(folder, memories.source, edited.edits, edited.flag, before, after),
-        *(edited.rounding, notes, _side_effects(loaded, other, corpus, say)),
+        folder=str(folder),
+        model=memories.source,
+        edits=list(edited.edits),
+        config={} if edited.flag is None else {edited.flag: True},
+        hash_before=before,
+        hash_after=after,
+        rounding=edited.rounding,
+        notes=notes,
+        side_effects=_side_effects(loaded, other, corpus, say),
     )
 
     def add(temporary: Path) -> None:
-        record = EditsFile.of_edits(edited.edits, memories.source, before, after)
+        record = EditsFile(
+            edits=result.edits, model=memories.source, hash_before=before, hash_after=after
+        )
         write_text(temporary / EDITS_FILE, record.to_json())
         if result.side_effects is not None:
-            result.write_side_effects(temporary)
+            content = {name: value for name, value in result.to_dict().items() if name != "folder"}
+            text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False)
+            write_text(temporary / "side-effects.json", text + "\n")
+            title = f"# Side effects of {edited.edits}\n\n"
+            page = title + "".join(f"{note}\n\n" for note in notes)
+            write_text(temporary / "side-effects.md", page + result.side_effects.to_markdown())
 
     save_checkpoint(edited.model, tokens, folder, after, add)
     return result
@@ -163,34 +179,21 @@ def _notes(memories: Memories, edited: "EditedModel", unchanged: bool) -> list[s
             f"The checkpoint is stored in {dtype}: rewritten numbers are rounded, by up to"
             f" {edited.rounding:.1e} of the largest of their tensor."
         )
-    for edit in edited.edits:
-        rows = _rows(_edited_map(memories, memories.model, edit.cell.layer))
-        if not rows[edit.cell.memory].any():
-            what = "value" if memories.has_values else "key"
-            found.append(f"The {what} of {edit.cell} was all zeros: {edit} has no effect.")
+    what = "value" if memories.has_values else "key"
+    for layer, of_layer in edited.edits.by_layer(memories.layout).items():
+        for bank, of_bank in _by_bank(memories, layer, of_layer).items():
+            rows, _ = _rows_and_bias(memories, memories.model, bank)
+            for memory, edit in of_bank:
+                if isinstance(edit.target, Cell) and not rows[memory - bank.offset].any():
+                    found.append(f"The {what} of {edit.cell} was all zeros: {edit} has no effect.")
     if memories.family == AdaptiveConfig.model_type:
-        found.append(OUR_MODEL)
+        found.append(
+            "To load it with transformers, `import ffmem.networks.model` first: it registers the"
+            " type."
+        )
     if unchanged:
         found.append("The weights do not change.")
     return found
-
-
-def _side_effects(
-    loaded: LoadedModel, other: Memories, corpus: Corpus | None, progress: Progress
-) -> SideEffects | None:
-    """Measure both models on a corpus, after the index's start token or the best one."""
-    if corpus is None:
-        progress.say("Side effects were not measured.")
-        return None
-    memories = loaded.memories
-    text = read_sentences(memories, corpus)
-    start = None
-    if loaded.index is None and loaded.requested_start is None:
-        start = choose_start(memories, [ids for _, ids in text.sentences], "auto")[0].id
-    else:
-        start = loaded.start
-    progress.say(f"Measuring side effects on {pluralize(len(text.sentences), 'sentences')}.")
-    return measure_side_effects(memories, other, text, start, progress)
 
 
 # Weights
@@ -209,38 +212,100 @@ class EditedModel(NamedTuple):
 def edit_weights(memories: Memories, edits: Edits) -> EditedModel:
     """Return a copy of the model with edits written into its weights."""
     edits = edits.resolve(memories.layout)
+    by_layer = edits.by_layer(memories.layout)
     _check_edits(memories, edits)
     flag = _needed_bias_flag(memories, edits)
     model = _share_weights(memories.model, flag)
-    rounding = [0.0]
-    for layer, of_layer in edits.by_layer().items():
-        linear = _edited_map(memories, model, layer)
-        linear.register_parameter("weight", _frozen(linear.get_parameter("weight").clone()))
-        rows, cells = _rows(linear), [edit.cell.memory for edit in of_layer]
-        # In float64 on the CPU, so that an edit rounds once, to the dtype of the weights.
-        before = rows[cells].cpu().double()
-        factor = torch.tensor([edit.factor for edit in of_layer], dtype=torch.float64)[:, None]
-        constant = torch.tensor([edit.constant for edit in of_layer], dtype=torch.float64)
-        exact = torch.where(factor == 0, 0.0, factor * before)  # 0 · v may be −0
-        rows[cells] = exact.to(rows)
-        rounding.append(_check_rounding(layer, rows[cells], exact))
-        if constant.any():
-            old = linear_bias(linear)
-            exact = old.cpu().double() + constant @ before
-            linear.register_parameter("bias", _frozen(exact.to(old)))
-            rounding.append(_check_rounding(layer, linear_bias(linear), exact))
+    rounding = [_edit_layer(memories, model, layer, by_layer[layer]) for layer in by_layer]
     return EditedModel(model, edits, flag, max(rounding))
 
 
-def _edited_map(memories: Memories, model: PreTrainedModel, layer: int) -> nn.Module:
-    """Return the linear map of a layer into which edits are written: values, or lambda keys."""
-    row = memories.row
-    return get_module(model, f"{row.blocks}.{layer}.{row.keys if row.input_values else row.values}")
+def _edit_layer(
+    memories: Memories, model: PreTrainedModel, layer: int, edits: list[tuple[int, Edit]]
+) -> float:
+    """Write the edits of a layer into a model's weights; return the largest rounding error.
+
+    Weights change here and nowhere else.
+    """
+    for name in _parameter_names(memories, layer, edits):
+        path, _, leaf = name.rpartition(".")
+        own = _frozen(model.get_parameter(name).clone())
+        model.get_submodule(path).register_parameter(leaf, own)
+    rounding = []
+    for bank, of_bank in _by_bank(memories, layer, edits).items():
+        rows, bias = _rows_and_bias(memories, model, bank)
+        numbers = [number - bank.offset for number, _ in of_bank]
+        # In float64 on the CPU, so that an edit rounds once, to the dtype of the weights.
+        before = rows[numbers].cpu().double()
+        factor = torch.tensor([edit.factor for _, edit in of_bank], dtype=torch.float64)[:, None]
+        constant = torch.tensor([edit.constant for _, edit in of_bank], dtype=torch.float64)
+        exact = torch.where(factor == 0, 0.0, factor * before)  # 0 · v may be −0
+        rows[numbers] = exact.to(rows)
+        rounding.append(_check_rounding(layer, rows[numbers], exact))
+        if bias is not None and any(isinstance(edit.target, Expert) for _, edit in of_bank):
+            bias.zero_()
+        if constant.any():
+            assert bias is not None
+            exact = bias.cpu().double() + constant @ before
+            bias.copy_(exact.to(bias))
+            rounding.append(_check_rounding(layer, bias, exact))
+    return max(rounding)
 
 
-def _rows(linear: nn.Module) -> Float[Tensor, "memory width"]:
-    """Return a view of the weights with one row per memory."""
-    return linear.weight if isinstance(linear, FactoredLinear) else linear_weight(linear).T
+def _rows_and_bias(
+    memories: Memories, model: PreTrainedModel, bank: Bank
+) -> tuple[Float[Tensor, "memory width"], Float[Tensor, " width"] | None]:
+    """Return views of the weights of a model, or a copy of it, into which edits are written.
+
+    One row per memory: values, or lambda keys; and the bias that is added to them.
+    """
+    module = model.get_submodule(_module_name(memories, bank))
+    if isinstance(bank, ExpertBank):
+        experts = routed_experts(module)
+        assert experts is not None
+        has_bias = experts.value_bias is not None
+        return experts.values(bank.number), experts.bias(bank.number) if has_bias else None
+    bias = getattr(module, "bias", None)
+    if isinstance(module, FactoredLinear):
+        return module.weight, bias
+    return linear_weight(module).T, bias
+
+
+def _module_name(memories: Memories, bank: Bank) -> str:
+    """Return the name of the module that has the weights which edits of a bank change."""
+    owner = bank.experts.module if isinstance(bank, ExpertBank) else bank.values
+    if isinstance(bank, DenseBank) and memories.rows[bank.layer].input_values:
+        owner = bank.keys
+    names: dict[nn.Module, str] = {one: name for name, one in memories.model.named_modules()}
+    return names[owner]
+
+
+def _parameter_names(memories: Memories, layer: int, edits: list[tuple[int, Edit]]) -> list[str]:
+    """Return the names of the parameters that the edits of a layer change."""
+    found: dict[str, None] = {}
+    for bank, of_bank in _by_bank(memories, layer, edits).items():
+        # Stacks begin with the first expert.
+        first = memories.banks[layer].routed[0] if isinstance(bank, ExpertBank) else bank
+        rows, bias = _rows_and_bias(memories, memories.model, first)
+        begins = {rows.data_ptr()}
+        if bias is not None and any(
+            edit.constant or isinstance(edit.target, Expert) for _, edit in of_bank
+        ):
+            begins.add(bias.data_ptr())
+        name = _module_name(memories, bank)
+        for own, tensor in memories.model.get_submodule(name).named_parameters():
+            if tensor.data_ptr() in begins:
+                found[f"{name}.{own}"] = None
+    return list(found)
+
+
+def _by_bank(
+    memories: Memories, layer: int, edits: list[tuple[int, Edit]]
+) -> dict[Bank, list[tuple[int, Edit]]]:
+    found: dict[Bank, list[tuple[int, Edit]]] = {}
+    for number, edit in edits:
+        found.setdefault(memories.banks[layer].at(number), []).append((number, edit))
+    return found
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:
@@ -262,6 +327,11 @@ def _check_edits(memories: Memories, edits: Edits) -> None:
     """Raise if weights cannot hold the edits."""
     if not edits:
         raise ModelError("There is nothing to edit. Give off, set, scale or mean.")
+    if routes := [str(edit) for edit in edits if edit.how in ROUTES]:
+        raise ModelError(
+            f"Cannot write {', '.join(routes)}: the weights of a router cannot hold it. Use trace;"
+            " or switch the expert off, which can be written."
+        )
     if edits.positions is not None:
         raise ModelError(
             "Weights act at every position, so an edit at some positions cannot be written. Leave"
@@ -280,22 +350,32 @@ def _check_edits(memories: Memories, edits: Edits) -> None:
     names: dict[int, list[str]] = {}
     for name, tensor in memories.model.named_parameters(remove_duplicate=False):
         names.setdefault(tensor.data_ptr(), []).append(name)
-    for layer in edits.by_layer():
-        weight = _edited_map(memories, memories.model, layer).get_parameter("weight")
-        if len(same := names[weight.data_ptr()]) > 1:
-            what = "values" if memories.has_values else "keys"
-            raise ModelError(
-                f"The {what} of layer {layer} are shared: {', '.join(same)} are one tensor. An edit"
-                " would change all of them; try it on a prompt with trace."
-            )
+    for layer, of_layer in edits.by_layer(memories.layout).items():
+        for name in _parameter_names(memories, layer, of_layer):
+            same = names[memories.model.get_parameter(name).data_ptr()]
+            if len(same) > 1:
+                what = "values" if memories.has_values else "keys"
+                raise ModelError(
+                    f"The {what} of layer {layer} are shared: {', '.join(same)} are one tensor. An"
+                    " edit would change all of them; try it on a prompt with trace."
+                )
 
 
 def _needed_bias_flag(memories: Memories, edits: Edits) -> str | None:
     """Return the setting of the config that gives the value maps a bias, if one is needed."""
     flag = None
     for edit in edits:
-        values = memories.bank(edit.cell.layer).values
-        if edit.constant and getattr(values, "bias", None) is None:
+        if not edit.constant:
+            continue
+        cell = memories.layout.resolve(edit.cell)
+        bank = memories.banks[cell.layer].at(cell.memory)
+        if isinstance(bank, ExpertBank) or bank.is_weighted:
+            raise ModelError(
+                f"Cannot write {edit}: all that an expert adds is multiplied by its weight, which"
+                " depends on the token, so weights cannot hold a fixed coefficient. off and scale"
+                " can be written; for set and mean use trace."
+            )
+        if getattr(bank.values, "bias", None) is None:
             flag = memories.row.bias_flag
             if flag is None:
                 raise ModelError(
@@ -315,9 +395,9 @@ def _share_weights(model: PreTrainedModel, flag: str | None) -> PreTrainedModel:
     setattr(other.config.get_text_config(), flag, True)
     with torch.device("meta"):
         built = type(model)(copy.deepcopy(other.config))
-    there = {name for name, _ in other.named_parameters()}
+    names = {name for name, _ in other.named_parameters()}
     for name, tensor in built.named_parameters():
-        if name in there:
+        if name in names:
             continue
         path, _, leaf = name.rpartition(".")
         if leaf != "bias":
@@ -357,8 +437,8 @@ def save_checkpoint(
             else:
                 tokenizer = copy.copy(tokens.tokenizer)
                 local = ("is_local", "local_files_only")  # where it was loaded from
-                kept = {k: v for k, v in tokenizer.init_kwargs.items() if k not in local}
-                tokenizer.init_kwargs = kept
+                init = {k: v for k, v in tokenizer.init_kwargs.items() if k not in local}
+                tokenizer.init_kwargs = init
                 tokenizer.save_pretrained(temporary)
         except ValueError as error:  # such as a contradictory generation config
             reason = " ".join(str(error).split())[:300]
@@ -419,3 +499,227 @@ def _tokenizer_to_save(memories: Memories) -> SubwordTokenizer | WordVocabulary:
         counts = {word: int(count) for word, _, count in rows}
     words = tokenizer.words[len(WordTokenizer.SPECIAL) :]
     return WordVocabulary([(word, counts.get(word, 0)) for word in words])
+
+
+# Side effects
+
+
+class Sentences(NamedTuple):
+    """The sentences of a corpus as the model reads them."""
+
+    corpus: Corpus
+    sentences: list[tuple[str, list[int]]]
+    """An excerpt of the text, and the ids."""
+    cut: int
+    """Sentences that were longer than the context and were cut there."""
+
+
+@dataclass(frozen=True)
+class ChangedSentence:
+    """A sentence whose loss changed much; losses are means per token."""
+
+    text: str
+    loss_before: float
+    loss_after: float
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """At how many positions a token became, or ceased to be, the most probable one."""
+
+    token: str
+    id: int
+    positions: int
+
+
+@dataclass(frozen=True)
+class SideEffects:
+    """A model before and after an edit, on a corpus. A number that is not finite is None."""
+
+    corpus: dict[str, Any]
+    start: str | None
+    sentences: int
+    """Sentences with a token to predict."""
+    too_short: int
+    """Sentences of one token, which have none."""
+    cut: int
+    tokens: int
+    """Predicted tokens."""
+    dtype: str
+    loss_before: float | None
+    loss_after: float | None
+    perplexity_before: float | None
+    perplexity_after: float | None
+    accuracy_before: float
+    """Share of tokens that were the most probable one."""
+    accuracy_after: float
+    top1_changed: float
+    """Share of positions whose most probable token changed."""
+    kl: float | None
+    gained: list[TokenCount]
+    lost: list[TokenCount]
+    most_changed: list[ChangedSentence]
+
+    def to_markdown(self) -> str:
+        """Return the numbers as Markdown."""
+        start = "none" if self.start is None else _code(self.start)
+        cut = f" {pluralize(self.cut, 'sentences')} cut at the context." if self.cut else ""
+        short = f" {self.too_short:,} of one token left out." if self.too_short else ""
+        lines = [
+            f"{pluralize(self.tokens, 'tokens')} in {pluralize(self.sentences, 'sentences')} of"
+            f" {self.corpus['source']}, in {self.dtype}; start token {start}.{cut}{short}",
+            "",
+            "| | before | after |",
+            "|---|---|---|",
+            f"| perplexity | {_number(self.perplexity_before)} |"
+            f" {_number(self.perplexity_after)} |",
+            f"| top-1 accuracy | {format_share(self.accuracy_before)} |"
+            f" {format_share(self.accuracy_after)} |",
+            "",
+            f"Top-1 token changed at {format_share(self.top1_changed)} of positions."
+            f" KL(before ‖ after): {_number(self.kl, 2)} nats per token.",
+        ]
+        for title, counts in (("gained", self.gained), ("lost", self.lost)):
+            named = ", ".join(f"{_code(one.token)} {one.positions:,}" for one in counts)
+            lines += ["", f"Top-1 tokens {title} (positions): {named or 'none'}."]
+        if self.most_changed:
+            lines += ["", "Sentences whose loss changed most (nats per token):", ""]
+            lines += [
+                f"- {one.loss_before:.3f} → {one.loss_after:.3f}: {_code(one.text)}"
+                for one in self.most_changed
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def _side_effects(
+    loaded: LoadedModel, other: Memories, corpus: Corpus | None, progress: Progress
+) -> SideEffects | None:
+    """Measure both models on a corpus, after the index's start token or the best one."""
+    if corpus is None:
+        progress.say("Side effects were not measured.")
+        return None
+    memories = loaded.memories
+    text = read_sentences(memories, corpus)
+    if loaded.index is None and loaded.requested_start is None:
+        start = choose_start(memories, [ids for _, ids in text.sentences], "auto")[0].id
+    else:
+        start = loaded.start
+    progress.say(f"Measuring side effects on {pluralize(len(text.sentences), 'sentences')}.")
+    return measure_side_effects(memories, other, text, start, progress)
+
+
+def read_sentences(memories: Memories, corpus: Corpus) -> Sentences:
+    """Return the sentences of a corpus, cut at the model's context."""
+    longest = None if memories.context is None else memories.context - 1  # for a start token
+    found, cut = [], 0
+    for sentence in check_token_ids(corpus.sentences(memories.tokenizer), memories.vocabulary):
+        ids = sentence.ids[:longest]
+        cut += len(ids) < len(sentence.ids)
+        text = memories.tokenizer.decode(ids) if sentence.text is None else sentence.text
+        line = " ".join(text.split())
+        found.append((line if len(line) <= EXCERPT else f"{line[:EXCERPT]}…", ids))
+    return Sentences(corpus, found, cut)
+
+
+@torch.inference_mode()
+def measure_side_effects(
+    before: Memories, after: Memories, text: Sentences, start: int | None, progress: Progress
+) -> SideEffects:
+    """Return what changed between two models of one vocabulary on a text."""
+    sentences = [(place, ids) for place, (_, ids) in enumerate(text.sentences) if len(ids) > 1]
+    if not sentences:
+        raise CorpusError(
+            f"No sentence of {text.corpus.source!r} has two tokens: there is nothing to predict."
+            " Use another corpus, or --no-report."
+        )
+    n_tokens, first = sum(len(ids) - 1 for _, ids in sentences), 0 if start is None else 1
+    found = []
+    with progress.bar("Side effects", n_tokens, "tokens") as step:
+        for batch in batches(sentences, start, BATCH_TOKENS):
+            logits = before.logits(batch.tokens), after.logits(batch.tokens)
+            for row, length in enumerate(batch.lengths):
+                rows = slice(first, first + length - 1)
+                target = batch.tokens[row, first + 1 : first + length]
+                both = _compare_predictions(logits[0][row, rows], logits[1][row, rows], target)
+                found.append((np.full(length - 1, batch.offsets[row]), target.numpy(), *both))
+                step(length - 1)
+    sentence, targets, old_top, new_top, old_loss, new_loss, kl = (
+        np.concatenate(column) for column in zip(*found, strict=True)
+    )
+    differs, losses = old_top != new_top, (float(old_loss.mean()), float(new_loss.mean()))
+    shown = before.tokenizer.token_texts(before.vocabulary)
+    return SideEffects(
+        corpus=text.corpus.describe(),
+        start=None if start is None else shown[start],
+        sentences=len(sentences),
+        too_short=len(text.sentences) - len(sentences),
+        cut=text.cut,
+        tokens=n_tokens,
+        dtype=str(before.dtype).removeprefix("torch."),
+        loss_before=_finite(losses[0]),
+        loss_after=_finite(losses[1]),
+        perplexity_before=math.exp(losses[0]) if losses[0] < 700 else None,
+        perplexity_after=math.exp(losses[1]) if losses[1] < 700 else None,
+        accuracy_before=float((old_top == targets).mean()),
+        accuracy_after=float((new_top == targets).mean()),
+        top1_changed=float(differs.mean()),
+        kl=_finite(float(kl.mean())),
+        gained=_most_common(new_top[differs], shown),
+        lost=_most_common(old_top[differs], shown),
+        most_changed=_most_changed(text, sentence, old_loss, new_loss),
+    )
+
+
+def _compare_predictions(
+    before: Float[Tensor, "position vocab"],
+    after: Float[Tensor, "position vocab"],
+    target: Int[Tensor, " position"],
+) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
+    """Return, at each position, the top token before and after, both losses, and KL."""
+    logs = [logits.float().log_softmax(dim=-1) for logits in (before, after)]
+    tops = [log.argmax(dim=-1).cpu().numpy() for log in logs]
+    where = target.to(logs[0].device)[:, None]
+    losses = [-log.gather(1, where)[:, 0].cpu().double().numpy() for log in logs]
+    # The difference of two −inf is NaN; a probability of 0 adds nothing.
+    terms = torch.where(logs[0].isneginf(), 0.0, logs[0].exp() * (logs[0] - logs[1]))
+    return tops[0], tops[1], losses[0], losses[1], terms.sum(dim=-1).cpu().double().numpy()
+
+
+def _most_common(ids: Int[ndarray, " position"], shown: list[str]) -> list[TokenCount]:
+    """Return the most frequent tokens, ties to the lower id."""
+    counted, counts = np.unique(ids, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:N_TOKENS]
+    return [TokenCount(shown[counted[i]], int(counted[i]), int(counts[i])) for i in order]
+
+
+def _most_changed(
+    text: Sentences,
+    sentence: Int[ndarray, " position"],
+    before: Float[ndarray, " position"],
+    after: Float[ndarray, " position"],
+) -> list[ChangedSentence]:
+    """Return the sentences whose mean loss changed most, ties to the earlier."""
+    n = np.bincount(sentence).clip(1)
+    old, new = (np.bincount(sentence, losses) / n for losses in (before, after))
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        change = np.nan_to_num(np.abs(new - old), nan=0.0, posinf=0.0)
+    order = np.argsort(-change, kind="stable")[:N_SENTENCES].tolist()
+    return [
+        ChangedSentence(text.sentences[i][0], float(old[i]), float(new[i]))
+        for i in order
+        if change[i]
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "not finite" if value is None else format_number(value, digits)
+
+
+def _code(text: str) -> str:
+    """Return a text between backticks that Markdown keeps as it is."""
+    fence, space = ("``", " ") if "`" in text else ("`", "")
+    return f"{fence}{space}{text}{space}{fence}".replace("\n", "⏎")

@@ -11,8 +11,15 @@ max_ratio, min_ratio         largest coefficient, second / first; smallest, gate
 What does not exist is NaN here and null in files: for a lambda layer, everything about values.
 Memories correspond by their place and triggers by the number of their prefix, so model, corpus and
 settings must be the same; only the weights differ.
+
+OUT/compare.json      settings, rows (one per layer), overall, changed, changed_values
+OUT/memories.parquet  one row per memory, all numbers
+OUT/compare.svg, compare.pdf
 """
 
+import html
+import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,26 +28,43 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import altair as alt
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Float, Float64, Int, Int64
 from numpy import ndarray
 
-from ffmem.cells import Cell
+from ffmem.cells import Cell, Layout
 from ffmem.errors import FfmemError, ModelError, StoreError
-from ffmem.files import storage_errors
+from ffmem.experiments.charts import (
+    VERMILION,
+    Chart,
+    boxes,
+    chart_svg,
+    empty_plot,
+    layer_axis,
+    panels,
+    plot,
+    quantity,
+    same_axis,
+    series_color,
+    styled,
+    write_svg_and_pdf,
+)
+from ffmem.experiments.rows import rows_with
+from ffmem.files import storage_errors, write_text
 from ffmem.indexing.manifest import Manifest
-from ffmem.indexing.memory import NO_VALUES, Trigger, visible
+from ffmem.indexing.memory import NO_VALUES, Trigger, visible, visible_token
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index, check_weights
-from ffmem.indexing.tables import layer_file, read_columns
+from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.verify import damaged_files
 from ffmem.models.arguments import index_model_errors, resolve_model
 from ffmem.progress import Progress
 from ffmem.stats import share, spread
-from ffmem.text import shorten_prefix
+from ffmem.text import format_number, format_share, pluralize, shorten_prefix
 
 if TYPE_CHECKING:
-    from ffmem.interventions.comparison import Comparison
     from ffmem.models.memories import Memories
 
 VALUE_TOKENS = 10
@@ -52,11 +76,18 @@ P = 0.9
 MAX_PAIRS = 1 << 22
 """Pairs of triggers to compare at once."""
 
-RULES = {
-    "changed": "1 - rbo, mean over the lists that exist; ties: smaller value_cosine, lower cell",
-    "changed_values": "value_change; ties: lower cell",
-}
+LISTED = 10
+"""Memories in the readable summary."""
 
+PANEL_HEIGHT = 84
+JACCARD = "Jaccard, median"
+DESCRIPTION = (
+    "By layer, median and quartiles over memories: rank-biased overlap of the triggers in both"
+    " indexes with the median Jaccard overlap, cosine of the values of both models, change of the"
+    " share of prefixes on which a memory is active."
+)
+
+Row = dict[str, Any]
 Columns = dict[str, ndarray]
 
 
@@ -73,8 +104,6 @@ def compare(
     progress: Progress | None = None,
 ) -> "Comparison":
     """Compare two indexes memory by memory; write numbers and figure to a folder."""
-    from ffmem.interventions.comparison import Comparison
-
     check_comparable(first, second)
     if top < 1:
         raise FfmemError(f"top must be 1 or more; got {top!r}.")
@@ -96,11 +125,13 @@ def compare(
         _Side(first, first_model, "--first-model"),
         _Side(second, second_model, "--second-model"),
     )
-    reading = _read_values(*sides, out, device, say) if reads_models else nullcontext()
+    both_values = _read_values(*sides, out, device, say) if reads_models else nullcontext()
     layers: list[Columns] = []
-    with reading as values_of_layer, say.bar("Comparing", len(first), "memories") as step:
+    with both_values as values_of_layer, say.bar("Comparing", len(first), "memories") as step:
         for layer, width in enumerate(first.layout.widths):
-            values = None if values_of_layer is None else value_change(*values_of_layer(layer))
+            pairs = [] if values_of_layer is None else values_of_layer(layer)
+            parts = [value_change(*pair) for pair in pairs]
+            values = ValueChange(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
             layers.append(layer_changes(first, second, layer, values))
             step(width)
     numbers = {name: np.concatenate([layer[name] for layer in layers]) for name in layers[0]}
@@ -153,12 +184,14 @@ def _binding(manifest: Manifest) -> dict[str, dict[str, tuple[Any, Any]]]:
         name: getattr(model, name) for name in ("family", "layers", "hidden", "vocabulary", "gated")
     }
     shape["memories"] = model.layout.per_layer
+    banks = [[(bank.kind, bank.size, bank.count) for bank in one] for one in model.layout.layers]
     # Older indexes of our own models name the activation alone.
     shape["memory"] = model.memory or model.activation
     settings = {name: getattr(manifest, name) for name in ("t", "prefixes", "projection")}
     shown = f"{names} ({corpus.sentences:,} sentences, hash {corpus.hash[:12]})"
     return {
-        "model": {name: (value, value) for name, value in shape.items()},
+        "model": {name: (value, value) for name, value in shape.items()}
+        | {"banks": (banks, _describe_banks(model.layout))},
         "corpus": {"corpus": (corpus.hash, shown)},
         "settings": {
             "start token": (start.id, "none" if start.token is None else repr(start.token)),
@@ -166,6 +199,17 @@ def _binding(manifest: Manifest) -> dict[str, dict[str, tuple[Any, Any]]]:
             **{name: (value, value) for name, value in settings.items()},
         },
     }
+
+
+def _describe_banks(layout: Layout) -> str:
+    """Return the experts of a model in words, layers that are alike once."""
+    found: dict[str, None] = {}
+    for layer in layout.layers:
+        parts = [
+            f"{bank.count} {bank.kind}s of {bank.size}" for bank in layer if bank.kind != "dense"
+        ]
+        found[" and ".join(parts)] = None
+    return ", ".join(filter(None, found)) or "no experts"
 
 
 def differences(first: Manifest, second: Manifest) -> dict[str, list[Any]]:
@@ -188,44 +232,37 @@ def differences(first: Manifest, second: Manifest) -> dict[str, list[Any]]:
     }
 
 
-def _settings(first: Index, second: Index, models: bool, top: int) -> dict[str, Any]:
+def _settings(first: Index, second: Index, models: bool, top: int) -> Row:
     """Return everything that determines the numbers."""
 
-    def side(index: Index) -> dict[str, Any]:
+    def side(index: Index) -> Row:
+        model = index.manifest.model
         return {
             "index": str(index.folder),
-            "model": index.manifest.model.source,
-            "model_hash": index.manifest.model.hash,
+            "model": model.source,
+            "model_hash": model.hash,
             "dtype": index.manifest.dtype,
         }
 
     manifest = first.manifest
-    corpus = manifest.corpus
+    model, corpus = manifest.model, manifest.corpus
     return {
         "first": side(first),
         "second": side(second),
         "differences": differences(first.manifest, second.manifest),
-        "family": manifest.model.family,
-        "layers": manifest.model.layers,
+        **{name: getattr(model, name) for name in ("family", "layers", "gated")},
         "memories": first.layout.per_layer,
-        "gated": manifest.model.gated,
         "corpus": {
             "sources": [source.source for source in corpus.sources],
-            "hash": corpus.hash,
-            "sentences": corpus.sentences,
-            "tokens": corpus.tokens,
+            **{name: getattr(corpus, name) for name in ("hash", "sentences", "tokens")},
         },
         "start": manifest.start.token,
-        "t": manifest.t,
-        "prefixes": manifest.prefixes,
-        "compat": manifest.compat,
-        "projection": manifest.projection,
+        **{name: getattr(manifest, name) for name in ("t", "prefixes", "compat", "projection")},
         "models": models,
-        "values": "static" if manifest.model.has_values else "input",
+        "values": "static" if model.has_values else "input",
         "p": P,
         "value_tokens": VALUE_TOKENS,
         "top": top,
-        "rules": RULES,
     }
 
 
@@ -289,13 +326,13 @@ def _positive_ratio(first: ndarray, second: ndarray) -> Float64[ndarray, " memor
 
 def summarize(numbers: Columns) -> dict[str, Any]:
     """Return mean, quartiles and n of every column, without missing numbers."""
-    known = {name: column[~np.isnan(column)] for name, column in numbers.items()}
+    columns = {name: column[~np.isnan(column)] for name, column in numbers.items()}
     below_half = {
         name.replace("jaccard", "below_half"): share(int((column < 0.5).sum()), len(column))
-        for name, column in known.items()
+        for name, column in columns.items()
         if name.endswith("jaccard")
     }
-    return {name: spread(column) for name, column in known.items()} | below_half
+    return {name: spread(column) for name, column in columns.items()} | below_half
 
 
 # The overlap of ranked lists
@@ -330,9 +367,9 @@ def measure_overlap(first: Int[ndarray, "row rank"], second: Int[ndarray, "row r
     depths = np.arange(1, first.shape[1] + 1)
     s, l = (np.maximum(n, 1)[:, None] for n in (shorter, longer))  # noqa: E741
     at_s, at_l = (np.take_along_axis(shared, n - 1, axis=1) for n in (s, l))
-    seen = np.where(depths <= l, shared / depths, 0.0)
+    agreement = np.where(depths <= l, shared / depths, 0.0)
     assumed = np.where((depths > s) & (depths <= l), at_s * (depths - s) / (s * depths), 0.0)
-    series = ((seen + assumed) * P**depths).sum(axis=1)
+    series = ((agreement + assumed) * P**depths).sum(axis=1)
     rbo = (1 - P) / P * series + (((at_l - at_s) / l + at_s / s) * P**l)[:, 0]
     # The sum would leave 1e-16 where nothing differs, and 1 must mean exactly that.
     same = (shared == np.minimum(depths, shorter[:, None])).all(axis=1) & (shorter > 0)
@@ -398,7 +435,7 @@ class _Side:
     """The option of the command line that gives the model's place."""
 
     @property
-    def place(self) -> "Memories | str | Path":
+    def model_source(self) -> "Memories | str | Path":
         return self.index.manifest.model.source if self.model is None else self.model
 
     @contextmanager
@@ -418,19 +455,19 @@ class _Side:
 
     def load(self, device: str, progress: Progress) -> "Memories":
         """Return the model of the index; raise if it is another one."""
-        memories = self.place
+        memories = self.model_source
         if isinstance(memories, str | Path):
             from ffmem.models.load import load
 
-            progress.say(f"Loading {memories}.")
-            with self.explain_errors():
+            with self.explain_errors(), progress.waiting(f"Loading {memories}"):
                 # Whatever the index was made in: float32 holds the weights as they are stored.
                 memories = load(memories, dtype="float32", device=device)
         check_weights(self.index, memories.fingerprint())
         return memories
 
 
-ValuesOfLayer = Callable[[int], tuple[ndarray, ndarray]]
+ValuesOfLayer = Callable[[int], Iterator[tuple[ndarray, ndarray]]]
+"""Yields the values of a layer in both models, bank by bank."""
 
 
 @contextmanager
@@ -439,31 +476,39 @@ def _read_values(
 ) -> Iterator[ValuesOfLayer]:
     """Give the values of both models, layer by layer, with one model in memory at a time."""
     for side in (first, second):  # before the first is loaded
-        if isinstance(side.place, str | Path):
+        if isinstance(side.model_source, str | Path):
             with side.explain_errors():
-                resolve_model(str(side.place))
+                resolve_model(str(side.model_source))
     same_hash = first.index.manifest.model.hash == second.index.manifest.model.hash
-    if same_hash and first.place == second.place:
+    if same_hash and first.model_source == second.model_source:
         memories = first.load(device, progress)
-        yield lambda layer: (_values(memories, layer), _values(memories, layer))
+        yield lambda layer: ((values, values) for values in _values(memories, layer))
         return
     with storage_errors(folder):
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".values-")
-    with temporary as kept:
+    with temporary as name:
         files = []
         with storage_errors(folder):
             memories = first.load(device, progress)
             for layer in range(memories.n_layers):
-                files.append(Path(kept) / f"layer-{layer:03d}.npy")
-                np.save(files[-1], _values(memories, layer))
+                files.append(Path(name) / f"layer-{layer:03d}.npy")
+                with files[-1].open("wb") as file:
+                    for values in _values(memories, layer):
+                        np.save(file, values)
         del memories  # before the second is loaded
         memories = second.load(device, progress)
-        yield lambda layer: (np.load(files[layer]), _values(memories, layer))
+
+        def both(layer: int) -> Iterator[tuple[ndarray, ndarray]]:
+            with files[layer].open("rb") as file:
+                for values in _values(memories, layer):
+                    yield np.load(file), values
+
+        yield both
 
 
-def _values(memories: "Memories", layer: int) -> Float[ndarray, "memory hidden"]:
-    values: ndarray = memories.values(layer).detach().float().cpu().numpy()
-    return values
+def _values(memories: "Memories", layer: int) -> Iterator[Float[ndarray, "memory hidden"]]:
+    for values in memories.value_parts(layer):
+        yield values.detach().float().cpu().numpy()
 
 
 # The memories that changed most
@@ -476,19 +521,19 @@ def most_changed(numbers: Columns, top: int) -> Int64[ndarray, " place"]:
     counts as 0; the cosine with a value of zeros counts as smaller than any.
     """
     change = np.nan_to_num(numbers["change"], nan=0.0)
-    moved = np.nan_to_num(numbers["value_change"], nan=0.0)
+    value_changes = np.nan_to_num(numbers["value_change"], nan=0.0)
     cosine = numbers["value_cosine"]
-    cosine = np.where(np.isnan(cosine), np.where(moved > 0, -2.0, 1.0), cosine)
+    cosine = np.where(np.isnan(cosine), np.where(value_changes > 0, -2.0, 1.0), cosine)
     order = np.lexsort((cosine, -change))  # stable: the lower cell first
-    found: ndarray = order[((change > 0) | (moved > 0))[order]][:top]
+    found: ndarray = order[((change > 0) | (value_changes > 0))[order]][:top]
     return found
 
 
 def most_changed_values(numbers: Columns, top: int) -> Int64[ndarray, " place"]:
     """Return the places of the memories whose values changed most, ties to the lower cell."""
-    moved = np.nan_to_num(numbers["value_change"], nan=0.0)
-    order = np.argsort(-moved, kind="stable")
-    found: ndarray = order[(moved > 0)[order]][:top]
+    value_changes = np.nan_to_num(numbers["value_change"], nan=0.0)
+    order = np.argsort(-value_changes, kind="stable")
+    found: ndarray = order[(value_changes > 0)[order]][:top]
     return found
 
 
@@ -532,3 +577,214 @@ def _describe_side(index: Index, cell: Cell) -> dict[str, Any]:
             "min": memory.stats.min,
         }
     return found
+
+
+# The result
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two indexes of one architecture over one corpus, memory by memory."""
+
+    settings: Row
+    """Both indexes with their models, what they have in common, and how they were compared."""
+    rows: list[Row]
+    """Per layer: mean, q1, median, q3 and n of every number; below_half of the Jaccard overlaps."""
+    overall: Row
+    """The same over all memories."""
+    changed: list[Row]
+    """Memories whose triggers changed most, most changed first."""
+    changed_values: list[Row]
+    """Memories whose values changed most; none if the models were not read."""
+    numbers: dict[str, ndarray]
+    """One column per number, one row per memory; NaN where a number does not exist."""
+    layout: Layout
+
+    def to_dict(self) -> Row:
+        """Return the content of compare.json."""
+        return {
+            "settings": self.settings,
+            "rows": self.rows,
+            "overall": self.overall,
+            "changed": self.changed,
+            "changed_values": self.changed_values,
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write all files; the same comparison gives the same bytes."""
+        write_table(folder / "memories.parquet", self.table())
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+        write_text(folder / "compare.json", text + "\n")
+        write_svg_and_pdf("compare", self.to_svg(), folder)
+
+    def table(self) -> pa.Table:
+        """Return all numbers of all memories."""
+        widths = self.layout.widths
+        layers = np.repeat(np.arange(len(widths), dtype=np.int32), widths)
+        memories = np.concatenate([np.arange(width, dtype=np.int32) for width in widths])
+        columns = {
+            name: pa.array(column, mask=np.isnan(column)) for name, column in self.numbers.items()
+        }
+        return pa.table({"layer": pa.array(layers), "memory": pa.array(memories), **columns})
+
+    def to_svg(self) -> str:
+        """Return the figure."""
+        sides = [self.settings[which] for which in ("second", "first")]
+        names = [f"{side['index']} ({side['model']})" for side in sides]
+        heading = f"Memories of {names[0]} compared with {names[1]}"
+        return chart_svg("compare", heading, DESCRIPTION, draw_chart(self.settings, self.rows))
+
+    def __str__(self) -> str:
+        lines = [*_heading(self.settings), "", *_medians(self), "", *_most_changed(self)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _heading(settings: Row) -> list[str]:
+    corpus, memories = settings["corpus"], settings["memories"]
+    layers = pluralize(settings["layers"], "layers")
+    if isinstance(memories, list):
+        shape = f"{layers} with {pluralize(sum(memories), 'memories')} in all"
+    else:
+        shape = f"{layers} × {pluralize(memories, 'memories')}"
+    lines = [
+        f"{shape}, over {pluralize(corpus['sentences'], 'sentences')},"
+        f" {pluralize(corpus['tokens'], 'tokens')}"
+    ]
+    for which in ("first", "second"):
+        side = settings[which]
+        lines.append(
+            f"{which:8}{side['index']}: {side['model']}, weights {side['model_hash'][:12]},"
+            f" {side['dtype']}"
+        )
+    if settings["values"] == "input":
+        lines.append(NO_VALUES)
+    elif not settings["models"]:
+        lines.append("The models were not read, so the directions of values are not compared.")
+    return lines
+
+
+def _medians(comparison: Comparison) -> list[str]:
+    """Return the medians of every layer as a table."""
+    settings = comparison.settings
+    columns = {"rbo": "rbo", "jaccard": "jaccard"}
+    if settings["gated"]:
+        columns |= {"negative_rbo": "rbo m<0", "negative_jaccard": "jacc. m<0"}
+    if settings["values"] == "static":
+        columns["value_tokens"] = "tokens"
+    if settings["models"]:
+        columns |= {"value_cosine": "cosine", "value_norm_ratio": "norm"}
+    columns |= {"active_change": "active", "max_ratio": "max"}
+    titles = "".join(f"{title:>11}" for title in columns.values())
+    lines = ["Medians", f"{'layer':7}{titles}{'below half':>12}"]
+    rows = [(str(row["layer"]), row) for row in comparison.rows]
+    for name, row in [*rows, ("all", comparison.overall)]:
+        cells = ""
+        for column in columns:
+            median = row[column]["median"]
+            is_share = column == "active_change"
+            shown = format_share(median, signed=True) if is_share else format_number(median)
+            cells += f"{shown:>11}"
+        lines.append(f"{name:7}{cells}{format_share(row['below_half']):>12}")
+    return lines
+
+
+def _most_changed(comparison: Comparison) -> list[str]:
+    """Return the memories that changed most, with what triggers them on both sides."""
+    models = comparison.settings["models"]
+    if not comparison.changed:
+        return [f"No memory's triggers changed{', nor its value' if models else ''}."]
+    lines = [f"Most changed memories (1 − rbo{'; ties: cosine of the values' if models else ''})"]
+    for row in comparison.changed[:LISTED]:
+        lines.append(
+            f"{row['cell']:10} change {format_number(row['change'])}"
+            f"  cosine {format_number(row['value_cosine'], 4)}"
+            f"  active {format_share(row['active_change'], signed=True)}"
+            f"  max × {format_number(row['max_ratio'])}"
+        )
+        lines += [
+            _format_side(which, row[which], sign)
+            for sign in ("", "negative_")
+            for which in ("first", "second")
+            if f"{sign}trigger" in row[which]
+        ]
+    if values := comparison.changed_values[:LISTED]:
+        lines += ["", "Most changed values (‖v₂ − v₁‖ over the longer)"]
+        lines += [
+            f"{row['cell']:10} {format_number(row['value_change'])}"
+            f"  cosine {format_number(row['value_cosine'], 4)}"
+            f"  norm × {format_number(row['value_norm_ratio'])}"
+            for row in values
+        ]
+    return lines
+
+
+def _format_side(which: str, side: Row, sign: str) -> str:
+    trigger, shown = side[f"{sign}trigger"], "no trigger"
+    if trigger is not None:
+        number = f"{format_number(trigger['coefficient']):>9}"
+        shown = f"{number}  {trigger['prefix']} → {visible_token(trigger['next_token'])}"
+    tokens = "  ".join(map(visible_token, side[f"{sign}tokens"][:4]))
+    return f"  {which:7}{shown}{f'   ⇒ {tokens}' if tokens else ''}"
+
+
+# The figure
+
+
+def draw_chart(settings: Row, rows: list[Row]) -> Chart:
+    """Return the figure: per layer, overlap of triggers, cosine of values, change of activity.
+
+    Boxes reach from the lower to the upper quartile of a layer's memories, with the median.
+    """
+    n_layers, gated = settings["layers"], settings["gated"]
+    drawn: list[tuple[str, Chart]] = []
+    for sign, which in [("", ", m > 0"), ("negative_", ", m < 0")] if gated else [("", "")]:
+        if any(row[f"{sign}rbo"]["n"] for row in rows):
+            chart = _trigger_panel(rows, sign, n_layers)
+            drawn.append((f"rank-biased overlap of triggers{which}", chart))
+    if any(row["value_cosine"]["n"] for row in rows):
+        spread = _quartiles(rows, "value_cosine")
+        lowest = min(row["q1"] for row in spread)
+        # Small changes are visible, and large ones fit.
+        floor = 0.99 if lowest >= 0.99 else min(0.9, math.floor(10 * lowest) / 10)
+        y = quantity("q1", "cosine", (floor, 1), tickCount=4)
+        drawn.append(("cosine of the two values", boxes(spread, n_layers, y, None)))
+    what = "share of prefixes with open gate" if gated else "share of prefixes that activate"
+    spread = _quartiles(rows, "active_change", 100)
+    drawn.append(
+        (
+            f"change of the {what}",
+            boxes(spread, n_layers, quantity("q1", "points of %", tickCount=4)),
+        )
+    )
+    charts = [one.properties(height=PANEL_HEIGHT, title=title) for title, one in drawn]
+    return styled(panels(charts) if charts else empty_plot())
+
+
+def _trigger_panel(rows: list[Row], sign: str, n_layers: int) -> Chart:
+    y = quantity("q1", "overlap", (0, 1), values=[0, 0.5, 1])
+    box = boxes(_quartiles(rows, f"{sign}rbo"), n_layers, y, None)
+    medians = [
+        {"layer": row["layer"] + 1, "jaccard": row[f"{sign}jaccard"]["median"], "series": JACCARD}
+        for row in rows
+    ]
+    points = plot(rows_with(medians, "jaccard")).mark_point(size=22)
+    marks = points.encode(
+        x=layer_axis(n_layers, None),
+        y=same_axis(y, "jaccard"),
+        color=series_color({JACCARD: VERMILION}),
+    )
+    return alt.LayerChart(layer=[box, marks])
+
+
+def _quartiles(rows: list[Row], name: str, times: int = 1) -> list[Row]:
+    """Return a number's quartiles per layer, counted from 1."""
+    ends = ("q1", "median", "q3")
+    found = [
+        {"layer": row["layer"] + 1}
+        | {end: None if row[name][end] is None else times * row[name][end] for end in ends}
+        for row in rows
+    ]
+    return rows_with(found, *ends)

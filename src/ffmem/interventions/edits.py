@@ -1,45 +1,74 @@
-"""Edits of memories: what becomes of their coefficients.
+"""Edits of memories and experts: what becomes of coefficients and routes.
 
     off  m → 0      set  m → c      scale  m → a · m      mean  m → the mean of m in the index
 
 All four are m → a · m + c. An edit acts on the coefficient, so it means the same in every family.
-It acts at every position, the start token included, unless positions are given.
+It acts at every position, the start token included, unless positions are given; a memory of an
+expert is edited where the expert runs. Of a whole expert:
+
+    off      its output is 0; other experts keep their weights
+    forbid   the router never chooses it; the next best takes its place
+    force    the router always chooses it, in place of the last of its choices
 
 An edited checkpoint has a file `edits.json`, from which the same base model is edited again.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ffmem.cells import Cell, Layout
+from ffmem.cells import Cell, Expert, Layout
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.store import Index
 from ffmem.records import NotARecord, Record
 
 EDITS_FILE = "edits.json"
 FORMAT = "ffmem-edits-1"
-HOW = ("off", "set", "scale", "mean")
+ROUTES = ("forbid", "force")
+HOW = ("off", "set", "scale", "mean", *ROUTES)
 
 
-class Edit(NamedTuple):
-    """One memory, and what becomes of its coefficient: m → factor · m + constant."""
+@dataclass(frozen=True)
+class Edit(Record):
+    """One memory, and what becomes of its coefficient: m → factor · m + constant; or one expert."""
 
-    cell: Cell
+    cell: str
+    """The name of a memory; with off, forbid and force, also that of an expert."""
     how: str
-    """off, set, scale or mean."""
+    """off, set, scale, mean, forbid or force."""
     factor: float
     constant: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the edit as JSON has it."""
-        return {**self._asdict(), "cell": str(self.cell)}
+    def __post_init__(self) -> None:
+        is_number = math.isfinite(self.factor) and math.isfinite(self.constant)
+        if self.how not in HOW or not is_number:
+            raise NotARecord(f"{self.how} {self.cell} with these numbers is not an edit")
+        expert = Expert.parse(self.cell)
+        if expert is None and self.how in ROUTES:
+            raise FfmemError(f"Cannot {self.how} {self.cell}. Give an expert, like L5E12.")
+        if expert is not None and expert.is_shared and self.how in ROUTES:
+            raise FfmemError(
+                f"Cannot {self.how} {expert}: every token reaches a shared expert. You can switch"
+                " it off."
+            )
+        if expert is not None and self.how not in ("off", *ROUTES):
+            raise FfmemError(
+                f"Cannot {self.how} {expert}, which is an expert. Switch it off, forbid or force"
+                f" its route, or {self.how} one of its memories, like {expert}N0."
+            )
+
+    @property
+    def target(self) -> Cell | Expert:
+        """The memory or the expert that is edited."""
+        return Expert.parse(self.cell) or Cell.parse(self.cell)
 
     def __str__(self) -> str:
+        if self.how in ROUTES:
+            return f"{self.cell} {'forbidden' if self.how == 'forbid' else 'forced'}"
         if self.how == "off":
             return f"{self.cell} off"
         if self.how == "scale":
@@ -49,7 +78,7 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True)
 class Edits:
-    """Edits of different memories, in the order of their cells."""
+    """Edits of different memories and experts, layer by layer."""
 
     edits: tuple[Edit, ...] = ()
     positions: tuple[int, ...] | None = None
@@ -63,22 +92,31 @@ class Edits:
         set: Any = None,
         scale: Any = None,
         mean: Any = (),
+        forbid: Any = (),
+        force: Any = (),
         index: Index | None = None,
         positions: Any = None,
     ) -> "Edits":
-        """Return edits by the names of memories; `mean` needs the index that knows it."""
-        found = [Edit(cell, "off", 0.0, 0.0) for cell in parse_cells("off", off)]
-        found += [Edit(cell, "set", 0.0, number) for cell, number in _parse_numbers("set", set)]
-        found += [
-            Edit(cell, "scale", number, 0.0) for cell, number in _parse_numbers("scale", scale)
+        """Return edits by the names of memories and experts; `mean` needs the index that knows it.
+
+        Of a memory in an expert, the mean is that over the prefixes that reach the expert.
+        """
+        found = [
+            Edit(str(one), how, 0.0, 0.0)
+            for how, names in (("off", off), ("forbid", forbid), ("force", force))
+            for one in _parse_names(how, names)
         ]
+        found += [Edit(cell, "set", 0.0, number) for cell, number in _parse_numbers("set", set)]
+        found += [Edit(cell, "scale", a, 0.0) for cell, a in _parse_numbers("scale", scale)]
         for cell in parse_cells("mean", mean):
             if index is None:
                 raise FfmemError(
                     f"The mean of {cell} is stored in an index; only a model was given."
                     " Pass the folder of an index instead of the model."
                 )
-            found.append(Edit(cell, "mean", 0.0, index[cell].stats.mean))
+            stats = index[cell].stats
+            share = 1.0 if stats.expert is None else stats.expert.share
+            found.append(Edit(str(cell), "mean", 0.0, stats.mean / share if share else 0.0))
         return cls(_unique(found), _parse_positions(positions))
 
     def __bool__(self) -> bool:
@@ -96,29 +134,56 @@ class Edits:
     def resolve(self, layout: Layout, n_tokens: int | None = None) -> "Edits":
         """Return the edits with every memory found in the model, and positions counted from 0.
 
-        Positions are resolved in a prompt of `n_tokens`, if that is given.
+        Positions are resolved in a prompt of `n_tokens`, if that is given. Raises if an edited
+        memory is in an expert that does not run, or no expert of a layer may run.
         """
-        found = [edit._replace(cell=layout.resolve(edit.cell)) for edit in self.edits]
         positions = self.positions
+        _check_experts(self.edits, layout)
         if positions is not None and n_tokens is not None:
             positions = tuple(sorted({resolve_position(p, n_tokens) for p in positions}))
-        return Edits(_unique(found), positions)
+        return Edits(_unique(self.edits, layout), positions)
 
-    def by_layer(self) -> dict[int, list[Edit]]:
-        """Return the edits of every edited layer."""
-        found: dict[int, list[Edit]] = {}
+    def by_layer(self, layout: Layout) -> dict[int, list[tuple[int, Edit]]]:
+        """Return the edits of every edited layer, each with the memory's number in the layer.
+
+        An expert that is off has all its memories off. Forbidden and forced routes are not here.
+        """
+        found: dict[int, list[tuple[int, Edit]]] = {}
         for edit in self.edits:
-            found.setdefault(edit.cell.layer, []).append(edit)
+            if isinstance(expert := edit.target, Expert):
+                numbers = list(layout.memories_of(expert)) if edit.how == "off" else []
+            else:
+                numbers = [layout.resolve(edit.cell).memory]
+            if numbers:
+                of_layer = found.setdefault(edit.target.layer, [])
+                of_layer += [(number, edit) for number in numbers]
+        return found
+
+    def experts(self) -> dict[int, list[tuple[Expert, Edit]]]:
+        """Return the edits of whole experts, by layer."""
+        found: dict[int, list[tuple[Expert, Edit]]] = {}
+        for edit in self.edits:
+            if isinstance(expert := edit.target, Expert):
+                found.setdefault(expert.layer, []).append((expert, edit))
         return found
 
 
 def parse_cells(name: str, cells: Any) -> list[Cell]:
     """Return the memories of a list of names; a single name is a list of one."""
+    return [Cell.of(cell) for cell in _as_list(name, cells)]
+
+
+def _parse_names(name: str, names: Any) -> list[Cell | Expert]:
+    """Return the memories and experts of a list of names."""
+    return [Expert.parse(one) or Cell.of(one) for one in _as_list(name, names)]
+
+
+def _as_list(name: str, cells: Any) -> list[Any]:
     if isinstance(cells, str | Cell):
-        cells = [cells]
+        return [cells]
     if isinstance(cells, Mapping) or not isinstance(cells, Iterable):
-        raise FfmemError(f"{name} takes a list of memories, without numbers.")
-    return [Cell.of(cell) for cell in cells]
+        raise FfmemError(f"{name} takes a list of names, without numbers.")
+    return list(cells)
 
 
 def resolve_position(position: int, n_tokens: int) -> int:
@@ -131,7 +196,7 @@ def resolve_position(position: int, n_tokens: int) -> int:
     return position % n_tokens
 
 
-def _parse_numbers(name: str, numbers: Any) -> list[tuple[Cell, float]]:
+def _parse_numbers(name: str, numbers: Any) -> list[tuple[str, float]]:
     """Return the number of each cell."""
     if numbers is not None and not isinstance(numbers, Mapping):
         raise FfmemError(f"{name} takes memories with numbers, like {{'L5N1234': 2.5}}.")
@@ -139,7 +204,7 @@ def _parse_numbers(name: str, numbers: Any) -> list[tuple[Cell, float]]:
     for cell, number in (numbers or {}).items():
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
             raise FfmemError(f"Cannot {name} {cell} to {number!r}. Give a finite number.")
-        found.append((Cell.of(cell), float(number)))
+        found.append((str(Cell.of(cell)), float(number)))
     return found
 
 
@@ -154,53 +219,58 @@ def _parse_positions(positions: Any) -> tuple[int, ...] | None:
     return tuple(map(int, found))
 
 
-def _unique(edits: Sequence[Edit]) -> tuple[Edit, ...]:
+def _unique(edits: Iterable[Edit], layout: Layout | None = None) -> tuple[Edit, ...]:
     """Return the edits by cell, each once; raise if two edits of one memory differ."""
-    found: dict[Cell, Edit] = {}
+    found: dict[Cell | Expert, Edit] = {}
     for edit in edits:
-        before = found.setdefault(edit.cell, edit)
-        if before != edit:
+        target = edit.target
+        if layout is not None and isinstance(target, Cell):
+            target = layout.resolve(target)
+        named = replace(edit, cell=str(target))
+        before = found.setdefault(target, named)
+        if before != named:
             raise FfmemError(
-                f"{edit.cell} is edited twice: {before} and {edit}. Keep one of the two."
+                f"{target} is edited twice: {before} and {named}. Keep one of the two."
             )
-    return tuple(found[cell] for cell in sorted(found))
+    order = sorted(found, key=lambda one: (one.layer, isinstance(one, Expert), one))
+    return tuple(found[target] for target in order)
 
 
-# edits.json
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditRecord(Record):
-    """One edit in edits.json."""
-
-    cell: str
-    how: str
-    factor: float
-    constant: float
-
-    def __post_init__(self) -> None:
-        is_number = math.isfinite(self.factor) and math.isfinite(self.constant)
-        if self.how not in HOW or not is_number:
-            raise NotARecord(f"{self.how} {self.cell} with these numbers is not an edit")
+def _check_experts(edits: Iterable[Edit], layout: Layout) -> None:
+    """Raise if an edited expert does not exist, or if edits contradict each other."""
+    stopped: dict[Expert, Edit] = {}
+    forbidden: dict[int, int] = {}
+    for edit in edits:
+        if isinstance(expert := edit.target, Expert):
+            layout.memories_of(expert)
+            if edit.how != "force":
+                stopped[expert] = edit
+            if edit.how == "forbid":
+                forbidden[expert.layer] = forbidden.get(expert.layer, 0) + 1
+    for layer, n in forbidden.items():
+        if n >= sum(bank.count for bank in layout.layers[layer] if bank.kind == "expert"):
+            raise FfmemError(
+                f"All {n} experts of layer {layer} are forbidden, but its router has to choose"
+                " some. Forbid fewer, or switch experts off."
+            )
+    for edit in edits:
+        if isinstance(target := edit.target, Cell):
+            cell = layout.resolve(target)
+            if (stop := stopped.get(Expert(cell.layer, cell.bank))) is not None:
+                raise FfmemError(f"{edit} cannot act, because of {stop}. Keep one of the two.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EditsFile(Record):
     """The content of edits.json. Only `edits` is needed to apply them to a model."""
 
-    edits: list[EditRecord]
+    edits: list[Edit]
     format: str = FORMAT
     model: str | None = None
     hash_before: str | None = None
     """SHA-256 of the weights of the base model; if given, no other model is edited."""
     hash_after: str | None = None
     """SHA-256 of the edited weights."""
-
-    @classmethod
-    def of_edits(cls, edits: Edits, model: str, before: str, after: str) -> "EditsFile":
-        """Return the content for some edits of a model."""
-        records = [EditRecord(**edit.to_dict()) for edit in edits]
-        return cls(edits=records, model=model, hash_before=before, hash_after=after)
 
     @classmethod
     def read(cls, path: Path) -> "EditsFile":
@@ -221,5 +291,4 @@ class EditsFile(Record):
 
     def to_edits(self) -> Edits:
         """Return the edits."""
-        found = [Edit(Cell.parse(e.cell), e.how, e.factor, e.constant) for e in self.edits]
-        return Edits(_unique(found))
+        return Edits(_unique(self.edits))

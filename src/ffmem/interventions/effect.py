@@ -5,13 +5,19 @@
 Estimates see every memory in a pass or two and choose which to measure. They are reported beside
 the exact change, with their rank correlation, so that you see how far to trust them.
 
+Over a file of prompts (knowledge neurons), estimates averaged over the prompts choose the memories,
+and each is measured on every prompt. Some memories matter for any text: a file of control prompts
+tells them apart, by difference = mean change here − mean change there.
+
 Only m becomes 0: where coefficients are weights of a softmax (neural and persistent memory), the
 others do not grow to sum to 1 again.
 """
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,36 +26,40 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.cells import Cell
-from ffmem.errors import FfmemError
-from ffmem.indexing.memory import visible_token
+from ffmem.errors import CorpusError, FfmemError
 from ffmem.interventions.edits import parse_cells, resolve_position
 from ffmem.interventions.estimates import (
-    NAMES,
-    NO_DIRECT,
     Estimates,
     choose_candidates,
     estimate,
     rank_correlation,
 )
 from ffmem.interventions.forward import (
+    BankRows,
     Change,
+    LoadedModel,
     PartialForward,
+    find_target,
     log_probabilities,
     log_probability,
+    pick_values,
     promoted_tokens,
+    read_prompt,
 )
-from ffmem.interventions.prompts import LoadedModel, find_target, read_prompt
 from ffmem.interventions.results import (
     INPUT_VALUES,
-    TableResult,
+    NO_DIRECT,
+    EffectResult,
+    FactsEffect,
+    FactsResult,
+    FactTarget,
+    MemoryEffect,
+    PromptFile,
+    Target,
     TokenProbability,
-    format_change,
-    format_tokens,
-    mark_position,
 )
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress, Step
-from ffmem.text import format_number
 
 PREDICTIONS = 5
 """The model's own predictions to report."""
@@ -57,125 +67,6 @@ PREDICTIONS = 5
 OVERHEAD = 40
 """What a batch costs in each layer beside its tokens, in tokens. Measured on SmolLM2-135M, one
 core: a prompt of 20 tokens takes 117 ms alone and 54 ms in a batch; the head comes on top."""
-
-
-class Target(NamedTuple):
-    """The token whose log p is measured, and what the unchanged model gives it."""
-
-    token: str
-    id: int
-    probability: float
-    log_probability: float
-    rank: int
-    """1 is the model's own next token."""
-
-
-class MemoryEffect(NamedTuple):
-    """One memory: the exact change of log p(target) when it is off, beside the estimates."""
-
-    cell: Cell
-    change: float
-    gradient: float
-    direct: float | None
-    integrated: float | None
-    coefficient: float
-    """m at the position."""
-    value_top: list[str]
-    """The tokens that m · v promotes most; none if v is all zeros."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what `effect --json` prints."""
-        return {**self._asdict(), "cell": str(self.cell)}
-
-
-@dataclass(frozen=True, repr=False)
-class EffectResult(TableResult):
-    """A prompt, its next token, and the memories that matter most for it."""
-
-    prompt: str
-    tokens: list[str]
-    position: int
-    target: Target
-    top: list[TokenProbability]
-    """What the unchanged model predicts."""
-    positions: list[int] | None
-    """Where memories were off. None: everywhere."""
-    candidates: int
-    """Memories that were measured; those with the largest changes are listed."""
-    correlation: dict[str, float | None]
-    """Spearman's, of each estimate with the exact change, over the candidates."""
-    sums: dict[str, float | None]
-    """Of the exact change and of each estimate, over the candidates."""
-    memories: list[MemoryEffect]
-    notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what `effect --json` prints."""
-        return {
-            "prompt": self.prompt,
-            "tokens": self.tokens,
-            "position": self.position,
-            "target": self.target._asdict(),
-            "top": [token._asdict() for token in self.top],
-            "ablation": "off",
-            "positions": self.positions,
-            "candidates": self.candidates,
-            "correlation": self.correlation,
-            "sum": self.sums,
-            "memories": [memory.to_dict() for memory in self.memories],
-            **({"values": "input"} if INPUT_VALUES in self.notes else {}),
-            "notes": self.notes,
-        }
-
-    def above(self) -> list[str]:
-        """Return the prompt, what the model predicts, and the target."""
-        target = self.target
-        return [
-            mark_position(self.tokens, self.position),
-            f"predicts  {format_tokens(self.top)}",
-            f"target    {visible_token(target.token)}, p {format_number(target.probability)},"
-            f" log p {format_number(target.log_probability)}, rank {target.rank:,}",
-        ]
-
-    def table(self) -> list[Sequence[str]]:
-        """Return the memories with the largest changes."""
-        names = available_estimates(self.memories)
-        rows: list[Sequence[str]] = [["memory", "change", *names, "m", "value promotes"]]
-        for memory in self.memories:
-            numbers = [memory.change, *(getattr(memory, name) for name in names)]
-            rows.append(
-                [
-                    str(memory.cell),
-                    *map(format_change, [*numbers, memory.coefficient]),
-                    " ".join(map(visible_token, memory.value_top)),
-                ]
-            )
-        return rows
-
-    def below(self) -> list[str]:
-        """Return what the numbers mean, correlations, sums and notes."""
-        names = available_estimates(self.memories)
-        where = "everywhere" if self.positions is None else f"at {self.positions}"
-        sums = ", ".join(f"{name} {format_change(self.sums[name])}" for name in ("change", *names))
-        correlations = format_correlations(self.correlation, names)
-        return [
-            f"change: of log p(target) with the memory off ({where}), exact; negative: it supported"
-            " the target.",
-            f"{self.candidates} memories measured, the {len(self.memories)} of largest |change|"
-            " listed.",
-            f"rank correlation with the exact change: {correlations}; sums: {sums}.",
-            *self.notes,
-        ]
-
-
-def available_estimates(memories: Sequence[Any]) -> list[str]:
-    """Return the names of the estimates that some rows have."""
-    return [name for name in NAMES if any(getattr(row, name) is not None for row in memories)]
-
-
-def format_correlations(correlation: dict[str, float | None], names: Sequence[str]) -> str:
-    """Return the correlations of some estimates."""
-    return ", ".join(f"{name} {format_number(correlation[name], 2)}" for name in names)
 
 
 def effect(
@@ -197,46 +88,106 @@ def effect(
     The target is the model's own next token unless one is given. `cells` are measured beside the
     candidates that estimates choose.
     """
-    memories, layout = loaded.memories, loaded.memories.layout
-    named = check_request(memories, cells, top, candidates, steps)
+    memories = loaded.memories
+    named = _check_request(memories, cells, top, candidates, steps)
     read = read_prompt(loaded, prompt)
     at = resolve_position(position, len(read.ids))
     off = None
     if positions is not None:
         off = sorted({resolve_position(one, len(read.ids)) for one in positions})
-    reaching = None if off is None else [one for one in off if one <= at]
-    if reaching == []:
-        raise FfmemError(
-            f"Memories cannot have an effect: they would be off at {off}, after position {at},"
-            " where the prompt is read. Choose earlier positions, or a later --position."
-        )
-    wanted = None if target is None else find_target(memories, target)
-    forward = PartialForward(memories, read.ids, at)
-    measured, predicted = read_predictions(forward, wanted)
-    say = progress or Progress(quiet=True)
-    with say.bar("Integrating", integrated * len(layout.memory_layers), "layers") as step:
-        estimates = estimate(forward, measured.id, reaching, steps if integrated else None, step)
-    chosen = choose_candidates(layout, estimates, candidates, named)
-    with say.bar("Ablating", len(chosen), "memories") as step:
-        changes = ablate(forward, measured.id, chosen, reaching, step)
-    estimated = estimates.at(layout, chosen)
-    columns: dict[str, Tensor | None] = {"change": changes, **estimated}
+        if not off or off[0] > at:
+            raise FfmemError(
+                f"Memories cannot have an effect: they would be off at {off}, after position {at},"
+                " where the prompt is read. Choose earlier positions, or a later --position."
+            )
+    question = Question(
+        read.ids[: at + 1],
+        None if target is None else find_target(memories, target),
+        None if off is None else tuple(one for one in off if one <= at),
+    )
+    found = measure(memories, [question], named, candidates, integrated * steps, progress)
+    changes = found.changes[0]
+    order = np.argsort(-changes.abs().numpy(), kind="stable")[:top].tolist()
+    columns = {"change": changes, **found.estimates}
     return EffectResult(
-        read.text,
-        read.tokens,
-        at,
-        measured,
-        predicted,
-        off,
-        len(chosen),
-        {name: rank_correlation(estimated[name], changes) for name in NAMES},
-        {name: None if of is None else float(of.sum()) for name, of in columns.items()},
-        _largest_effects(forward, chosen, columns, top),
-        effect_notes(memories, estimates),
+        prompt=read.text,
+        tokens=read.tokens,
+        position=at,
+        target=found.targets[0],
+        top=found.predictions,
+        positions=off,
+        candidates=len(found.cells),
+        correlation=_correlation(found),
+        sum={name: None if of is None else float(of.sum()) for name, of in columns.items()},
+        memories=[MemoryEffect(**row) for row in _rows(memories, found, order)],
+        values="static" if memories.has_values else "input",
+        notes=_notes(memories, found),
     )
 
 
-def check_request(
+def effect_of_facts(
+    loaded: LoadedModel,
+    prompts: str | Path,
+    *,
+    against: str | Path | None = None,
+    top: int = 20,
+    candidates: int = 200,
+    cells: Sequence[object] = (),
+    integrated: bool = False,
+    steps: int = 20,
+    progress: Progress | None = None,
+) -> FactsResult:
+    """Return the memories that a file of prompts depends on, at the last token of each.
+
+    `against` is a file of control prompts.
+    """
+    memories = loaded.memories
+    named = _check_request(memories, cells, top, candidates, steps)
+    file, facts = read_prompt_file(prompts)
+    questions = _read_questions(loaded, file, facts)
+    control_file, controls = None, None
+    if against is not None:
+        control_file, control_facts = read_prompt_file(against)
+        controls = _read_questions(loaded, control_file, control_facts)
+    found = measure(memories, questions, named, candidates, integrated * steps, progress)
+    means = found.changes.mean(dim=0)
+    control = difference = None
+    if controls is not None:
+        say = progress or Progress(quiet=True)
+        control = ablate_on_all(memories, controls, found.cells, say)[0].mean(dim=0)
+        difference = means - control
+    key = means if difference is None else difference
+    order = np.argsort(key.numpy(), kind="stable")[:top].tolist()
+    rows = []
+    for number, row in zip(order, _rows(memories, found, order), strict=True):
+        change = found.changes[:, number].numpy()
+        largest = int(np.abs(change).argmax())
+        rows.append(
+            FactsEffect(
+                **row,
+                median=float(np.median(change)),
+                lowers=float((change < 0).mean()),
+                largest=float(change[largest]),
+                largest_prompt=largest,
+                against=None if control is None else float(control[number]),
+                difference=None if difference is None else float(difference[number]),
+            )
+        )
+    targets = zip(found.targets, facts, strict=True)
+    return FactsResult(
+        file=file,
+        against=control_file,
+        facts=[FactTarget(**vars(target), prompt=fact.prompt) for target, fact in targets],
+        candidates=len(found.cells),
+        correlation=_correlation(found),
+        sorted_by="change" if control is None else "difference",
+        memories=rows,
+        values="static" if memories.has_values else "input",
+        notes=_notes(memories, found),
+    )
+
+
+def _check_request(
     memories: Memories, cells: object, top: int, candidates: int, steps: int
 ) -> list[Cell]:
     """Return the memories requested by name; raise if the numbers make no sense."""
@@ -253,10 +204,195 @@ def check_request(
     return named
 
 
-def effect_notes(memories: Memories, estimates: Estimates) -> list[str]:
-    """Return what a reader of effects should know."""
-    found = [NO_DIRECT] if estimates.direct is None else []
-    return found if memories.has_values else [*found, INPUT_VALUES]
+# Files of prompts
+
+
+class Fact(NamedTuple):
+    """One line of a file of prompts."""
+
+    line: int
+    """Counted from 1."""
+    prompt: str
+    target: str | None
+    """None: the model's own next token."""
+
+
+def read_prompt_file(path: str | Path) -> tuple[PromptFile, list[Fact]]:
+    """Return the prompts of a file; a line that cannot be read is an error that names it.
+
+        .jsonl   {"prompt": "…", "target": "…"}        .tsv   prompt⇥target        .txt   prompt
+
+    Empty lines are counted.
+    """
+    path = Path(path)
+    if path.suffix not in READERS:
+        raise CorpusError(
+            f"{path} is not a file of prompts. Give one whose name ends in {', '.join(READERS)}."
+        )
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"Cannot read the prompts of {path}: {error}.") from None
+    facts, empty = [], 0
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        if not line.strip():
+            empty += 1
+            continue
+        try:
+            prompt, target = READERS[path.suffix](line.removesuffix("\r"))
+            if not prompt.strip():
+                raise ValueError("its prompt is empty")
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"Cannot read line {number} of {path}: {error}.") from None
+        facts.append(Fact(number, prompt, target))
+    if not facts:
+        raise CorpusError(f"{path} has no prompts. Give one prompt per line.")
+    return PromptFile(str(path), len(facts), empty), facts
+
+
+def _read_json(line: str) -> tuple[str, str | None]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from None
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        raise ValueError('it is not {"prompt": text, "target": token}')
+    target = row.get("target")
+    if not (target is None or (isinstance(target, str) and target)):
+        raise ValueError(f"its target is {target!r}, not a token")
+    return row["prompt"], target
+
+
+def _read_columns(line: str) -> tuple[str, str | None]:
+    columns = line.split("\t")
+    if len(columns) != 2 or not columns[1]:
+        raise ValueError(f"it is not a prompt, one tab and a target ({len(columns)} columns)")
+    return columns[0], columns[1]
+
+
+READERS: dict[str, Callable[[str], tuple[str, str | None]]] = {
+    ".jsonl": _read_json,
+    ".tsv": _read_columns,
+    ".txt": lambda line: (line, None),
+}
+
+
+def _read_questions(loaded: LoadedModel, file: PromptFile, facts: list[Fact]) -> "list[Question]":
+    """Return the prompts and targets of a file; an error names its line."""
+    found = []
+    for fact in facts:
+        try:
+            target = None if fact.target is None else find_target(loaded.memories, fact.target)
+            found.append(Question(read_prompt(loaded, fact.prompt).ids, target))
+        except FfmemError as error:
+            raise CorpusError(f"Line {fact.line} of {file.path}: {error}") from None
+    return found
+
+
+# Measurement
+
+
+class Question(NamedTuple):
+    """A prompt up to the position where it is read, and the token to measure there."""
+
+    ids: list[int]
+    target: int | None
+    """None: the model's own next token."""
+    off: tuple[int, ...] | None = None
+    """Positions at which memories are off. None: all."""
+
+
+class Measurement(NamedTuple):
+    """The measured memories over all prompts."""
+
+    targets: list[Target]
+    predictions: list[TokenProbability]
+    """What the unchanged model predicts after the last prompt."""
+    cells: list[Cell]
+    estimates: Estimates
+    """Of these memories, the means over the prompts."""
+    changes: Float[Tensor, "prompt cell"]
+    coefficients: Float[Tensor, " cell"]
+    """The mean of m at the last token."""
+    outputs: Float[Tensor, "cell hidden"]
+    """The mean of m · v there; of v if m is always 0."""
+
+
+def measure(
+    memories: Memories,
+    questions: Sequence[Question],
+    named: Sequence[Cell],
+    candidates: int,
+    steps: int = 0,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Estimate all memories, choose candidates, and ablate these and named ones on every prompt.
+
+    Without `steps`, integrated gradients are left out.
+    """
+    say, layout = progress or Progress(quiet=True), memories.layout
+    forward = _forwards(memories, questions)
+    targets: list[Target] = []
+    predictions: list[TokenProbability] = []
+    sums: Estimates = {}
+    n_steps = len(layout.memory_layers) if steps else 1
+    with say.bar("Estimating", n_steps * len(questions), "steps") as step:
+        for number, question in enumerate(questions):
+            target, predictions = read_predictions(forward(number), question.target)
+            targets.append(target)
+            parts = estimate(forward(number), target.id, question.off, steps, step)
+            for name, part in parts.items():
+                before = sums.get(name)
+                sums[name] = part if part is None or before is None else before + part
+    means = {name: None if of is None else of / len(questions) for name, of in sums.items()}
+    cells = choose_candidates(layout, means, candidates, named)
+    numbers = torch.tensor([layout.number(cell) for cell in cells], dtype=torch.long)
+    estimates = {name: None if of is None else of[numbers] for name, of in means.items()}
+    ablations = ablate_on_all(memories, questions, cells, say, forward)
+    return Measurement(targets, predictions, cells, estimates, *ablations)
+
+
+def ablate_on_all(
+    memories: Memories,
+    questions: Sequence[Question],
+    cells: Sequence[Cell],
+    progress: Progress,
+    forward: "Callable[[int], PartialForward] | None" = None,
+) -> tuple[Float[Tensor, "prompt cell"], Float[Tensor, " cell"], Float[Tensor, "cell hidden"]]:
+    """Return the exact changes on every prompt, and the means of m and of m · v over prompts."""
+    forward = forward or _forwards(memories, questions)
+    changes, device = [], memories.device  # layers may be on several
+    coefficients = torch.zeros(len(cells), device=device)
+    outputs, values_only = torch.zeros(2, len(cells), memories.hidden, device=device)
+    with progress.bar("Ablating", len(questions) * len(cells), "memories") as step:
+        for number, question in enumerate(questions):
+            run = forward(number)
+            target, _ = read_predictions(run, question.target)
+            changes.append(ablate(run, target.id, cells, question.off, step))
+            v = torch.zeros(len(cells), memories.hidden, device=device)
+            for layer in {cell.layer for cell in cells}:
+                own = [place for place, cell in enumerate(cells) if cell.layer == layer]
+                picked = pick_values(run.values(layer), [cells[place].memory for place in own])
+                v[own] = picked.float().to(device)
+            m = torch.stack(
+                [run.layers[c.layer].coefficients[0, c.memory].float().to(device) for c in cells]
+            )
+            coefficients += m / len(questions)
+            outputs += m[:, None] * v / len(questions)
+            values_only += v / len(questions)
+    outputs = torch.where(outputs.any(dim=1, keepdim=True), outputs, values_only)
+    return torch.stack(changes), coefficients.cpu(), outputs
+
+
+def _forwards(memories: Memories, questions: Sequence[Question]) -> Callable[[int], PartialForward]:
+    """Return the passes over prompts by number: one prompt runs once, of many one is held."""
+
+    @lru_cache(maxsize=1)
+    def forward(number: int) -> PartialForward:
+        ids = questions[number].ids
+        return PartialForward(memories, ids, len(ids) - 1)
+
+    return forward
 
 
 @torch.no_grad()
@@ -277,33 +413,30 @@ def read_predictions(
     return Target(shown[id], id, float(np.exp(logs[id])), float(logs[id]), rank), top
 
 
-def _largest_effects(
-    forward: PartialForward, cells: Sequence[Cell], columns: dict[str, Tensor | None], top: int
-) -> list[MemoryEffect]:
-    """Return the memories with the largest |change|, ties in the order of the candidates."""
-    changes = columns["change"]
-    assert changes is not None
-    order = np.argsort(-changes.abs().numpy(), kind="stable")[:top].tolist()
-    listed = [cells[number] for number in order]
-    m = [float(forward.layers[cell.layer].coefficients[0, cell.memory]) for cell in listed]
-    values = values_of_cells(forward.memories, forward.values.of_layer, listed)
-    tokens = promoted_tokens(forward.memories, values, torch.tensor(m))
-    found = []
-    for number, coefficient, promoted in zip(order, m, tokens, strict=True):
-        row: Any = {name: None if of is None else float(of[number]) for name, of in columns.items()}
-        found.append(
-            MemoryEffect(cells[number], coefficient=coefficient, value_top=promoted, **row)
-        )
-    return found
+def _rows(memories: Memories, found: Measurement, order: list[int]) -> list[dict[str, Any]]:
+    """Return the fields of `MemoryEffect` for some of the measured memories."""
+    tokens = promoted_tokens(memories, found.outputs[order], torch.ones(len(order)))
+    columns = {"change": found.changes.mean(dim=0), **found.estimates}
+    return [
+        {
+            "cell": str(found.cells[number]),
+            **{name: None if of is None else float(of[number]) for name, of in columns.items()},
+            "coefficient": float(found.coefficients[number]),
+            "value_top": promoted,
+        }
+        for number, promoted in zip(order, tokens, strict=True)
+    ]
 
 
-def values_of_cells(
-    memories: Memories, values_of_layer: Callable[[int], Tensor], cells: Sequence[Cell]
-) -> Float[Tensor, "cell hidden"]:
-    """Return the values of some memories of any layers."""
-    layers = {layer: values_of_layer(layer) for layer in {cell.layer for cell in cells}}
-    device = memories.device  # layers may be on several
-    return torch.stack([layers[cell.layer][cell.memory].to(device) for cell in cells])
+def _correlation(found: Measurement) -> dict[str, float | None]:
+    """Return Spearman's correlation of each mean estimate with the mean change."""
+    changes = found.changes.mean(dim=0)
+    return {name: rank_correlation(of, changes) for name, of in found.estimates.items()}
+
+
+def _notes(memories: Memories, found: Measurement) -> list[str]:
+    notes = [NO_DIRECT] if found.estimates["direct"] is None else []
+    return notes if memories.has_values else [*notes, INPUT_VALUES]
 
 
 # Exact ablations, many at once
@@ -331,7 +464,9 @@ def ablate(
     for begin, end in pairwise(cuts):
         rows = order[begin:end]
         batch = [cells[number] for number in rows]
-        output = forward.run(batch[0].layer, len(rows), _switch_off(batch, positions))
+        output = forward.run(
+            batch[0].layer, len(rows), _switch_off(batch, forward.n_tokens, positions)
+        )
         found[rows] = log_probability(head, output, target).cpu() - clean
         step(len(rows))
     return found
@@ -358,21 +493,20 @@ def cheapest_cuts(layers: list[int], n_layers: int, n_tokens: int, max_rows: int
     return cuts[::-1]
 
 
-def _switch_off(cells: Sequence[Cell], positions: Sequence[int] | None) -> dict[int, Change]:
-    """Return the changes that switch off, in row b of a batch, the b-th memory."""
-    by_layer: dict[int, list[int]] = {}
-    for row, cell in enumerate(cells):
-        by_layer.setdefault(cell.layer, []).append(row)
+def _switch_off(
+    cells: Sequence[Cell], n_tokens: int, positions: Sequence[int] | None
+) -> dict[int, Change]:
+    """Return the changes that switch off, in sentence b of a batch, the b-th memory."""
 
-    def of_layer(rows: list[int]) -> Change:
-        def change(coefficients: Tensor) -> Tensor:
-            changed = coefficients.clone()
-            row = torch.tensor(rows)[:, None]
-            place = torch.tensor(list(range(changed.shape[1]) if positions is None else positions))
-            memory = torch.tensor([cells[row].memory for row in rows])[:, None]
-            changed[row, place[None], memory] = 0
-            return changed
+    def change(layer: int, rows: BankRows) -> Tensor:
+        device = rows.tokens.device
+        own = [cell.memory if cell.layer == layer else -1 for cell in cells]
+        memory = torch.tensor(own, device=device)[rows.tokens // n_tokens] - rows.memories.start
+        off = (memory >= 0) & (memory < len(rows.memories))
+        if positions is not None:
+            off &= torch.isin(rows.tokens % n_tokens, torch.tensor(positions, device=device))
+        changed = rows.coefficients.clone()
+        changed[off.nonzero()[:, 0], memory[off]] = 0
+        return changed
 
-        return change
-
-    return {layer: of_layer(rows) for layer, rows in by_layer.items()}
+    return {layer: partial(change, layer) for layer in {cell.layer for cell in cells}}

@@ -11,8 +11,8 @@ with more steps.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ffmem.cells import Cell, Layout
 from ffmem.interventions.forward import (
-    Change,
+    BankRows,
     PartialForward,
     log_probabilities,
     log_probability,
@@ -29,74 +29,36 @@ from ffmem.interventions.forward import (
 )
 from ffmem.progress import Step
 
-NO_DIRECT = (
-    "direct is not defined: this model's layers norm their whole output, so no part of it reaches"
-    " the vocabulary by itself."
-)
-
-
-class Estimates(NamedTuple):
-    """The estimated change of log p of every memory, numbered through all layers."""
-
-    gradient: Float[Tensor, " memory"]
-    direct: Float[Tensor, " memory"] | None
-    """None if blocks norm their whole output."""
-    integrated: Float[Tensor, " memory"] | None
-    """None unless requested."""
-
-    def at(self, layout: Layout, cells: Sequence[Cell]) -> dict[str, Float[Tensor, " cell"] | None]:
-        """Return each estimate of some memories, by name."""
-        numbers = torch.tensor([layout.number(cell) for cell in cells], dtype=torch.long)
-        return {
-            name: None if estimate is None else estimate[numbers]
-            for name, estimate in self._asdict().items()
-        }
-
-
-NAMES = Estimates._fields
+Estimates = dict[str, Float[Tensor, " memory"] | None]
+"""The estimated change of log p of every memory, numbered through all layers, by the name of the
+estimate. None: not defined for the model, or not requested."""
 
 
 def estimate(
     forward: PartialForward,
     target: int,
     positions: Sequence[int] | None = None,
-    steps: int | None = None,
+    steps: int = 0,
     step: Step = lambda n: None,
 ) -> Estimates:
     """Return the estimates of all memories; the integrated one if `steps` are given."""
-    return Estimates(
-        gradient(forward, target, positions),
-        direct(forward, target, positions),
-        None if steps is None else integrated(forward, target, steps, positions, step),
-    )
+    found: Estimates = {
+        "gradient": gradient(forward, target, positions),
+        "direct": direct(forward, target, positions),
+        "integrated": None,
+    }
+    if steps:
+        found["integrated"] = integrated(forward, target, steps, positions, step)
+    else:
+        step(1)
+    return found
 
 
 def gradient(
     forward: PartialForward, target: int, positions: Sequence[int] | None = None
 ) -> Float[Tensor, " memory"]:
     """Return −Σ m · ∂log p/∂m over the positions, through the whole model."""
-    memories = forward.memories
-    layers = memories.layout.memory_layers
-    seen: dict[int, Tensor] = {}
-
-    def keep(layer: int) -> Change:
-        def change(coefficients: Tensor) -> Tensor:
-            # Weights are frozen: gradients begin at the first layer's coefficients.
-            seen[layer] = coefficients if coefficients.requires_grad else _leaf(coefficients)
-            return seen[layer]
-
-        return change
-
-    with torch.enable_grad():
-        output = forward.run(0, 1, {layer: keep(layer) for layer in layers})
-        score = log_probability(memories.head, output, target).sum()
-    slopes = torch.autograd.grad(score, [seen[layer] for layer in layers])
-    return torch.cat(
-        [
-            -_sum_products(seen[layer], slope, positions).sum(dim=0)
-            for layer, slope in zip(layers, slopes, strict=True)
-        ]
-    )
+    return -_sum_slopes(forward, target, forward.memories.layout.memory_layers, None, positions)
 
 
 def direct(
@@ -104,16 +66,18 @@ def direct(
 ) -> Float[Tensor, " memory"] | None:
     """Return −m · (g · v) at the position; None in models whose blocks norm their output."""
     memories = forward.memories
-    if memories.row.output_norm is not None:
+    if any(row.output_norm is not None for row in memories.rows):
         return None
     if positions is not None and forward.n_tokens - 1 not in positions:
         return torch.zeros(len(memories.layout), dtype=torch.float64)
     slope = frozen_slope(forward, target)
     found = []
     for layer in memories.layout.memory_layers:
-        trace, values = forward.layers[layer], forward.values.of_layer(layer)
-        slopes = values.float() @ slope.to(values.device)
-        parts = trace.coefficients[0].to(values.device).double() * slopes.double()
+        trace = forward.layers[layer]
+        slopes = torch.cat(
+            [values.float() @ slope.to(values.device) for values in forward.values(layer)]
+        )
+        parts = trace.coefficients[0].to(slopes.device).double() * slopes.double()
         found.append(-parts.cpu() / post_norm_sigma(memories, layer, trace))
     return torch.cat(found)
 
@@ -137,54 +101,55 @@ def integrated(
 ) -> Float[Tensor, " memory"]:
     """Return integrated gradients, with all coefficients of a layer scaled together."""
     alphas = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
-    found = []
+    found = torch.zeros(len(forward.memories.layout), dtype=torch.float64)
     for layer in forward.memories.layout.memory_layers:
-        parts = [
-            _scaled_slopes(forward, target, layer, part, positions)
-            for part in alphas.split(forward.n_rows)
-        ]
-        found.append(-torch.stack(parts).sum(dim=0) / steps)
+        for part in alphas.split(forward.n_rows):
+            found -= _sum_slopes(forward, target, [layer], part, positions) / steps
         step(1)
-    return torch.cat(found)
+    return found
 
 
-def _scaled_slopes(
+def _sum_slopes(
     forward: PartialForward,
     target: int,
-    layer: int,
-    alphas: Float[Tensor, " row"],
+    layers: Sequence[int],
+    alphas: Float[Tensor, " copy"] | None,
     positions: Sequence[int] | None,
 ) -> Float[Tensor, " memory"]:
-    """Return Σ m · ∂log p/∂m over rows and positions, at scaled coefficients of a layer."""
-    seen: list[Tensor] = []
+    """Return Σ m · ∂log p/∂m over positions, of all memories; 0 in other layers.
 
-    def change(coefficients: Tensor) -> Tensor:
-        factor = torch.ones(len(alphas), forward.n_tokens, dtype=torch.float64)
-        factor[:, list(range(forward.n_tokens) if positions is None else positions)] = alphas[
-            :, None
-        ]
-        scaled = _leaf(coefficients * factor[:, :, None].to(coefficients))
-        seen[:] = [coefficients.detach(), scaled]
-        return scaled
+    With `alphas`, the prompt runs once for each, with the coefficients scaled by it, and slopes are
+    summed over these copies.
+    """
+    layout, n_tokens = forward.memories.layout, forward.n_tokens
+    banks: list[tuple[Tensor, Tensor, slice]] = []
+    """Of each bank: m, 0 where it does not count; what the model computes with; its numbers."""
+
+    def change(layer: int, rows: BankRows) -> Tensor:
+        m = rows.coefficients.detach()
+        counts = torch.ones(len(m), 1, dtype=torch.bool, device=m.device)
+        if positions is not None:
+            at = torch.tensor(positions, device=m.device)
+            counts = torch.isin(rows.tokens % n_tokens, at)[:, None]
+        used = rows.coefficients
+        if alphas is not None:
+            scale = alphas.to(m)[rows.tokens // n_tokens][:, None]
+            used = torch.where(counts, m * scale, m)
+        if not used.requires_grad:  # weights are frozen: gradients begin at these coefficients
+            used = _leaf(used)
+        first = layout.starts[layer] + rows.memories.start
+        banks.append((torch.where(counts, m, 0), used, slice(first, first + len(rows.memories))))
+        return used
 
     with torch.enable_grad():
-        output = forward.run(layer, len(alphas), {layer: change})
+        n_copies = 1 if alphas is None else len(alphas)
+        output = forward.run(layers[0], n_copies, {one: partial(change, one) for one in layers})
         score = log_probability(forward.memories.head, output, target).sum()
-    coefficients, scaled = seen
-    (slope,) = torch.autograd.grad(score, scaled)
-    return _sum_products(coefficients, slope, positions).sum(dim=0)
-
-
-def _sum_products(
-    coefficients: Float[Tensor, "row position memory"],
-    slope: Float[Tensor, "row position memory"],
-    positions: Sequence[int] | None,
-) -> Float[Tensor, "row memory"]:
-    """Return Σ m · ∂log p/∂m over the positions."""
-    products = coefficients.detach().double() * slope.double()
-    if positions is not None:
-        products = products[:, list(positions)]
-    return products.sum(dim=1).cpu()
+    slopes = torch.autograd.grad(score, [used for _, used, _ in banks])
+    found = torch.zeros(len(layout), dtype=torch.float64)
+    for (m, _, numbers), slope in zip(banks, slopes, strict=True):
+        found[numbers] += (m.double() * slope.double()).sum(dim=0).cpu()
+    return found
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -202,7 +167,7 @@ def choose_candidates(
     The largest |estimate| of each kind are taken in turn: the first of every kind, the second, ….
     """
     orders = []
-    for numbers in estimates:
+    for numbers in estimates.values():
         if numbers is None:
             continue
         best = np.argsort(-np.abs(numbers.numpy()), kind="stable")[:n].tolist()

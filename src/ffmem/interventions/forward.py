@@ -1,8 +1,9 @@
-"""Forward passes with changed coefficients.
+"""A loaded model, a prompt, and forward passes with changed coefficients.
 
-`apply_edits` edits every pass of a model: one hook on the input of the value map replaces m by
-a · m + c. Weights are never touched. Where coefficients are weights of a softmax, the others stay
-as they are: the softmax is not computed again.
+`change_coefficients` is the one hook: every intervention replaces the coefficients of a layer
+through it, bank by bank. `apply_edits` uses it to edit every pass of a model, m → a · m + c, and
+changes routes to experts. Weights are never touched. Where coefficients are weights of a softmax,
+the others stay as they are: the softmax is not computed again.
 
 `PartialForward` runs a prompt once, and then again from any layer up:
 
@@ -14,45 +15,200 @@ below ℓ replaced, so masks, positions and windows are its own. Law: the result
 whole forward pass under hooks.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import Cache
 
-from ffmem.errors import ModelError
+from ffmem.cells import Cell
+from ffmem.errors import CorpusError, ModelError
+from ffmem.indexing.start import choose_start
+from ffmem.indexing.store import Index, check_weights, recover
 from ffmem.interventions.edits import Edit, Edits
+from ffmem.models.arguments import index_model_errors
+from ffmem.models.banks import Bank, ExpertBank, Routing
 from ffmem.models.head import Head, Norm
+from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor, get_module
+from ffmem.models.routes import change_routes, switch_off
 from ffmem.models.selfcheck import BOUND, HALF_BOUND
 from ffmem.models.trace import LayerTrace
+from ffmem.progress import Progress
 
 BATCH_TOKENS = 1024
 """Tokens to run at once: enough to keep the processor busy, with little memory."""
 
 HEAD_ROWS = 64
-"""Vectors whose logits are held at once if no gradient is needed."""
+"""Vectors whose logits are held at once."""
 
-Change = Callable[[Tensor], Tensor]
-"""Maps a layer's coefficients, "row position memory", to those that replace them."""
+START_SENTENCES = (
+    "The town lies on the eastern bank of the river, about forty miles from the coast.",
+    "She opened the window, looked down at the street and waved to the children below.",
+    "In the second half of the century the price of wheat fell by more than a third.",
+    "He had not expected an answer, but the letter came back within a week.",
+    "Most of these birds build their nests in old trees and feed on insects and seeds.",
+    "The committee will meet again in September to decide how the money should be spent.",
+)
+"""The start token is measured on these if no index has measured it."""
 
 
-# Edits of every pass
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run prompts, with its index if there is one."""
+
+    memories: Memories
+    index: Index | None = None
+    requested_start: str | None = None
+    """How prompts start, as `--start` takes it. None: as the index, or `auto`."""
+
+    @cached_property
+    def start(self) -> int | None:
+        """The token in front of every prompt; measured when it is first needed."""
+        if self.index is not None and self.requested_start is None:
+            return self.index.manifest.start.id
+        requested = self.requested_start or "auto"
+        texts = list(START_SENTENCES) if requested == "auto" else []
+        sentences = [encoding.ids for encoding in self.memories.tokenizer.encode(texts)]
+        return choose_start(self.memories, sentences, requested)[0].id
+
+
+def open_model(
+    model_or_index: Memories | Index | str | Path,
+    *,
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load MODEL_OR_DIR; `model` says where the model of an index is now."""
+    index = model_or_index if isinstance(model_or_index, Index) else None
+    if isinstance(model_or_index, str | Path):
+        recover(Path(model_or_index))
+        if any((Path(model_or_index) / name).exists() for name in ("manifest.json", "partials")):
+            index = Index(model_or_index)  # raises if it is unfinished
+    if index is None and model is not None:
+        raise ModelError("Pass either a model, or an index with the model that it was made from.")
+    source: Any = model or (model_or_index if index is None else index.manifest.model.source)
+    if not isinstance(source, Memories):
+        stored = "float32" if index is None else index.manifest.dtype
+        errors: AbstractContextManager[None] = nullcontext()
+        if index is not None and model is None:
+            errors = index_model_errors(source, index.folder)
+        with errors, (progress or Progress(quiet=True)).waiting(f"Loading {source}"):
+            source = load(source, dtype=dtype or stored, device=device)
+    if index is not None:
+        check_weights(index, source.fingerprint())
+    return LoadedModel(source, index, start)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text as the model reads it; the start token, if there is one, comes first."""
+
+    text: str
+    ids: list[int]
+    tokens: list[str]
+    """As they are shown."""
+
+
+def read_prompt(loaded: LoadedModel, text: object) -> Prompt:
+    """Return the tokens of a prompt; raise if the model cannot read it as a whole."""
+    memories = loaded.memories
+    if not isinstance(text, str):
+        raise CorpusError(f"A prompt must be a string; got {type(text).__name__}.")
+    if not text:
+        raise CorpusError("The prompt is empty. Give a text of at least one token.")
+    (encoding,) = memories.tokenizer.encode([text])
+    if not encoding.ids:
+        raise CorpusError(f"The prompt {text!r} has no token for this model's tokenizer.")
+    start = loaded.start
+    ids = [*([] if start is None else [start]), *encoding.ids]
+    if memories.context is not None and len(ids) > memories.context:
+        included = "" if start is None else ", including the start token"
+        raise CorpusError(
+            f"The prompt has {len(ids):,} tokens{included}; the model reads"
+            f" {memories.context:,}. Shorten it."
+        )
+    if max(ids) >= memories.vocabulary:
+        raise ModelError(
+            f"The tokenizer gives the id {max(ids)}, but the model has {memories.vocabulary}"
+            " tokens. Use the tokenizer of this model."
+        )
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
+    return Prompt(text, ids, [shown[id] for id in ids])
+
+
+def find_target(memories: Memories, target: object) -> int:
+    """Return the id of a target token, given as in the vocabulary, as shown, or as text."""
+    if not isinstance(target, str) or not target:
+        raise ModelError(f"The target {target!r} is not a token. Give one as text.")
+    try:
+        id = memories.tokenizer.id_of(target)
+    except ModelError:
+        (encoding,) = memories.tokenizer.encode([target])
+        if len(encoding.ids) != 1:
+            shown = memories.tokenizer.token_texts(memories.vocabulary)
+            pieces = ", ".join(repr(shown[id]) for id in encoding.ids) or "none"
+            raise ModelError(
+                f"The target {target!r} is not one token: the tokenizer gives {pieces}. Give a"
+                " single token, with its leading space if it has one."
+            ) from None
+        id = encoding.ids[0]
+    if id >= memories.vocabulary:
+        raise ModelError(
+            f"The target {target!r} is token {id}; the model has {memories.vocabulary} tokens."
+        )
+    return id
+
+
+# Changed coefficients
+
+
+class BankRows(NamedTuple):
+    """The coefficients of one bank in one forward pass; a row is a token that reaches the bank."""
+
+    coefficients: Float[Tensor, "row memory"]
+    tokens: Int64[Tensor, " row"]
+    """The token of each row, counted through the sentences of the batch."""
+    memories: range
+    """The numbers of the bank's memories in the layer."""
+
+
+Change = Callable[[BankRows], Tensor]
+"""Returns the coefficients that replace those of a bank."""
+
+
+@contextmanager
+def change_coefficients(memories: Memories, layer: int, change: Change) -> Iterator[None]:
+    """Replace the coefficients of a layer in every forward pass: the one hook of interventions.
+
+    An expert's coefficients are replaced for the tokens that are routed to it.
+    """
+
+    def edit(bank: Bank, coefficients: Tensor, tokens: Tensor) -> Tensor:
+        return change(BankRows(coefficients, tokens, range(bank.offset, bank.offset + bank.size)))
+
+    with memories.banks[layer].editing(edit):
+        yield
 
 
 @contextmanager
 def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
-    """Run every forward pass of a model with edited coefficients.
+    """Run every forward pass of a model with edited coefficients and routes.
 
     Positions count from the first token of the text, also if earlier tokens are in a cache.
     """
-    edits = edits.resolve(memories.layout)
-    past, shape = 0, torch.Size()
+    by_layer = edits.by_layer(memories.layout)
+    past, length = 0, 0
 
     def save_past(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal past
@@ -61,31 +217,29 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
         cache = next((one for one in given if one is not None), None)
         past = 0 if cache is None else int(cache.get_seq_length())
 
-    def save_shape(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal shape
-        shape = first_tensor(args, kwargs).shape[:2]
+    def save_length(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal length
+        length = first_tensor(args, kwargs).shape[1]
 
-    def edited_rows(n_rows: int) -> Tensor:
-        """Return the rows at the edited positions; OPT flattens batch and position."""
+    def where(tokens: Tensor) -> Tensor:
         if edits.positions is None:
-            return torch.arange(n_rows)
-        batch, length = shape
-        here = [p - past for p in edits.positions if 0 <= p - past < length]
-        return (
-            torch.arange(batch)[:, None] * length + torch.tensor(here, dtype=torch.long)
-        ).flatten()
+            return torch.ones_like(tokens, dtype=torch.bool)
+        positions = torch.tensor(edits.positions, device=tokens.device)
+        return torch.isin(tokens % length + past, positions)
 
-    def change(of_layer: list[Edit], _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        coefficients: Tensor = args[0].clone()
-        flat = coefficients.view(-1, coefficients.shape[-1])
+    def edit(of_layer: list[tuple[int, Edit]], rows: BankRows) -> Tensor:
+        here = [(number, edit) for number, edit in of_layer if number in rows.memories]
+        edited = rows.coefficients.clone()
+        device, dtype = edited.device, edited.dtype
+        row = where(rows.tokens).nonzero()[:, 0]
+        memory = torch.tensor([n - rows.memories.start for n, _ in here], device=device).long()
         # In float32 at least, so that a half-precision model rounds once.
-        exact = torch.promote_types(flat.dtype, torch.float32)
-        rows = edited_rows(len(flat)).to(flat.device)[:, None]
-        memory = torch.tensor([edit.cell.memory for edit in of_layer], device=flat.device)
-        numbers = [(edit.factor, edit.constant) for edit in of_layer]
-        factor, constant = torch.tensor(numbers, dtype=exact, device=flat.device).T
-        flat[rows, memory] = (flat[rows, memory].to(exact) * factor + constant).to(flat.dtype)
-        return (coefficients, *args[1:])
+        exact = torch.promote_types(dtype, torch.float32)
+        factor = torch.tensor([edit.factor for _, edit in here], dtype=exact, device=device)
+        constant = torch.tensor([edit.constant for _, edit in here], dtype=exact, device=device)
+        place = (row[:, None], memory)
+        edited[place] = (edited[place].to(exact) * factor + constant).to(dtype)
+        return edited
 
     with ExitStack() as hooks:
         if edits.positions is not None:
@@ -93,57 +247,70 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
             for module, hook in (
                 (memories.model, save_past),
                 (memories.model.base_model, save_past),
-                (memories.blocks[0], save_shape),
+                (memories.blocks[0], save_length),
             ):
                 handle = module.register_forward_pre_hook(hook, with_kwargs=True)
                 hooks.callback(handle.remove)
-        for layer, of_layer in edits.by_layer().items():
-            values = memories.bank(layer).values
-            hooks.callback(values.register_forward_pre_hook(partial(change, of_layer)).remove)
+        for layer, of_layer in by_layer.items():
+            hooks.enter_context(change_coefficients(memories, layer, partial(edit, of_layer)))
+        for layer, of_experts in edits.experts().items():
+            banks = memories.banks[layer]
+            routes: dict[str, list[int]] = {"forbid": [], "force": []}
+            for expert, change in of_experts:
+                bank = banks.at(memories.layout.memories_of(expert).start)
+                if change.how == "off":
+                    hooks.enter_context(switch_off(bank, where))
+                elif isinstance(bank, ExpertBank):
+                    routes[change.how].append(bank.number)
+            if any(routes.values()):
+                hooks.enter_context(change_routes(banks, **routes, where=where))
         yield
 
 
 # The vectors that coefficients multiply
 
 
-class PromptValues:
-    """The values that act at the last token of a prompt, as they reach the residual stream.
+@contextmanager
+def record_values(memories: Memories) -> Iterator[Callable[[int], Iterable[Tensor]]]:
+    """Give a function from a layer to its values, bank by bank, as they reach the stream.
 
-    Static values are in the weights. Those of a lambda layer are computed from the prompt: `record`
-    keeps what they are computed from while it runs.
+    Static values are in the weights. Those of a lambda layer are computed from a prompt: they are
+    the ones that act at its last token, after it has run inside this block.
     """
+    inputs: dict[int, Tensor] = {}
 
-    def __init__(self, memories: Memories) -> None:
-        self.memories = memories
-        self._inputs: dict[int, Tensor] = {}
+    def keep(layer: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs[layer] = first_tensor(args, kwargs)[0].detach()
 
-    @contextmanager
-    def record(self) -> Iterator[None]:
-        """Keep what is needed of a pass over the prompt."""
+    def values(layer: int) -> Iterable[Float[Tensor, "memory hidden"]]:
+        if memories.has_values:
+            return memories.direction_parts(layer)
+        return [memories.values_at(layer, inputs[layer], len(inputs[layer]) - 1)]
 
-        def keep(layer: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._inputs[layer] = first_tensor(args, kwargs)[0].detach()
+    with ExitStack() as hooks:
+        if not memories.has_values:
+            for bank in (bank for banks in memories.banks for bank in banks.dense):
+                hook = partial(keep, bank.layer)
+                handle = bank.keys.register_forward_pre_hook(hook, with_kwargs=True)
+                hooks.callback(handle.remove)
+        yield values
 
-        with ExitStack() as hooks:
-            if not self.memories.has_values:
-                for bank in filter(None, self.memories.banks):
-                    hook = partial(keep, bank.layer)
-                    handle = bank.keys.register_forward_pre_hook(hook, with_kwargs=True)
-                    hooks.callback(handle.remove)
-            yield
 
-    def of_layer(self, layer: int) -> Float[Tensor, "memory hidden"]:
-        """Return the values of a layer."""
-        if self.memories.has_values:
-            return self.memories.output_directions(layer)
-        x = self._inputs[layer]
-        return self.memories.values_at(layer, x, len(x) - 1)
+def pick_values(parts: Iterable[Tensor], numbers: Sequence[int]) -> Float[Tensor, "row hidden"]:
+    """Return the values of some memories of a layer, by their numbers in it."""
+    found: dict[int, Tensor] = {}
+    begin = 0
+    for part in parts:
+        own = range(begin, begin + len(part))
+        found |= {number: part[number - begin] for number in numbers if number in own}
+        begin = own.stop
+    return torch.stack([found[number] for number in numbers])
 
 
 def post_norm_sigma(memories: Memories, layer: int, trace: LayerTrace) -> float:
     """Return what the post-norm divides y by at a traced position; 1 if there is none."""
-    path = memories.row.post_norm
-    if path is None or memories.banks[layer] is None:
+    path = memories.rows[layer].post_norm
+    if path is None or not memories.banks[layer]:
         return 1.0
     norm = Norm(get_module(memories.blocks[layer], path), memories.hidden)
     return float(norm.denominator(trace.value_output)[0])
@@ -158,16 +325,47 @@ def promoted_tokens(
 ) -> list[list[str]]:
     """Return the tokens that each m · v promotes most; if m = 0, those of v.
 
-    A value of zeros promotes nothing, such as that of a token beyond the prompt in a lambda layer.
+    A value of zeros promotes nothing; in a lambda layer, distances beyond the prompt have one.
     """
     shown = memories.tokenizer.token_texts(memories.vocabulary)
     factors = torch.where(coefficients == 0, 1.0, coefficients).to(values.device)
-    logits = memories.head.folded(values.float() * factors[:, None])
-    ids = logits.topk(min(n, logits.shape[1]), dim=1).indices.tolist()
-    nonzero = values.any(dim=1).tolist()
-    return [
-        [shown[id] for id in row] if there else [] for row, there in zip(ids, nonzero, strict=True)
-    ]
+    found = []
+    for rows in (values.float() * factors[:, None]).split(HEAD_ROWS):
+        best = memories.head.folded(rows).topk(min(n, memories.vocabulary), dim=1).indices
+        for ids, row in zip(best.tolist(), rows, strict=True):
+            found.append([shown[id] for id in ids] if row.any() else [])
+    return found
+
+
+@torch.inference_mode()
+def coefficients_along(
+    memories: Memories, cell: Cell, texts: Sequence[Sequence[int]], start: int | None
+) -> list[list[float]]:
+    """Return the coefficient of one memory at every token of some texts, given as ids.
+
+    Each text is read after the start token, whose own coefficient is left out, and is run by
+    itself up to the layer of the memory.
+    """
+    cell = memories.layout.resolve(cell)
+    before = [] if start is None else [start]
+    found: list[list[float]] = []
+
+    def read(bank: Bank, coefficients: Tensor, _: Tensor | None, routing: Routing | None) -> None:
+        if bank.layer != cell.layer or bank.offset != cell.offset:
+            return
+        own = coefficients[..., cell.memory - cell.offset].flatten().float().cpu()
+        if routing is not None and routing.tokens is not None:  # elsewhere the coefficient is 0
+            along[routing.tokens.cpu()] = own
+        else:
+            along[:] = own
+
+    with memories.read_coefficients(read):
+        for ids in texts:
+            tokens = torch.tensor([[*before, *ids]])
+            along = torch.zeros(tokens.numel())
+            memories.forward(tokens, layers=cell.layer + 1)
+            found.append(along[len(before) :].tolist())
+    return found
 
 
 # Passes from a layer up
@@ -181,7 +379,6 @@ class PartialForward:
         self.tokens = torch.tensor([ids[: position + 1]])
         self.layers: list[LayerTrace] = []
         """What every layer computed at the position: one row each."""
-        self.values = PromptValues(memories)
         self._inputs: list[Tensor] = []
         self._extras: list[tuple[Any, ...] | None] = []
         """What every block returned after its output; None if it returned a tensor."""
@@ -217,20 +414,15 @@ class PartialForward:
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             found.append(first_tensor(output, {})[:, -1].clone())
 
-        def change(how: Change, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            rows = args[0].reshape(n_rows, self.n_tokens, -1)  # OPT flattens them
-            return (how(rows).reshape(args[0].shape), *args[1:])
-
         with ExitStack() as stack:
             for layer in range(first_layer):
                 stub = partial(self._skip_block, layer, first_layer, n_rows)
                 stack.enter_context(_replace_forward(memories.blocks[layer], stub))
-            for layer, how in changes.items():
-                values = memories.bank(layer).values
-                stack.callback(values.register_forward_pre_hook(partial(change, how)).remove)
+            for layer, change in changes.items():
+                stack.enter_context(change_coefficients(memories, layer, change))
             stack.callback(memories.blocks[-1].register_forward_hook(keep).remove)
             tokens = self.tokens.repeat(n_rows, 1).to(memories.device)
-            memories.model.base_model(tokens, use_cache=False)
+            memories.trunk(tokens, use_cache=False)
         return found[0]
 
     def _run_clean(self) -> None:
@@ -248,7 +440,8 @@ class PartialForward:
         last = torch.tensor([[0, self.n_tokens - 1]])
         with ExitStack() as hooks:
             hooks.enter_context(self.memories.trace_layers(read, self.tokens, last))
-            hooks.enter_context(self.values.record())
+            self.values = hooks.enter_context(record_values(self.memories))
+            """The values of a layer, bank by bank."""
             for block in self.memories.blocks:
                 handle = block.register_forward_pre_hook(enter, with_kwargs=True)
                 hooks.callback(handle.remove)

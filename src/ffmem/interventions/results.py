@@ -1,24 +1,33 @@
-"""What results of interventions share: tokens with probabilities, and tables between lines.
+"""The results of traces and effects: plain dataclasses whose fields are their JSON.
 
-A result shows itself as text in a terminal and as HTML in a notebook, from the same three parts.
+One result is printed by the command, returned by Python, sent by the API and shown by the page. A
+field that was not requested is None. This module loads no torch, so the API can describe them.
 """
 
 import html
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
 
-from ffmem.indexing.memory import NO_VALUES, visible_token
-from ffmem.text import format_number
+from ffmem.indexing.memory import NO_VALUES, visible, visible_token
+from ffmem.interventions.edits import Edit
+from ffmem.text import MISSING, format_number, format_share, html_table
 
+ESTIMATES = ("gradient", "direct", "integrated")
+
+NO_DIRECT = (
+    "direct is not defined: this model's layers norm their whole output, so no part of it reaches"
+    " the vocabulary by itself."
+)
 INPUT_VALUES = (
     f"{NO_VALUES} Tokens beside a memory are what those vectors promote here; ff is their sum, what"
     " the static keys read."
 )
-"""Said of lambda layers, whose results also have `"values": "input"`."""
+"""Said of lambda layers, whose results have `values` = "input"."""
 
 
-class TokenProbability(NamedTuple):
+@dataclass(frozen=True)
+class TokenProbability:
     """A token and its probability."""
 
     token: str
@@ -26,38 +35,38 @@ class TokenProbability(NamedTuple):
     probability: float
 
 
-class TableResult(ABC):
-    """A result with lines above and below a table, whose first row names the columns."""
+class TableResult:
+    """A result that shows itself as lines, a table with a header, and more lines."""
 
-    @abstractmethod
-    def above(self) -> list[str]:
-        """Return the lines above the table."""
+    def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return the lines above the table, its rows (the header first), and the lines below."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def table(self) -> list[Sequence[str]]:
-        """Return the rows of the table."""
-
-    @abstractmethod
-    def below(self) -> list[str]:
-        """Return the lines below the table."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        found: dict[str, Any] = as_json(self)
+        return found
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.above()[0]}>"
+        return f"<{type(self).__name__}: {self.parts()[0][0]}>"
 
     def __str__(self) -> str:
-        return "\n".join([*self.above(), "", *align_columns(self.table()), "", *self.below()])
+        above, table, below = self.parts()
+        return "\n".join([*above, "", *align_columns(table), "", *below])
 
     def _repr_html_(self) -> str:
-        def paragraph(lines: list[str]) -> str:
-            return f"<p>{'<br>'.join(map(html.escape, lines))}</p>"
+        above, (header, *rows), below = self.parts()
+        before, after = ("<br>".join(map(html.escape, lines)) for lines in (above, below))
+        return f"<p>{before}</p>{html_table(rows, header)}<p>{after}</p>"
 
-        def row(cells: Sequence[str], tag: str) -> str:
-            parts = (f"<{tag} align='left'>{html.escape(cell)}</{tag}>" for cell in cells)
-            return f"<tr>{''.join(parts)}</tr>"
 
-        head, *body = self.table()
-        rows = row(head, "th") + "".join(row(cells, "td") for cells in body)
-        return f"{paragraph(self.above())}<table>{rows}</table>{paragraph(self.below())}"
+def as_json(value: Any) -> Any:
+    """Return dataclasses as dicts, in lists and dicts too; ten times as fast as `asdict`."""
+    if is_dataclass(value):
+        return {name: as_json(one) for name, one in vars(value).items()}
+    if isinstance(value, list):
+        return [as_json(one) for one in value]
+    return {key: as_json(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -69,18 +78,392 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def mark_position(tokens: Sequence[str], position: int) -> str:
+def _mark_position(tokens: Sequence[str], position: int) -> str:
     """Return the tokens of a prompt, with brackets around the one where it was read."""
     shown = [visible_token(token) for token in tokens]
     shown[position] = f"[{shown[position]}]"
     return " ".join(shown)
 
 
-def format_tokens(tokens: Sequence[TokenProbability], n: int = 5) -> str:
-    """Return the most probable tokens with their probabilities."""
+def _format_tokens(tokens: Sequence[TokenProbability], n: int = 5) -> str:
     return "  ".join(f"{visible_token(t.token)} {t.probability:.3f}" for t in tokens[:n])
 
 
-def format_change(change: float | None) -> str:
-    """Return a signed number as tables show it."""
-    return format_number(change, signed=True)
+# Traces
+
+
+@dataclass(frozen=True)
+class MemoryContribution:
+    """One memory at the position."""
+
+    cell: str
+    coefficient: float
+    """m; in an expert, w · m."""
+    contribution: float
+    """|m| · ‖v‖; in output-normed blocks, divided by what the norm divides y by."""
+    share: float
+    """Of the contributions of all memories of the layer."""
+    percentile: float | None
+    """Share of the index's sampled prefixes whose coefficient is not larger; None without index."""
+    value_top: list[str]
+    """The tokens that m · v promotes most; none if v is all zeros."""
+    weight: float | None = None
+    """w of the memory's expert; None if it is in none."""
+    m: float | None = None
+    """m of a memory in an expert, without w; where w multiplies the expert's input, with it."""
+
+
+@dataclass(frozen=True)
+class ExpertWeight:
+    """An expert that ran at the position."""
+
+    expert: str
+    """Its name, such as L5E12, or L5S if every token reaches it."""
+    weight: float
+    """The router's, or that of the shared expert's gate; 1 if it has none."""
+
+
+@dataclass(frozen=True)
+class TracedLayer:
+    """One layer at the position: what its vectors predict, and the memories that contribute."""
+
+    layer: int
+    residual_top: list[TokenProbability]
+    ff_top: list[TokenProbability]
+    """Empty if the layer has no memories."""
+    output_top: list[TokenProbability]
+    case: str
+    """Where the layer's prediction comes from: residual, agreement, ffn or composition."""
+    active: float | None
+    """Share of active memories: m > 0, in gated models those with an open gate; None without."""
+    memories: list[MemoryContribution]
+    experts: list[ExpertWeight] | None = None
+    """The experts that ran, by weight; None in a layer without experts."""
+
+
+@dataclass(frozen=True)
+class TraceRun:
+    """One run of the model over a prompt, edited or not, read at one position."""
+
+    layers: list[TracedLayer]
+    output_top: list[TokenProbability]
+    """The model's own prediction."""
+    saturation: int
+    """The layer from which on the prediction is the model's final one."""
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """One layer at one position: the top tokens of r, y and o."""
+
+    residual: TokenProbability
+    ff: TokenProbability | None
+    """None if the layer has no memories."""
+    output: TokenProbability
+    case: str
+
+
+Grid = list[list[GridPoint]]
+"""By layer, then by position."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a continuation was sampled."""
+
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """A token among the most probable ones of either run, with its probability in both."""
+
+    token: str
+    id: int
+    probability: float
+    edited_probability: float
+
+
+@dataclass(frozen=True, repr=False)
+class TraceResult(TableResult):
+    """A prompt traced, and traced again under edits if there are any."""
+
+    prompt: str
+    tokens: list[str]
+    position: int
+    layers: list[TracedLayer]
+    output_top: list[TokenProbability]
+    """What the unedited model predicts."""
+    saturation: int
+    """The layer from which on the unedited prediction no longer changes."""
+    output_changes: list[OutputChange]
+    """The most probable tokens of both runs, those of the edited run first."""
+    edits: list[Edit] = field(default_factory=list)
+    positions: list[int] | None = None
+    """Where the edits act. None: everywhere."""
+    edited_layers: list[TracedLayer] | None = None
+    edited_output_top: list[TokenProbability] | None = None
+    edited_saturation: int | None = None
+    grid: Grid | None = None
+    """Every layer at every position: grid[layer][position]."""
+    edited_grid: Grid | None = None
+    generated: str | None = None
+    """What the model writes after the prompt."""
+    generated_ended: str | None = None
+    """length: as long as requested; end: the model ended the text; context: the context is full."""
+    edited_generated: str | None = None
+    edited_generated_ended: str | None = None
+    sampling: Sampling | None = None
+    """How continuations were sampled. None: greedily."""
+    values: str = "static"
+    """input: a lambda layer computes the values from the prompt."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def plain(self) -> TraceRun:
+        """The unedited run."""
+        return TraceRun(self.layers, self.output_top, self.saturation)
+
+    @property
+    def edited(self) -> TraceRun | None:
+        """The edited run."""
+        layers, top, saturation = self.edited_layers, self.edited_output_top, self.edited_saturation
+        if layers is None or top is None or saturation is None:
+            return None
+        return TraceRun(layers, top, saturation)
+
+    def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return the prompt; the layers of the unedited run; predictions, grids and notes."""
+        header = ["layer", "residual", "ff", "output", "case", "active"]
+        has_experts = any(layer.experts is not None for layer in self.layers)
+        header += ["experts", "top memories"] if has_experts else ["top memories"]
+        below = _format_run(self.plain)
+        if self.edited is not None:
+            at = ", ".join(map(str, self.positions or ()))
+            where = f" at position {at} only" if at else ""
+            edits = ", ".join(map(str, self.edits))
+            below += ["", f"edited    {edits}{where}", *_format_run(self.edited)]
+        ends = {"end": " ∎", "context": " … (the context is full)", "length": " …"}
+        for name, text, ended in (
+            ("continues", self.generated, self.generated_ended),
+            ("edited   ", self.edited_generated, self.edited_generated_ended),
+        ):
+            if text is not None:
+                below.append(f"{name}  {visible(text)}{ends[ended or 'length']}")
+        for title, grid in (("", self.grid), (", edited", self.edited_grid)):
+            if grid is not None:
+                below += ["", f"Top token of each layer's output at each position{title}:", ""]
+                tokens = [
+                    [str(layer), *(visible_token(point.output.token) for point in points)]
+                    for layer, points in enumerate(grid)
+                ]
+                below += align_columns([["layer", *map(visible_token, self.tokens)], *tokens])
+        below += ["", *self.notes] if self.notes else []
+        above = [_mark_position(self.tokens, self.position)]
+        rows = [_format_layer(layer, has_experts) for layer in self.layers]
+        return above, [header, *rows], below
+
+
+def _format_run(run: TraceRun) -> list[str]:
+    if run.saturation == len(run.layers) - 1:
+        settled = "The prediction appears in the last layer only."
+    else:
+        settled = f"The prediction is final from layer {run.saturation} on."
+    return [f"predicts  {_format_tokens(run.output_top)}", settled]
+
+
+def _format_layer(layer: TracedLayer, has_experts: bool) -> list[str]:
+    tops = []
+    for tokens in (layer.residual_top, layer.ff_top, layer.output_top):
+        best = [f"{visible_token(one.token)} {one.probability:.2f}" for one in tokens[:1]]
+        tops.append("".join(best) or MISSING)
+    memories = []
+    for memory in layer.memories[:3]:
+        rank = "" if memory.percentile is None else f" p{100 * memory.percentile:.0f}"
+        token = visible_token(memory.value_top[0]) if memory.value_top else MISSING
+        m = format_number(memory.coefficient, signed=True)
+        if memory.weight is not None:
+            m += f" = {format_number(memory.weight)} · {format_number(memory.m, signed=True)}"
+        memories.append(f"{memory.cell} {m}{rank} {token}")
+    active = MISSING if layer.active is None else f"{layer.active:.0%}"
+    experts = [f"{one.expert} {format_number(one.weight)}" for one in layer.experts or ()]
+    found = [str(layer.layer), *tops, layer.case, active]
+    found += [", ".join(experts) or MISSING] if has_experts else []
+    return [*found, "  ".join(memories)]
+
+
+# Effects
+
+
+@dataclass(frozen=True)
+class Target(TokenProbability):
+    """The token whose log p is measured, and what the unchanged model gives it."""
+
+    log_probability: float
+    rank: int
+    """1 is the model's own next token."""
+
+
+@dataclass(frozen=True)
+class MemoryEffect:
+    """One memory: the exact change of log p(target) when it is off, beside the estimates.
+
+    Over a file of prompts, all numbers are means.
+    """
+
+    cell: str
+    change: float
+    gradient: float
+    direct: float | None
+    integrated: float | None
+    coefficient: float
+    """m at the position."""
+    value_top: list[str]
+    """The tokens that m · v promotes most; none if v is all zeros."""
+
+
+@dataclass(frozen=True)
+class FactsEffect(MemoryEffect):
+    """One memory over a file of prompts: how the changes differ between prompts."""
+
+    median: float
+    lowers: float
+    """Share of prompts whose target becomes less likely without the memory."""
+    largest: float
+    """The change of largest size."""
+    largest_prompt: int
+    """The prompt on which it occurs, counted from 0."""
+    against: float | None
+    """The mean change on the control prompts."""
+    difference: float | None
+    """change − against"""
+
+
+@dataclass(frozen=True, repr=False)
+class EffectResult(TableResult):
+    """A prompt, its next token, and the memories that matter most for it."""
+
+    prompt: str
+    tokens: list[str]
+    position: int
+    target: Target
+    top: list[TokenProbability]
+    """What the unchanged model predicts."""
+    positions: list[int] | None
+    """Where memories were off. None: everywhere."""
+    candidates: int
+    """Memories that were measured; those with the largest changes are listed."""
+    correlation: dict[str, float | None]
+    """Spearman's, of each estimate with the exact change, over the candidates."""
+    sum: dict[str, float | None]
+    """Of the exact change and of each estimate, over the candidates."""
+    memories: list[MemoryEffect]
+    ablation: str = "off"
+    values: str = "static"
+    """input: a lambda layer computes the values from the prompt."""
+    notes: list[str] = field(default_factory=list)
+
+    def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return prompt, prediction and target; the memories; what the numbers mean."""
+        target = self.target
+        above = [
+            _mark_position(self.tokens, self.position),
+            f"predicts  {_format_tokens(self.top)}",
+            f"target    {visible_token(target.token)}, p {format_number(target.probability)},"
+            f" log p {format_number(target.log_probability)}, rank {target.rank:,}",
+        ]
+        numbers = ["change", *_known_estimates(self.memories)]
+        table = [["memory", *numbers, "m", "value promotes"]]
+        for memory in self.memories:
+            table.append(_format_effect(memory, [*numbers, "coefficient"]))
+        where = "everywhere" if self.positions is None else f"at {self.positions}"
+        sums = [f"{name} {format_number(self.sum[name], signed=True)}" for name in numbers]
+        below = [
+            f"change: of log p(target) with the memory off ({where}), exact; negative: it supported"
+            " the target.",
+            f"{self.candidates} memories measured, the {len(self.memories)} of largest |change|"
+            " listed.",
+            f"rank correlation with the exact change: {_format_correlation(self)};"
+            f" sums: {', '.join(sums)}.",
+        ]
+        return above, table, below + self.notes
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """A file of prompts."""
+
+    path: str
+    prompts: int
+    empty_lines: int
+
+    def __str__(self) -> str:
+        ignored = f" ({self.empty_lines} empty lines ignored)" if self.empty_lines else ""
+        return f"{self.prompts} prompts of {self.path}{ignored}"
+
+
+@dataclass(frozen=True)
+class FactTarget(Target):
+    """The target of one prompt of a file."""
+
+    prompt: str
+
+
+@dataclass(frozen=True, repr=False)
+class FactsResult(TableResult):
+    """A file of prompts, and the memories that matter most for it."""
+
+    file: PromptFile
+    against: PromptFile | None
+    """The control prompts."""
+    facts: list[FactTarget]
+    candidates: int
+    """Memories that were measured, each on every prompt."""
+    correlation: dict[str, float | None]
+    """Spearman's, of each mean estimate with the mean change, over the candidates."""
+    sorted_by: str
+    """change, or difference if there are control prompts; the most negative first."""
+    memories: list[FactsEffect]
+    ablation: str = "off"
+    values: str = "static"
+    """input: a lambda layer computes the values from the prompt."""
+    notes: list[str] = field(default_factory=list)
+
+    def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return the files; the memories; what the numbers mean."""
+        first = sum(fact.rank == 1 for fact in self.facts)
+        above = [str(self.file), f"The model's own next token is the target in {first} of them."]
+        numbers = ["change", "median", "largest"]
+        if self.against is not None:
+            above.append(f"against {self.against}")
+            numbers += ["against", "difference"]
+        numbers += _known_estimates(self.memories)
+        table = [["memory", *numbers, "lowers", "value promotes"]]
+        for memory in self.memories:
+            name, *cells, promoted = _format_effect(memory, numbers)
+            table.append([name, *cells, format_share(memory.lowers), promoted])
+        below = [
+            "change: of log p(target) with the memory off, exact, mean over the prompts; negative:"
+            " it supported the targets. lowers: the share of prompts in which it did.",
+            f"{self.candidates} memories measured on every prompt, {len(self.memories)} listed,"
+            f" the lowest {self.sorted_by} first.",
+            "rank correlation of the mean estimates with the mean change:"
+            f" {_format_correlation(self)}.",
+        ]
+        return above, table, below + self.notes
+
+
+def _known_estimates(memories: Sequence[MemoryEffect]) -> list[str]:
+    """Return the names of the estimates that some rows have."""
+    return [name for name in ESTIMATES if any(getattr(row, name) is not None for row in memories)]
+
+
+def _format_effect(memory: MemoryEffect, numbers: Sequence[str]) -> list[str]:
+    shown = [format_number(getattr(memory, name), signed=True) for name in numbers]
+    return [memory.cell, *shown, " ".join(map(visible_token, memory.value_top))]
+
+
+def _format_correlation(result: EffectResult | FactsResult) -> str:
+    names = _known_estimates(result.memories)
+    return ", ".join(f"{name} {format_number(result.correlation[name], 2)}" for name in names)

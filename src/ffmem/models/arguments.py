@@ -7,17 +7,19 @@ import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from ffmem import mini_wiki
-from ffmem.errors import FfmemError, ModelError
-from ffmem.registry import SMOLLM2, Package, fetch
+from ffmem.errors import FfmemError, ModelError, ModelsMissing
+from ffmem.registry import GEMMA3_270M, SMOLLM2, JoinedFile, Package, fetch
 
-NAMED_MODELS: dict[str, Package | Path] = {
+NAMED_MODELS: dict[str, Package | JoinedFile | Path] = {
     "smollm2-135m": SMOLLM2,
+    "gemma-3-270m": GEMMA3_270M,
     mini_wiki.NAME: mini_wiki.MODEL,
 }
-"""Models you can name: a GGUF file in a package of the Python registry, or a folder in ffmem."""
+"""Models you can name: a GGUF file in packages of the Python registry, or a folder in ffmem."""
 
 MODEL_FORMS = (
     "Give a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id such"
@@ -31,6 +33,12 @@ MAX_THREADS = 1_024
 """With tens of thousands of threads, the system kills the process."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?", re.ASCII)
+
+
+def require_models() -> None:
+    """Raise if the libraries of the extra `models` are not installed; imports none of them."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        raise ModelsMissing
 
 
 def resolve_model(model: str) -> str:
@@ -61,7 +69,7 @@ def resolve_model(model: str) -> str:
 def model_path(source: str) -> Path:
     """Return the local path of a resolved model; fetch its package if necessary."""
     named = NAMED_MODELS.get(source)
-    if isinstance(named, Package):
+    if isinstance(named, Package | JoinedFile):
         return fetch(named)
     return Path(source) if named is None else mini_wiki.check_complete(named)
 

@@ -10,10 +10,9 @@ import json
 import logging
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,16 @@ from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
@@ -39,6 +42,7 @@ from ffmem.files import sha256, storage_errors
 from ffmem.models.structure import check_config
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
+from ffmem.progress import report_step
 from ffmem.registry import cache_folder
 
 NO_REMOTE_CODE: dict[str, Any] = {"trust_remote_code": False}
@@ -83,7 +87,8 @@ def load_hugging_face(
         config = AutoConfig.from_pretrained(name, **where, **NO_REMOTE_CODE)
     check_config(config)
     has_code = getattr(config, "auto_map", None)  # loading raises a better error below
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not has_code:
+    auto_class = find_auto_class(config)
+    if auto_class is None and not has_code:
         raise ModelError(
             f"The model {name} has type {config.model_type!r}, which is not a causal language model"
             " in transformers: use a model that predicts the next token."
@@ -94,7 +99,7 @@ def load_hugging_face(
     if getattr(config, "quantization_config", None) is None:
         _check_weight_dtypes(name, where)
     with _remote_code_errors(name), _setting_errors(name, config):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = (auto_class or AutoModelForCausalLM).from_pretrained(
             name,
             config=config,
             **where,
@@ -118,6 +123,18 @@ def load_hugging_face(
             " tokenizer's files next to the model, or use ffmem.load(model, tokenizer)."
         ) from error
     return model, SubwordTokenizer(tokenizer)
+
+
+def find_auto_class(config: PretrainedConfig) -> Any:
+    """Return the class of transformers that loads a language model; None if there is none.
+
+    A model that reads images too is loaded whole; text runs its decoder alone.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    return None
 
 
 def split_adaptive_error(what: str) -> ModelError:
@@ -279,9 +296,9 @@ def convert_gguf(gguf: Path) -> Path:
     if _is_intact(folder):
         return folder
     _check_gguf(gguf)
-    # transformers' switch does not turn off this progress bar, so hide it unless on a terminal.
-    hide_bar = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
-    with hide_bar, _remote_code_errors(gguf):
+    report_step(f"Converting {gguf.name} to a Hugging Face checkpoint, once")
+    # transformers' switch does not turn off this progress bar.
+    with redirect_stderr(io.StringIO()), _remote_code_errors(gguf):
         model, tokenizer = _read_gguf(gguf)
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,10 @@
     FF(x) = m · V + b,    m = f(x · Kᵀ)    or, gated,    m = f(x · Kᵀ) ⊙ (x · Uᵀ)
     o = r + y,            y = FF(x), after the block's post-norm or multiplier if it has one
 
-A row names the modules that hold V, K and U, and where to read r independently of y. No other file
-knows names of a family. To support a family, add a row; the self-check tests it on every model that
-is loaded.
+A row names the modules that hold V, K and U, and where to read r independently of y. Experts are
+found by their weights: the row of a mixture of experts names the maps of its dense layers, if it
+has some. No other file knows names of a family. To support a family, add a row; the self-check
+tests it on every model that is loaded.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,13 @@ from ffmem.errors import ModelError
 
 FUSED = "FUSED"
 """`up` of a family with both keys in one map: first the gate's rows, then the others."""
+
+NOTHING = "NOTHING"
+"""`values` of a layer without memories; no module has this name."""
+
+
+Factor = Any
+"""A name, a number, a tensor of gains, or None."""
 
 
 class Variant(NamedTuple):
@@ -53,13 +61,30 @@ class Family:
     """The norm whose output is y."""
     output_norm: str | None = None
     """The norm whose output, given r + y, is o."""
-    multiplier: str | None = None
-    """Config name of the factor that the feed-forward part is multiplied with."""
+    added: str | None = None
+    """The module whose output the block adds besides y; it counts as a part of r."""
+
+    # Factors: names of numbers in the config, or of numbers and gains of a layer's modules. The
+    # search for memories may also measure numbers and gains that have no name.
+    multiplier: Factor = None
+    """The factor that the feed-forward part is multiplied with."""
+    residual_scale: Factor = None
+    """The factor that what `residual` names is multiplied with to give r."""
+    offset: Any = None
+    """What the block adds to every sum r + y, measured; it counts as a part of r."""
+    layer_scale: Factor = None
+    """The factor that the sum r + y is multiplied with; it counts as a part of both."""
+    key_scale: Factor = None
+    """The factor of x · Kᵀ before the activation."""
+    inner_norm: str | None = None
+    """The norm between activation and value map: its output are the coefficients."""
 
     final_norm: str | None = None
     """Path from the model to the norm before the output embedding; a model may not have it."""
     project_out: str | None = None
     """Path from the model to the projection between that norm and the output embedding, if any."""
+    head_transform: str | None = None
+    """Path from the model to a small network instead of that projection, if any."""
     scale: str | None = None
     """Config name of the factor that logits are multiplied with."""
     divisor: str | None = None
@@ -68,7 +93,8 @@ class Family:
     """Config name of the soft-cap: cap · tanh(logits / cap)."""
 
     activation: str = "hidden_act"
-    """Config name of the activation f; or f itself, if the config does not name it."""
+    """Config name of the activation f; or f itself, or a layer's module, if the config does not
+    name it."""
     softmax_groups: str | None = None
     """If f is a softmax: config name of the number of groups that it normalizes separately."""
     input_values: bool = False
@@ -189,6 +215,13 @@ _GEMMA2 = replace(
     cap="final_logit_softcapping",
     activation="hidden_activation",
 )
+_GRANITE_WITH_EXPERTS = replace(_LLAMA, multiplier="residual_multiplier", divisor="logits_scaling")
+_LLAMA4 = replace(
+    _LLAMA,
+    values="feed_forward.down_proj",
+    keys="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+)
 _COHERE = replace(_LLAMA, residual=None, attention="self_attn", scale="logit_scale")
 _GLM = replace(_LLAMA, keys="mlp.gate_up_proj", up=FUSED)
 _PHI = Family(
@@ -220,7 +253,14 @@ _ADAPTIVE = replace(
     ),
 )
 
+_LLAMA_WITH_EXPERTS = (
+    *("deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "jetmoe", "mixtral", "olmoe"),
+    *("qwen2_moe", "qwen3_moe"),
+)
+"""Families whose layers are those of Llama, but for their experts."""
+
 FAMILIES = {
+    **dict.fromkeys(_LLAMA_WITH_EXPERTS, _LLAMA),
     "arcee": _UNGATED_LLAMA,
     "biogpt": replace(_FAIRSEQ, blocks="biogpt.layers", final_norm="biogpt.layer_norm"),
     "bloom": _BLOOM,
@@ -228,6 +268,16 @@ FAMILIES = {
     "cohere": _COHERE,
     "cohere2": _COHERE,
     "cwm": _LLAMA_WITH_SWITCH,
+    "dbrx": Family(
+        blocks="transformer.blocks",
+        values="ffn.w2",
+        keys="ffn.w1",
+        up="ffn.v1",
+        residual="norm_attn_norm.norm_2",
+        final_norm="transformer.norm_f",
+        activation="silu",
+        context="max_seq_len",
+    ),
     "ernie4_5": replace(_LLAMA, bias_flag="use_bias"),
     "exaone4": _OLMO2,
     "falcon": _FALCON,
@@ -259,10 +309,25 @@ FAMILIES = {
     "granite": replace(
         _LLAMA_WITH_SWITCH, multiplier="residual_multiplier", divisor="logits_scaling"
     ),
+    "granitemoe": _GRANITE_WITH_EXPERTS,
+    "granitemoeshared": _GRANITE_WITH_EXPERTS,
     "helium": _LLAMA_WITH_SWITCH,
     "hunyuan_v1_dense": _LLAMA,
     "jais2": _UNGATED_LLAMA,
     "llama": _LLAMA_WITH_SWITCH,
+    "llama4_text": _LLAMA4,
+    # A layer is two blocks. Its experts read the first and write behind the second, whose dense
+    # part is read with them; that of the first block is a part of r.
+    "longcat_flash": replace(
+        _LLAMA,
+        values="mlps.1.down_proj",
+        keys="mlps.1.gate_proj",
+        up="mlps.1.up_proj",
+        residual="post_attention_layernorm.1",
+    ),
+    "minimax": replace(
+        _LLAMA, residual="mlp", residual_scale="mlp_alpha_factor", multiplier="mlp_beta_factor"
+    ),
     "ministral": _LLAMA,
     "ministral3": _LLAMA,
     "mistral": _LLAMA,
@@ -326,3 +391,52 @@ FAMILIES = {
     "xglm": replace(_FAIRSEQ, activation="activation_function"),
 }
 """One row per `config.model_type`."""
+
+_STATE_SPACE = (
+    "it is a state-space model without feed-forward layers, so it has no key-value memories"
+)
+_INTO_MAMBA = (
+    "its feed-forward part is shared by layers and feeds a Mamba layer instead of the residual"
+    " stream, so no value is added to what the model predicts from"
+)
+_STREAMS = "it carries several residual streams, which each layer mixes anew, so r + y = o has no y"
+_MIXES_POSITIONS = (
+    "a convolution over the last tokens follows its feed-forward part, so y is not made of the"
+    " values of one position"
+)
+_DRAFTS = "it drafts tokens from the states of another model and does not run on text alone"
+_SOUNDS = "it predicts several codes of sound at each position, not the next token of a text"
+
+UNREADABLE = {
+    "blt": "it turns bytes into patches, and its stacks of layers see no common positions",
+    "cpmant": "it puts prompt vectors in front of a text, so positions are not tokens",
+    "deepseek_v4": _STREAMS,
+    "falcon_mamba": _STATE_SPACE,
+    "gemma3n": _STREAMS,
+    "gemma3n_text": _STREAMS,
+    "gemma4_assistant": _DRAFTS,
+    "gemma4_unified_assistant": _DRAFTS,
+    "hrm_text": "it runs its layers several times on each token, so each position has several sets"
+    " of coefficients",
+    "hy_v4": _STREAMS,
+    "inkling_text": _MIXES_POSITIONS,
+    "mamba": _STATE_SPACE,
+    "mamba2": _STATE_SPACE,
+    "musicgen_decoder": _SOUNDS,
+    "musicgen_melody_decoder": _SOUNDS,
+    "prophetnet": "it runs one stream per future token through the same layers, so each position"
+    " has several sets of coefficients",
+    "qwen4_exp": _STREAMS,
+    "qwen4_exp_text": _STREAMS,
+    "reformer": "its reversible layers carry two residual streams, and its head reads both",
+    "rwkv": "its feed-forward layer mixes in the previous token and gates the sum of values, so not"
+    " only coefficients multiply the values",
+    "xlnet": "it predicts tokens in any order, and its text stream sees both sides of a token",
+    "xlstm": "it is a recurrent network, and ffmem reads transformers only",
+    "zamba": _INTO_MAMBA,
+    "zamba2": _INTO_MAMBA,
+}
+"""Types of causal language models that ffmem cannot read, and why."""
+
+ENCODERS = {"bert-generation"}
+"""Encoders that transformers does not list as such; they can be built as decoders."""

@@ -11,7 +11,8 @@ N is the final norm, P the projection after it that a few models have, U the out
     folded(h) = s · σ(h) · (z(h) − c),    c = U · P · β + b
 
 The paper's adaptive softmax turns vectors into log-probabilities directly, which is not linear.
-There, U is the whole softmax; without a final norm, all readings are the same.
+There, U is the whole softmax; without a final norm, all readings are the same. A few models have a
+small network T between N and U: it reads vectors and parts alike, U · T(·), and is not linear.
 """
 
 import torch
@@ -90,14 +91,18 @@ class Head:
         project_out: nn.Module | None = None,
         scale: float = 1.0,
         cap: float | None = None,
+        transform: nn.Module | None = None,
     ) -> None:
         self.output = output
         self.norm = norm
         self.project_out = project_out
+        self.transform = transform
         self.scale = scale
         self.cap = cap
         self.adaptive = hasattr(output, "log_probabilities")
-        if self.adaptive:
+        self.linear = not self.adaptive and transform is None
+        """Whether `folded` is linear."""
+        if not self.linear:
             return
         width = len(norm.gain)
         if project_out is not None:
@@ -240,10 +245,12 @@ class Head:
         return functional.linear(vectors, self.embedding).float()
 
     def _before_output(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row width"]:
-        """Return P · h in the dtype of the model, on the device of the output embedding."""
+        """Return P · h, or T(h), in the dtype of the model, on the device of U."""
         vectors = vectors.to(self._dtype)
         if self.project_out is not None:
             vectors = self.project_out(vectors.to(device_of(self.project_out)))
+        if self.transform is not None:
+            vectors = self.transform(vectors.to(device_of(self.transform)))
         return vectors.to(device_of(self.output))
 
     def _check_linear(self, what: str) -> None:

@@ -30,11 +30,13 @@ from ffmem.models.checkpoint import (
     NO_REMOTE_CODE,
     DeviceMapper,
     convert_gguf,
+    find_auto_class,
     load_hugging_face,
     silence_transformers,
     split_adaptive_error,
 )
 from ffmem.models.fairseq import load_fairseq
+from ffmem.models.families import Family
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.modules import describe_devices, is_tied, make_device_map
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
@@ -115,9 +117,8 @@ def empty_model(config: PretrainedConfig, dtype: str = "auto") -> PreTrainedMode
     stored = getattr(config, "dtype", None) or torch.float32
     wider = torch.promote_types(stored, DTYPES[dtype] or stored)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=wider, **NO_REMOTE_CODE
-        )
+        auto_class = find_auto_class(config) or AutoModelForCausalLM
+        model: PreTrainedModel = auto_class.from_config(config, dtype=wider, **NO_REMOTE_CODE)
     return model
 
 
@@ -220,6 +221,7 @@ def describe(memories: Memories) -> dict[str, Any]:
         "layers": memories.n_layers,
         "memories": memories.layout.per_layer,
         "memories_in_all": len(memories.layout),
+        **_describe_experts(memories),
         "hidden": memories.hidden,
         "vocabulary": memories.vocabulary,
         "context": memories.context,
@@ -246,17 +248,37 @@ def describe(memories: Memories) -> dict[str, Any]:
     }
 
 
+def _describe_experts(memories: Memories) -> dict[str, Any]:
+    """Return how many layers have experts, and the banks of the first one that has."""
+    layers = [banks for banks in memories.banks if banks.routed]
+    if not layers:
+        return {}
+    records = {record.kind: record for record in layers[0].records()}
+    sizes = {
+        name: f"{records[kind].count} × {records[kind].size:,} memories"
+        for name, kind in (("routed", "expert"), ("shared", "shared"), ("dense", "dense"))
+        if kind in records
+    }
+    return {"experts": {"layers": len(layers), **sizes}}
+
+
 def _is_adaptive(memories: Memories) -> bool:
     return memories.family == AdaptiveConfig.model_type
 
 
 def _describe_block(memories: Memories) -> str:
     """Return in words how a block combines attention and feed-forward part."""
-    row, kind = memories.row, memories.config.memory if _is_adaptive(memories) else None
+    kind = memories.config.memory if _is_adaptive(memories) else None
     if kind == "persistent":
         return "all-attention: r = input + what is read from tokens, then y, the slots' part"
     if kind == "lambda":
         return "feed-forward, then lambda: r = stream + content, then y, the static keys' part"
+    rows = [memories.rows[layer] for layer in memories.layout.memory_layers]
+    return "; in other layers ".join(dict.fromkeys(map(_describe_row, rows)))
+
+
+def _describe_row(row: Family) -> str:
+    """Return in words how the blocks of a row combine attention and feed-forward part."""
     if row.output_norm is not None:
         return "post-norm: o = norm(r + y)"
     block = "sequential: r = input + attention, then y is added"
@@ -271,7 +293,7 @@ def _describe_head(memories: Memories) -> dict[str, Any]:
     if head.adaptive:
         return {"kind": "adaptive softmax", "final_norm": None}
     return {
-        "kind": "linear",
+        "kind": "linear" if head.linear else "a small network, then linear",
         "final_norm": memories.row.final_norm,
         "tied": is_tied(model.get_input_embeddings(), model.get_output_embeddings()),
         "scale": head.scale,

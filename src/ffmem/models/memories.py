@@ -3,8 +3,9 @@
     FF(x) = m · V + b,    m = f(x · Kᵀ)        memory i = key kᵢ, value vᵢ, coefficient mᵢ
 
 The coefficients m are whatever multiplies the values V. So one hook, on the input of the value map,
-reads them in every family, with ReLU, GELU or a gate. A self-check tests the paper's equations on
-each model before anything is read from it.
+reads them in every family, with ReLU, GELU or a gate. Mixtures of experts have many banks in a
+layer, and there the coefficient is w · m, with the router's weight w (`experts.py`). A self-check
+tests the paper's equations on each model before anything is read from it.
 
 Axes: layer, memory, hidden (the width of the residual stream), vocab, batch, position.
 """
@@ -12,61 +13,51 @@ Axes: layer, memory, hidden (the width of the residual stream), vocab, batch, po
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 
 from ffmem.cells import Cell, Layout
-from ffmem.errors import FfmemError, ModelError, NoStaticValues, UnknownFamily, one_line
+from ffmem.errors import (
+    FfmemError,
+    MixtureOfExperts,
+    ModelError,
+    NoStaticValues,
+    SelfCheckFailed,
+    UnknownFamily,
+    one_line,
+)
 from ffmem.models.arguments import IN_MEMORY
-from ffmem.models.families import FAMILIES, FUSED, Family
+from ffmem.models.banks import Bank, DenseBank, ExpertBank, Routing, find_banks
+from ffmem.models.experts import ExpertRows, install
+from ffmem.models.families import FAMILIES, Factor, Family
+from ffmem.models.find_family import find_rows
 from ffmem.models.head import Head, Norm
 from ffmem.models.modules import (
+    CLAMPED,
+    clamped_glu,
     device_of,
     find_module,
     first_tensor,
     get_module,
-    linear_bias,
     linear_shape,
-    linear_weight,
     sorted_weights,
 )
-from ffmem.models.structure import candidate_families, check_model
+from ffmem.models.structure import check_model, expert_weights
 from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, hook_layers
 from ffmem.networks.memories import LambdaLayer
 from ffmem.text import html_table
 
-ReadBank = Callable[["Bank", Tensor, Tensor | None], None]
-"""Called with (bank, coefficients, gate); both tensors are "batch position memory"."""
-
-
-@dataclass(frozen=True)
-class Bank:
-    """Memories of a layer that share their maps: today, its dense feed-forward part."""
-
-    layer: int
-    size: int
-    values: nn.Module
-    """The linear map whose weights are the values."""
-    keys: nn.Module
-    """The linear map whose weights are the keys; in gated models, the gate's."""
-    up: nn.Module | None
-    """Gated models: the linear map whose output multiplies the gate."""
-    offset: int = 0
-    """Number of its first memory in the layer."""
-
-    @property
-    def memories(self) -> slice:
-        """The numbers of its memories in the layer."""
-        return slice(self.offset, self.offset + self.size)
+ReadBank = Callable[[Bank, Tensor, Tensor | None, Routing | None], None]
+"""Called with (bank, coefficients, gate, routing). Both tensors are "batch position memory"; in an
+expert, "row memory", and `routing` says which token each row is."""
 
 
 class Memories:
@@ -89,9 +80,9 @@ class Memories:
         self._fingerprint = fingerprint
         check_model(model)
         if self.family in FAMILIES:
-            self._set_row(FAMILIES[self.family].for_config(self.config))
+            self._set_rows([FAMILIES[self.family].for_config(self.config)])
         else:
-            self._find_row()
+            self._find_rows()
 
     def __repr__(self) -> str:
         return f"Memories({', '.join(f'{name}: {fact}' for name, fact in self._facts())})"
@@ -110,27 +101,40 @@ class Memories:
             ("weights", f"{dtype} on {self.device}"),
         ]
 
-    def _set_row(self, row: Family) -> None:
-        """Read the model as a row of the families table says; raise if that is wrong."""
+    def _set_rows(self, rows: list[Family]) -> None:
+        """Read the model as rows of the families table say, one for all layers or one for each.
+
+        Raises if that is wrong.
+        """
         from ffmem.models.selfcheck import self_check  # it imports this module
 
-        self.row = row
+        self.row = row = rows[0]
         self.blocks = list(get_module(self.model, row.blocks).children())
-        self.gated = row.up is not None
+        self.rows = rows if len(rows) == len(self.blocks) else [row] * len(self.blocks)
+        """The row of each layer; they differ only in models of unknown family."""
         self.n_layers = len(self.blocks)
-        self.banks = [self._make_bank(layer, block) for layer, block in enumerate(self.blocks)]
-        """The dense bank of each layer; None if a layer has no feed-forward part."""
-        some = next((bank for bank in self.banks if bank is not None), None)
+        install(self.model)
+        width: int = getattr(self.config, "hidden_size", 0)
+        self.banks = [
+            find_banks(self.family, self.rows[layer], layer, block, width)
+            for layer, block in enumerate(self.blocks)
+        ]
+        """The banks of each layer: none, one or many."""
+        self._check_experts_found()
+        some = next((bank for banks in self.banks for bank in banks), None)
         if some is None:
             raise ModelError(
                 f"No layer of this {self.family!r} model has a feed-forward part ({row.values}),"
                 " unlike other models of its family."
             )
-        self.layout = Layout.dense([0 if bank is None else bank.size for bank in self.banks])
-        self.hidden = linear_shape(some.values)[0]
+        self.gated = some.gated
+        self.layout = Layout([banks.records() for banks in self.banks])
+        self.hidden = some.hidden
         self._check_shapes()
-        self.multiplier = self._config_number(row.multiplier) or 1.0
+        own_activation = find_module(self.blocks[some.layer], row.activation)
         self.activation: str = getattr(self.config, row.activation, row.activation)
+        if own_activation is not None:
+            self.activation = type(own_activation).__name__
         self.context: int | None = getattr(self.config, row.context or "", None)
         self.head = Head(
             self.model.get_output_embeddings(),
@@ -138,41 +142,76 @@ class Memories:
             find_module(self.model, row.project_out),
             (self._config_number(row.scale) or 1.0) / (self._config_number(row.divisor) or 1.0),
             self._config_number(row.cap),
+            find_module(self.model, row.head_transform),
         )
         self.vocabulary: int = (
             self.config.vocab_size if self.head.adaptive else len(self.head.embedding)
         )
         self.check = self_check(self)
 
-    def _find_row(self) -> None:
-        """Read a model of unknown family by the first structure that passes the self-check."""
-        reason = "its layers do not each have one recognizable feed-forward part"
-        for row in candidate_families(self.model):
-            try:
-                self._set_row(row)
-            except ModelError as error:
-                reason = str(error).rstrip(".")
-            except Exception as error:  # a wrong guess can break the forward pass anywhere
-                reason = f"it does not run as its structure suggests ({one_line(error)})"
-            else:
-                return
-        raise UnknownFamily(self.family, FAMILIES, reason)
+    def _find_rows(self) -> None:
+        """Read a model of unknown family by what its modules do on a few tokens."""
+        try:
+            self._set_rows(find_rows(self.model))
+        except SelfCheckFailed:
+            raise
+        except ModelError as error:
+            raise UnknownFamily(self.family, str(error).rstrip(".")) from None
+        except Exception as error:  # the forward pass of a model can break anywhere
+            reason = f"it does not run ({one_line(error)})"
+            raise UnknownFamily(self.family, reason) from error
 
-    def _make_bank(self, layer: int, block: nn.Module) -> Bank | None:
-        """Return the dense bank of a layer; None if the layer has no feed-forward part."""
-        values = find_module(block, self.row.values)
-        if values is None:
-            return None
-        keys = get_module(block, self.row.keys)
-        up = keys if self.row.up == FUSED else find_module(block, self.row.up)
-        return Bank(layer, linear_shape(values)[1], values, keys, up)
+    def factor(self, layer: int, name: Factor) -> float | Tensor:
+        """Return a factor of a layer's row: a number of the config, or one of its modules' own."""
+        if not isinstance(name, str):
+            return 1.0 if name is None else name
+        found: Any = self.blocks[layer]
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        found = getattr(self.config, name) if found is None else found
+        return found.detach() if isinstance(found, Tensor) else float(found)
+
+    def output_scale(self, layer: int) -> float | Tensor:
+        """Return what the feed-forward part of a layer is multiplied with to give y."""
+        row = self.rows[layer]
+        return self.factor(layer, row.multiplier) * self.factor(layer, row.layer_scale)
+
+    def activate(self, layer: int, scores: Tensor, up: Tensor | None) -> Tensor:
+        """Return m from x · Kᵀ and, in gated models, x · Uᵀ, by the layer's own activation."""
+        row = self.rows[layer]
+        if row.activation == CLAMPED and up is not None:
+            return clamped_glu(self.config, scores, up)
+        scores = scores * self.factor(layer, row.key_scale)
+        module = find_module(self.blocks[layer], row.activation)
+        name = getattr(self.config, row.activation, row.activation)
+        m: Tensor = ACT2FN[name](scores) if module is None else module(scores)
+        if up is not None:
+            m = m * up
+        inner_norm = find_module(self.blocks[layer], row.inner_norm)
+        return m if inner_norm is None else inner_norm(m)
+
+    def _check_experts_found(self) -> None:
+        """Raise if a layer has experts that ffmem does not find, such as quantized ones.
+
+        A stack of matrices beside a dense bank is none: r + y = o would not hold.
+        """
+        for banks, block in zip(self.banks, self.blocks, strict=True):
+            if not banks.routed:
+                for found in expert_weights(block):
+                    if not banks or "expert" in found:
+                        raise MixtureOfExperts(self.family, found)
 
     def _check_shapes(self) -> None:
         """Raise unless every bank has one key per value, two if gated."""
-        for bank in self.banks:
-            if bank is None:
+        for bank in (bank for banks in self.banks for bank in banks):
+            if bank.gated != self.gated:
+                raise ModelError(
+                    f"Some memories of this {self.family!r} model are gated, others are not, so"
+                    " ffmem cannot read it."
+                )
+            if not isinstance(bank, DenseBank):
                 continue
-            expected = (bank.size * (2 if self.row.up == FUSED else 1), self.hidden)
+            expected = (bank.size * (2 if bank.up is bank.keys else 1), self.hidden)
             for found in (linear_shape(one) for one in (bank.keys, bank.up) if one is not None):
                 if found != expected:
                     raise ModelError(
@@ -192,7 +231,7 @@ class Memories:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        return next(self.bank(self.layout.memory_layers[0]).values.parameters()).dtype
+        return next(iter(self.banks[self.layout.memory_layers[0]])).dtype
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the weights as they were loaded."""
@@ -202,24 +241,40 @@ class Memories:
 
     # Keys and values
 
-    def bank(self, layer: int) -> Bank:
-        """Return the bank of a layer; raise if the layer has none."""
-        bank = self.banks[layer]
-        if bank is None:
+    def bank(self, layer: int) -> DenseBank:
+        """Return the dense bank of a layer; raise if the layer has none, or has experts."""
+        banks = self.banks[layer]
+        if not banks:
             raise ModelError(f"Layer {layer} of this {self.family!r} model has no memories.")
-        return bank
+        if banks.routed:
+            raise ModelError(
+                f"Layer {layer} of this {self.family!r} model has experts, so it has no single"
+                " feed-forward part."
+            )
+        return banks.dense[0]
 
     @property
     def has_values(self) -> bool:
         """Whether memories have static values; in a lambda layer, values come from the input."""
         return not self.row.input_values
 
-    def values(self, layer: int) -> Float[Tensor, "memory hidden"]:
-        """Return V of a layer, one value per row: a view of the weights."""
+    def value_parts(self, layer: int) -> Iterator[Float[Tensor, "memory hidden"]]:
+        """Yield V of a layer, bank by bank: views of the weights."""
         if not self.has_values:
             raise NoStaticValues("This model's memories have no static values.")
-        bank = self.banks[layer]
-        return self._zeros(0, self.hidden) if bank is None else linear_weight(bank.values).T
+        for bank in self.banks[layer]:
+            yield bank.value_rows()
+
+    def values(self, layer: int) -> Float[Tensor, "memory hidden"]:
+        """Return V of a layer, one value per row; of one bank, a view of the weights."""
+        return self._join(self.value_parts(layer))
+
+    def _join(self, parts: Iterable[Tensor], *empty: int) -> Tensor:
+        """Return the rows of all banks of a layer; of one bank, as they are."""
+        found = list(parts)
+        if not found:
+            return self._zeros(*(empty or (0, self.hidden)))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def values_at(
         self, layer: int, x: Float[Tensor, "position hidden"], position: int
@@ -235,9 +290,36 @@ class Memories:
         return owner.values_at(x, position)
 
     def bias(self, layer: int) -> Float[Tensor, " hidden"]:
-        """Return b of a layer; zeros if its value map has no bias."""
-        bank = self.banks[layer]
-        return self._zeros(self.hidden) if bank is None else linear_bias(bank.values)
+        """Return b of a layer: what it adds whatever the coefficients; zeros if there is none.
+
+        Biases of experts are not in it, since they depend on the routing: see `bias_at`.
+        """
+        banks = self.banks[layer]
+        parts = [bank.value_bias() for bank in banks.dense if not bank.is_weighted]
+        parts += [] if banks.constant is None else [banks.constant]
+        return torch.stack(parts).sum(0) if parts else self._zeros(self.hidden)
+
+    def bias_at(self, layer: int, trace: LayerTrace) -> Float[Tensor, "*place hidden"]:
+        """Return Σ w · b of a layer where it was traced: m · V plus this is its output."""
+        bias = self.bias(layer)
+        if trace.weights is None:
+            return bias.expand(trace.value_output.shape)
+        total = bias + torch.zeros_like(trace.value_output)
+        for number, bank in enumerate(self.banks[layer]):
+            if isinstance(bank, ExpertBank) or bank.is_weighted:
+                total += trace.weights[..., number, None].to(total.dtype) * bank.value_bias()
+        return total
+
+    def direction_parts(self, layer: int) -> Iterator[Float[Tensor, "memory hidden"]]:
+        """Yield the output directions of a layer, bank by bank."""
+        norm, post_norm = None, self.rows[layer].post_norm
+        if post_norm is not None and self.banks[layer]:
+            norm = Norm(get_module(self.blocks[layer], post_norm), self.hidden)
+        scale = self.output_scale(layer)
+        for values in self.value_parts(layer):
+            if norm is not None and len(values):
+                values = norm.fold(values).to(values.dtype)
+            yield values if isinstance(scale, float) and scale == 1 else values * scale
 
     def output_directions(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the values as they reach the residual stream; these are projected to tokens.
@@ -245,37 +327,29 @@ class Memories:
         They include the multiplier and the gain of the post-norm, if any, so that y is the sum of
         mᵢ times these, up to the norm's σ and a constant.
         """
-        values = self.values(layer)
-        if self.row.post_norm is not None and len(values):
-            norm = Norm(get_module(self.blocks[layer], self.row.post_norm), self.hidden)
-            values = norm.fold(values).to(values.dtype)
-        return values if self.multiplier == 1 else values * self.multiplier
+        return self._join(self.direction_parts(layer))
 
     def keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return K of a layer, one key per row; in gated models, the gate's."""
-        bank = self.banks[layer]
-        if bank is None:
-            return self._zeros(0, self.hidden)
-        return linear_weight(bank.keys)[: bank.size]
+        return self._join(bank.key_rows() for bank in self.banks[layer])
 
     def key_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Kᵀ; zeros if there is none."""
-        bank = self.banks[layer]
-        return self._zeros(0) if bank is None else linear_bias(bank.keys)[: bank.size]
+        return self._join((bank.key_bias() for bank in self.banks[layer]), 0)
 
     def up_keys(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return U of a layer, whose product with x multiplies the gate; gated models only."""
-        return linear_weight(self._up_map(layer))[-self.bank(layer).size :]
+        self._check_gated()
+        return self._join(bank.up_rows() for bank in self.banks[layer])
 
     def up_bias(self, layer: int) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Uᵀ; gated models only."""
-        return linear_bias(self._up_map(layer))[-self.bank(layer).size :]
+        self._check_gated()
+        return self._join((bank.up_bias() for bank in self.banks[layer]), 0)
 
-    def _up_map(self, layer: int) -> nn.Module:
-        up = self.bank(layer).up
-        if up is None:
+    def _check_gated(self) -> None:
+        if not self.gated:
             raise ModelError(f"A {self.family!r} model is not gated: it has one key per memory.")
-        return up
 
     def _zeros(self, *size: int) -> Tensor:
         return torch.zeros(*size, dtype=self.dtype, device=self.device)
@@ -294,9 +368,17 @@ class Memories:
             raise _StopForwardError
 
         with ExitStack() as hooks, suppress(_StopForwardError):
-            if layers is not None and layers < self.n_layers:
-                hooks.callback(self.blocks[layers - 1].register_forward_hook(stop).remove)
-            self.model.base_model(tokens.to(self.device), use_cache=False)
+            for block in self.blocks[self.n_layers if layers is None else layers :]:
+                hooks.callback(block.register_forward_pre_hook(stop).remove)
+            self.trunk(tokens.to(self.device), use_cache=False)
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The model without its head; some models do not name it, so that it has the layers."""
+        trunk: nn.Module = self.model.base_model
+        if trunk is self.model:
+            return get_module(self.model, self.row.blocks.rpartition(".")[0])
+        return trunk
 
     @torch.no_grad()
     def logits(
@@ -308,39 +390,49 @@ class Memories:
 
     @contextmanager
     def read_coefficients(self, read: ReadBank) -> Iterator[None]:
-        """Call `read` with each bank's coefficients, in layer order, in every forward pass.
+        """Call `read` with each bank's coefficients, layer by layer, in every forward pass.
 
-        The tensors are the model's own, not copies: do not change or keep them.
+        An expert is called only if a token of the batch is routed to it. The tensors are the
+        model's own, not copies: do not change or keep them.
         """
         # (batch, position) of the current pass. OPT's layers flatten both into one axis before
         # their linear maps; the input of the first block has them in every family.
         shape = torch.Size()
-        gates: dict[Bank, Tensor] = {}
 
         def save_shape(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal shape
             shape = first_tensor(args, kwargs).shape[:2]
 
-        def save_gate(bank: Bank, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            gates[bank] = output
-
-        def read_bank(bank: Bank, _: nn.Module, args: tuple[Any, ...]) -> None:
-            coefficients: Tensor = args[0]
-            gate = gates.pop(bank, None)
+        def read_dense(
+            bank: DenseBank, coefficients: Tensor, gate: Tensor | None, weights: Tensor | None
+        ) -> None:
             if gate is not None:
-                gate = gate[..., : bank.size].view(*shape, bank.size)
-            read(bank, coefficients.view(*shape, bank.size), gate)
+                gate = gate.view(*shape, bank.size)
+            routing = None if weights is None else Routing(weights.flatten())
+            read(bank, coefficients.view(*shape, bank.size), gate, routing)
+
+        def read_expert(bank: ExpertBank, rows: ExpertRows) -> None:
+            routing = Routing(rows.weights[:, 0], rows.tokens, shape[1])
+            read(bank, rows.coefficients, rows.gate, routing)
 
         with ExitStack() as hooks:
-            add = hooks.callback
-            add(self.blocks[0].register_forward_pre_hook(save_shape, with_kwargs=True).remove)
-            for bank in self.banks:
-                if bank is None:
-                    continue
-                if self.gated:
-                    add(bank.keys.register_forward_hook(partial(save_gate, bank)).remove)
-                add(bank.values.register_forward_pre_hook(partial(read_bank, bank)).remove)
+            handle = self.blocks[0].register_forward_pre_hook(save_shape, with_kwargs=True)
+            hooks.callback(handle.remove)
+            for banks in self.banks:
+                hooks.enter_context(banks.reading(read_dense, read_expert))
             yield
+
+    @contextmanager
+    def skip_padding(self, is_token: Bool[Tensor, "batch position"]) -> Iterator[None]:
+        """Leave padding out of the experts; dense banks run on it all the same."""
+        experts = [banks.experts for banks in self.banks if banks.experts is not None]
+        for one in experts:
+            one.needed = is_token.flatten()
+        try:
+            yield
+        finally:
+            for one in experts:
+                one.needed = None
 
     @contextmanager
     def trace_layers(

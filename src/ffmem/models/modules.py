@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
@@ -81,6 +82,19 @@ def linear_bias(linear: nn.Module) -> Float[Tensor, " out"]:
         return linear.get_parameter("bias")
     dtype = next(linear.parameters()).dtype
     return torch.zeros(linear_shape(linear)[0], dtype=dtype, device=device_of(linear))
+
+
+CLAMPED = "clamped SwiGLU"
+"""The activation that `clamped_glu` computes, in rows of the families table."""
+
+
+def clamped_glu(config: Any, gate: Tensor, up: Tensor) -> Tensor:
+    """Return m of a gate that is clamped, as in GPT-OSS and its kin; `config` has the numbers."""
+    limit, alpha = config.swiglu_limit, getattr(config, "swiglu_alpha", None)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if alpha is None:
+        return functional.silu(gate) * up
+    return (up + 1.0) * gate * torch.sigmoid(alpha * gate)
 
 
 def sorted_weights(model: nn.Module) -> list[tuple[str, Tensor]]:

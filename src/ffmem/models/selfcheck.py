@@ -1,7 +1,7 @@
 """The self-check: test the paper's equations on a model before it is read.
 
     m = f(x · Kᵀ + b_K)     gated: m = f(x · Kᵀ) ⊙ (x · Uᵀ); softmax: m ~ exp(x · Kᵀ) in a group
-    m · V + b = output of the value map
+    m · V + b = output of the value map     experts: Σ w · (m · V + b) = output of all together
     r + y = o               post-norm blocks: norm(r + y) = o
     head(o_last) = the model's logits
     folded(h) = s · σ(h) · (z(h) − c)
@@ -11,17 +11,20 @@ An error is the largest difference, relative to the largest number that was expe
 """
 
 import math
-from typing import NamedTuple
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
-from transformers.activations import ACT2FN
 
-from ffmem.errors import ModelError, SelfCheckFailed, one_line
+from ffmem.errors import MixtureOfExperts, ModelError, SelfCheckFailed, one_line
+from ffmem.models.banks import DenseBank, ExpertBank
+from ffmem.models.experts import ExpertRows, RoutedExperts
 from ffmem.models.memories import Memories
-from ffmem.models.modules import sorted_weights
+from ffmem.models.modules import first_tensor, get_module, sorted_weights
 from ffmem.models.trace import LayerTrace
 
 BOUND = 1e-4
@@ -61,6 +64,7 @@ def self_check(memories: Memories) -> SelfCheck:
     _check_weights_finite(memories)
     tokens = _make_tokens(memories)
     try:
+        expert_errors = _expert_errors(memories, tokens)
         all_traces = memories.trace(tokens)
     except ModelError:
         raise
@@ -73,7 +77,10 @@ def self_check(memories: Memories) -> SelfCheck:
         _check_trace_finite(memories, layer, trace)
     traces = {layer: all_traces[layer] for layer in memories.layout.memory_layers}
     by_layer = {
-        "key_error": [_key_error(memories, *item) for item in traces.items()],
+        "key_error": [
+            max(_key_error(memories, *item), expert_errors.get(item[0], 0.0))
+            for item in traces.items()
+        ],
         "value_error": [_value_error(memories, *item) for item in traces.items()],
         "residual_error": [_residual_error(memories, *item) for item in traces.items()],
         "causal_error": _causal_errors(memories, tokens, traces),
@@ -103,6 +110,8 @@ def _key_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
     It is computed in the dtype of the model: f and the gate amplify the rounding of their inputs.
     """
     x, row = trace.ff_input, memories.row
+    if memories.banks[layer].routed:
+        return 0.0  # its banks may have different inputs: `_expert_errors`
     scores = functional.linear(x, memories.keys(layer), memories.key_bias(layer))
     if row.softmax_groups is not None:
         groups = getattr(memories.config, row.softmax_groups)
@@ -113,11 +122,78 @@ def _key_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
     if row.input_values:  # coefficients are zero where there is no token to make a value from
         masked = torch.where(trace.coefficients == 0, 0.0, scores)
         return _relative_error(masked, trace.coefficients)
-    coefficients = ACT2FN[memories.activation](scores)
-    if memories.gated:
-        up = functional.linear(x, memories.up_keys(layer), memories.up_bias(layer))
-        coefficients = coefficients * up
-    return _relative_error(coefficients, trace.coefficients)
+    return _relative_error(_from_keys(memories, memories.bank(layer), x), trace.coefficients)
+
+
+def _from_keys(memories: Memories, bank: DenseBank, x: Tensor) -> Tensor:
+    """Return f(x · Kᵀ), times w, of a bank that every token reaches."""
+    scores = functional.linear(x, bank.key_rows(), bank.key_bias())
+    up = functional.linear(x, bank.up_rows(), bank.up_bias()) if bank.gated else None
+    coefficients = memories.activate(bank.layer, scores, up)
+    return coefficients * bank.weights(x) if bank.is_weighted else coefficients
+
+
+def _expert_errors(memories: Memories, tokens: Int[Tensor, "batch position"]) -> dict[int, float]:
+    """Return, for layers with experts, how far banks are from their keys and the model's code."""
+    errors: dict[int, float] = {}
+    inputs: dict[DenseBank, Tensor] = {}
+
+    def note(layer: int, found: Tensor, expected: Tensor) -> None:
+        errors[layer] = max(errors.get(layer, 0.0), _relative_error(found, expected))
+
+    def read(experts: RoutedExperts, layer: int, rows: ExpertRows) -> None:
+        own = [(experts.keys(rows.expert), experts.key_bias(rows.expert))]
+        if experts.gated:
+            own.append((experts.up_keys(rows.expert), experts.up_bias(rows.expert)))
+        scores = [functional.linear(rows.inputs, *weights) for weights in own]
+        joined = (
+            torch.stack(scores, -1).flatten(-2) if experts.interleaved else torch.cat(scores, -1)
+        )
+        m = experts.activate(joined)
+        note(layer, m if experts.scales_input else m * rows.weights, rows.coefficients)
+
+    def save_input(bank: DenseBank, _: nn.Module, args: tuple[Any, ...]) -> None:
+        inputs[bank] = args[0]
+
+    def read_dense(bank: DenseBank, coefficients: Tensor, *_: Tensor | None) -> None:
+        note(bank.layer, _from_keys(memories, bank, inputs.pop(bank)), coefficients)
+
+    def read_expert(bank: ExpertBank, rows: ExpertRows) -> None:
+        pass  # read before the layer multiplies it
+
+    def compare(
+        experts: RoutedExperts,
+        layer: int,
+        _: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        note(layer, first_tensor(output, {}), experts.own_forward(*args, **kwargs))
+
+    with ExitStack() as stack:
+        before = {}
+        for layer, banks in enumerate(memories.banks):
+            experts = banks.experts
+            if experts is not None:
+                before[layer] = experts.n_runs
+                stack.enter_context(experts.reading(partial(read, experts, layer)))
+                for bank in banks.dense:
+                    handle = bank.keys.register_forward_pre_hook(partial(save_input, bank))
+                    stack.callback(handle.remove)
+                stack.enter_context(banks.reading(read_dense, read_expert))
+                hook = partial(compare, experts, layer)
+                handle = experts.module.register_forward_hook(hook, with_kwargs=True)
+                stack.callback(handle.remove)
+        if before:
+            memories.forward(tokens)
+    for layer, n_runs in before.items():
+        experts = memories.banks[layer].experts
+        if experts is None or experts.n_runs == n_runs:
+            raise MixtureOfExperts(
+                memories.family, f"layer {layer} computes them by other code than ffmem's"
+            )
+    return errors
 
 
 def _value_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
@@ -129,16 +205,25 @@ def _value_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
             for m, x in zip(trace.coefficients, trace.ff_input, strict=True)
         ]
         return _relative_error(torch.stack(products), trace.value_output)
-    product = trace.coefficients.float() @ memories.values(layer).float()
-    return _relative_error(product + memories.bias(layer).float(), trace.value_output)
+    product = memories.bias_at(layer, trace).float()
+    for bank in memories.banks[layer]:
+        product = (
+            product + trace.coefficients[..., bank.memories].float() @ bank.value_rows().float()
+        )
+    return _relative_error(product, trace.value_output)
 
 
 def _residual_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
-    """Return the error of r + y = o."""
+    """Return the error of r + y = o, and of y as the post-norm of the value map's output."""
+    row, block = memories.rows[layer], memories.blocks[layer]
     output = trace.residual + trace.ff_output
-    if memories.row.output_norm is not None:
-        output = memories.blocks[layer].get_submodule(memories.row.output_norm)(output)
-    return _relative_error(output, trace.layer_output)
+    if row.output_norm is not None:
+        output = get_module(block, row.output_norm)(output)
+    error = _relative_error(output, trace.layer_output)
+    if row.post_norm is not None:
+        y = get_module(block, row.post_norm)(trace.value_output) * memories.output_scale(layer)
+        error = max(error, _relative_error(y, trace.ff_output))
+    return error
 
 
 def _causal_errors(
@@ -164,9 +249,9 @@ def _head_errors(
     logits = head.logits(stream)
     head_error = _relative_error(logits, memories.logits(tokens).flatten(0, 1))
     folded = head.folded(stream)
-    if head.adaptive:
-        has_norm = head.norm.module is not None
-        return head_error, 0.0 if has_norm else _relative_error(folded, logits)
+    if not head.linear:
+        is_same = head.adaptive and head.norm.module is None
+        return head_error, _relative_error(folded, logits) if is_same else 0.0
     sigma = head.denominator(stream).to(folded.device)[:, None]
     z, c = head.unscaled(stream), head.constant()
     expected = head.scale * sigma * (z - c)

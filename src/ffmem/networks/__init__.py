@@ -1,1 +1,1 @@
-"""Language models whose layers hold memories of six kinds."""
+"""Language models whose layers hold memories of seven kinds."""

@@ -7,6 +7,7 @@
 | softmax    | `intermediate_size`            | softmax(x · Kᵀ)                                  |
 | persistent | `intermediate_size` per head   | attention weight on a slot, next to the tokens   |
 | lambda     | `distances` per head           | q · E; the values come from the input            |
+| moe        | `intermediate_size` per expert | w · relu(x · Kᵀ + b), w: the router's weight     |
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ ACTIVATIONS = {
     "softmax": "softmax",
     "persistent": "softmax",
     "lambda": "linear",
+    "moe": "relu",
 }
 """The function from scores x · Kᵀ to coefficients, by kind of memory."""
 
@@ -51,6 +53,9 @@ class AdaptiveConfig(PretrainedConfig):
         memory: str = "relu",
         key_width: int = 16,
         distances: int = 64,
+        num_experts: int = 8,
+        num_experts_per_tok: int = 2,
+        shared_expert: bool = False,
         final_norm: bool = False,
         scale_embedding: bool = True,
         dropout: float = 0.0,
@@ -69,6 +74,10 @@ class AdaptiveConfig(PretrainedConfig):
         self.memory = memory
         self.key_width = key_width
         self.distances = distances
+        is_moe = memory == "moe"  # elsewhere, a number of experts would mislead readers
+        self.num_experts = num_experts if is_moe else 0
+        self.num_experts_per_tok = num_experts_per_tok if is_moe else 0
+        self.shared_expert = shared_expert and is_moe
         self.final_norm = final_norm
         self.scale_embedding = scale_embedding
         self.dropout = dropout
@@ -100,6 +109,11 @@ class AdaptiveConfig(PretrainedConfig):
             raise ModelError(
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads"
                 f" {self.num_attention_heads}."
+            )
+        if self.memory == "moe" and not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ModelError(
+                f"num_experts_per_tok {self.num_experts_per_tok} does not fit num_experts"
+                f" {self.num_experts}. A token reaches at least one expert, and at most all."
             )
         if len(self.band_sizes) != len(self.band_widths) or self.band_widths[0] != self.hidden_size:
             raise ModelError(

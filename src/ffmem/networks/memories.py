@@ -1,4 +1,4 @@
-"""The six kinds of memory.
+"""Six kinds of memory; `experts` has the seventh.
 
     y = Σᵢ mᵢ · vᵢ + b,    m = the coefficients, computed from x and the keys
 

@@ -5,7 +5,7 @@
 A layer is attention and a memory, in the order its kind needs. Always o = r + y, where y is what
 the memories add:
 
-    feed-forward kinds   r = h + attention(norm(h))                         o = r + memory(norm(r))
+    feed-forward, moe    r = h + attention(norm(h))                         o = r + memory(norm(r))
     persistent           r = h + tokens(norm(h))                            o = r + slots(norm(h))
     lambda               s = h + FF(norm(h)),  r = s + content(norm(s))     o = r + position
 
@@ -40,6 +40,7 @@ from ffmem.errors import ModelError
 from ffmem.networks.adaptive import AdaptiveInput, AdaptiveSoftmax
 from ffmem.networks.attention import Attention, AttentionContext, OutProj
 from ffmem.networks.config import AdaptiveConfig
+from ffmem.networks.experts import ExpertMemory, Experts
 from ffmem.networks.memories import (
     FeedForward,
     GatedMemory,
@@ -66,6 +67,8 @@ class Layer(nn.Module):
             self.memory = GatedMemory(config)
         elif config.memory == "softmax":
             self.memory = SoftmaxMemory(config)
+        elif config.memory == "moe":
+            self.memory = ExpertMemory(config)
         else:
             self.memory = FeedForward(config, config.memory)
         self.dropout = nn.Dropout(config.dropout)
@@ -135,12 +138,25 @@ class AdaptivePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     _no_split_modules = ["Layer", "PersistentLayer", "LambdaBlock"]  # noqa: RUF012
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Tell transformers that its table of implementations may run our experts."""
+        return True
+
+    def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
+        """Return the name of an implementation: by default our own loop, as repeatable as it is."""
+        name: str = super().get_correct_experts_implementation(requested_experts or "eager")
+        return name
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize so that activations keep unit size and every word is about as probable.
 
         With an `initializer_range`, every weight has that standard deviation instead.
         """
+        if isinstance(module, Experts):
+            self._init_experts(module)
+            return
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or isinstance(module, nn.LayerNorm):
             super()._init_weights(module)  # type: ignore[no-untyped-call]
@@ -155,6 +171,16 @@ class AdaptivePreTrainedModel(PreTrainedModel):
             if isinstance(module, OutProj):
                 std /= math.sqrt(2 * self.config.num_hidden_layers)
         init.normal_(weight, mean=0.0, std=std)
+
+    def _init_experts(self, experts: Experts) -> None:
+        """Initialize every expert like a feed-forward layer of its size."""
+        init.zeros_(experts.up_proj_bias)
+        init.zeros_(experts.down_proj_bias)
+        std = self.config.initializer_range
+        xavier = math.sqrt(2 / sum(experts.up_proj.shape[1:]))
+        to_stream = xavier / math.sqrt(2 * self.config.num_hidden_layers)
+        init.normal_(experts.up_proj, mean=0.0, std=xavier if std is None else std)
+        init.normal_(experts.down_proj, mean=0.0, std=to_stream if std is None else std)
 
 
 class AdaptiveModel(AdaptivePreTrainedModel):

@@ -20,129 +20,135 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.indexing.store import Index
 from ffmem.parallel import ExecutionConfig, Task, executor
-from ffmem.patterns import features as corpus_features
 from ffmem.patterns import shallow, topics
 from ffmem.patterns.features import (
     GRAM,
     LAST_WORD,
-    N_WORDS,
+    SHAPE,
     SHAPES,
+    SUFFIX,
+    SUFFIXES,
     TOKEN,
     CorpusFeatures,
     Vocabulary,
     extract_features,
+    find_units,
     sentence_text,
 )
 from ffmem.patterns.shallow import (
     MIN_HELD,
+    RULES,
+    TOPIC,
+    WORD_GROUP,
     Candidates,
     TriggerLists,
     as_marks,
     find_shallow,
-    is_content_word,
+    is_minor,
     n_ranks,
     read_lists,
-    rule_of,
     select_shallow,
-    shallow_holds,
 )
-from ffmem.patterns.store import KINDS, LEAST, TOP, Examined, Pattern, PatternWriter
+from ffmem.patterns.store import KINDS, LEAST, TOP, ExaminedList, Pattern, PatternWriter
 from ffmem.patterns.topics import (
-    EmbeddingSpace,
-    LatentSpace,
-    TopicSpace,
-    UsualPrefixes,
+    PrefixPool,
+    Space,
+    explained_words,
     find_topics,
+    fit_space,
     name_topics,
 )
 from ffmem.progress import Progress
 from ffmem.text import format_share
 
-SPACES = ("lsa", "minilm")
-
 N_CONTROLS = 4
 """Layers whose triggers are shuffled beside a detection, to see what chance alone finds."""
 
-MAX_REMOVED_P = 0.01
+MAX_EXPLAINED_P = 0.01
 """p-value of shallow patterns whose words say nothing about a list's topic."""
-
-LIST_WORDS = 8
-"""Words of grams removed from all triggers of a list, at most."""
 
 
 @dataclass
-class Detected:
+class DetectionResult:
     """How many lists were examined, and what was found in them."""
 
     shuffled: bool
     lists: int = 0
     """With at least one trigger."""
-    too_short: int = 0
+    lists_too_short_to_test: int = 0
     """Of these, lists with too few fresh held-out triggers for a test."""
-    memories: int = 0
     lists_with_pattern: int = 0
+    memories: int = 0
     memories_with_pattern: int = 0
+    lists_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     tested: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
     """Patterns by rule."""
-    lists_by_kind: Counter[str] = field(default_factory=Counter)
     p_limit: float = 0.0
     """Largest p-value that false-discovery control let pass; 0: none."""
-    control: dict[str, int] | None = None
+    shuffled_control: dict[str, int] | None = None
     """Of shuffled lists under the same limit: lists, lists_with_pattern."""
 
     @property
-    def share(self) -> float | None:
+    def share_of_lists(self) -> float | None:
         """The share of lists with a pattern."""
         return self.lists_with_pattern / self.lists if self.lists else None
 
+    def add(self, tests: "LayerTests", chosen: Int64[ndarray, " chosen"]) -> None:
+        """Count what was tested and chosen in a layer."""
+        lists, found = tests.lists, tests.found
+        there = (lists.rows >= 0).any(axis=1)
+        self.lists += int(there.sum())
+        self.lists_too_short_to_test += int((there & (lists.held.sum(axis=1) < MIN_HELD)).sum())
+        self.memories += len(np.unique(lists.memory[there]))
+        kept = found.where(chosen)
+        owners = np.unique(kept.owner)
+        self.lists_with_pattern += len(owners)
+        self.memories_with_pattern += len(np.unique(lists.memory[owners]))
+        for kind, which in zip(KINDS, (kept.kind < TOPIC, kept.kind >= TOPIC), strict=True):
+            self.lists_by_kind[kind] += len(np.unique(kept.owner[which]))
+        self.tested.update(RULES[kind] for kind in found.kind.tolist())
+        self.kept.update(RULES[kind] for kind in kept.kind.tolist())
+
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as JSON."""
+        counts = {name: dict(sorted(getattr(self, name).items())) for name in ("tested", "kept")}
         return {
             "source": "automatic",
-            "shuffled": self.shuffled,
-            "lists": self.lists,
-            "lists_too_short_to_test": self.too_short,
-            "lists_with_pattern": self.lists_with_pattern,
-            "share_of_lists": self.share,
-            "memories": self.memories,
-            "memories_with_pattern": self.memories_with_pattern,
-            "lists_by_kind": {kind: self.lists_by_kind[kind] for kind in KINDS},
-            "tested": dict(sorted(self.tested.items())),
-            "kept": dict(sorted(self.kept.items())),
-            "p_limit": self.p_limit,
-            "shuffled_control": self.control,
+            **vars(self),
+            "share_of_lists": self.share_of_lists,
+            **counts,
         }
 
     def __str__(self) -> str:
-        kinds = ", ".join(f"{kind} in {self.lists_by_kind[kind]:,}" for kind in KINDS)
+        kinds = ", ".join(f"{kind} in {n:,}" for kind, n in self.lists_by_kind.items())
         lines = [
             f"source: automatic{', of SHUFFLED triggers (a control)' if self.shuffled else ''}",
             f"{self.lists_with_pattern:,} of {self.lists:,} lists of triggers have a pattern"
-            f" ({format_share(self.share)}): {kinds}",
+            f" ({format_share(self.share_of_lists)}): {kinds}",
             f"{self.memories_with_pattern:,} of {self.memories:,} memories have one",
-            f"{self.too_short:,} lists have too few different triggers to test a pattern; they"
-            " have none",
+            f"{self.lists_too_short_to_test:,} lists have too few different triggers to test a"
+            " pattern; they have none",
         ]
-        if self.lists and self.too_short == self.lists:
+        if self.lists and self.lists_too_short_to_test == self.lists:
             lines.append(
-                f"Nothing could be tested: a list needs {MIN_HELD} triggers of even rank, of"
-                " different sentences. Index more sentences, or with a larger -t."
+                f"Nothing could be tested: a list needs {MIN_HELD} triggers of even rank, from"
+                " different sentences. Index more sentences, or use a larger -t."
             )
             return "\n".join(lines)
         lines += [
             f"{rule:14} {self.kept[rule]:9,} kept of {tested:9,} tested"
             for rule, tested in sorted(self.tested.items())
         ]
-        if self.control is not None and self.control["lists"]:
-            found, n = self.control["lists_with_pattern"], self.control["lists"]
+        if self.shuffled_control is not None and self.shuffled_control["lists"]:
+            found, n = self.shuffled_control["lists_with_pattern"], self.shuffled_control["lists"]
             share = format_share(found / n)
             lines.append(
                 f"control: {found:,} of {n:,} lists of shuffled triggers have one ({share})"
@@ -153,15 +159,13 @@ class Detected:
 def detect(
     index: Index,
     *,
-    top: int = TOP,
     alpha: float = 0.05,
     seed: int = 0,
-    space: str = "lsa",
     shuffled: bool = False,
     workers: int = 1,
     ray: str | None = None,
     progress: Progress,
-) -> Detected:
+) -> DetectionResult:
     """Find the patterns of all memories and store them in the index; return a summary.
 
     With `shuffled`, every layer's triggers are dealt to its lists at random, and nothing is stored:
@@ -170,75 +174,59 @@ def detect(
     """
     execution = ExecutionConfig(workers, ray)
     execution.check()
-    _check_options(index, top, alpha, space)
-    features, vocabulary = extract_features(index, seed, progress)
-    topic_space: TopicSpace = (
-        LatentSpace.fit(vocabulary) if space == "lsa" else EmbeddingSpace(index, vocabulary.words)
-    )
-    layers = index.layout.memory_layers
-    tasks = [LayerTask(layer, seed if shuffled else None) for layer in layers]
-    if not shuffled:
-        n = min(N_CONTROLS, len(layers))
-        tasks += [LayerTask(layers[place * len(layers) // n], seed) for place in range(n)]
-    examiner = LayerExaminer(index, features, topic_space, top, seed)
-    every = examine_layers(examiner, tasks, execution, progress)
-    tests, controls = every[: len(layers)], every[len(layers) :]
-    q_values = _q_values(tests)
-    found = [
-        choose(features, one, q.shallow <= alpha, q.semantic <= alpha)
-        for one, q in zip(tests, q_values, strict=True)
-    ]
-    summary = _summarise(features, tests, found, q_values, alpha, shuffled)
-    if shuffled:
-        return summary
-    summary.control = _count_controls(features, controls, summary.p_limit)
-    namer = PatternNamer(index, features, vocabulary, tests, found)
-    writer = PatternWriter(index, "automatic")
-    for one, chosen, q in zip(tests, found, q_values, strict=True):
-        writer.layer(one.layer, _examined(index, one), namer.patterns(one, chosen, q))
-    settings = _settings(index, top, alpha, seed, topic_space)
-    writer.commit(settings | {"found": summary.to_dict()})
-    return summary
-
-
-def _check_options(index: Index, top: int, alpha: float, space: str) -> None:
-    if not LEAST <= top <= 32:
-        raise FfmemError(f"top {top} is out of range; use {LEAST} to 32 triggers.")
-    if n_ranks(index, top) < 2 * MIN_HELD:
+    if n_ranks(index) < 2 * MIN_HELD:
         raise FfmemError(
             f"The index keeps {index.manifest.t} triggers of each memory. Patterns are looked for"
             f" in half of them and tested on the other half, of at least {MIN_HELD}: index with"
-            f" -t {2 * top}."
+            f" -t {2 * TOP}."
         )
     if not 0 < alpha < 1:
         raise FfmemError(
             f"alpha {alpha} is out of range; the false discovery rate is between 0 and 1."
         )
-    if space not in SPACES:
-        raise FfmemError(f"Unknown topic space {space!r}: {', '.join(SPACES)}.")
-
-
-def _settings(index: Index, top: int, alpha: float, seed: int, space: TopicSpace) -> dict[str, Any]:
-    """Return everything that decides what is found."""
-    constants = {
-        module.__name__.rpartition(".")[2]: {
-            name.lower(): value.tolist() if isinstance(value, ndarray | np.generic) else value
-            for name, value in vars(module).items()
-            if name.isupper() and isinstance(value, int | float | ndarray | np.generic)
+    features, vocabulary = extract_features(index, seed, progress)
+    layers = index.layout.memory_layers
+    tasks = [LayerTask(layer, seed if shuffled else None) for layer in layers]
+    if not shuffled:
+        n = min(N_CONTROLS, len(layers))
+        tasks += [LayerTask(layers[place * len(layers) // n], seed) for place in range(n)]
+    examiner = LayerExaminer(index, features, fit_space(vocabulary), seed)
+    every = examine_layers(examiner, tasks, execution, progress)
+    tests, controls = every[: len(layers)], every[len(layers) :]
+    q_values = _q_values(tests)
+    found = [choose(features, one, q <= alpha) for one, q in zip(tests, q_values, strict=True)]
+    summary = DetectionResult(shuffled)
+    for one, q, chosen in zip(tests, q_values, found, strict=True):
+        summary.add(one, chosen)
+        passed = one.found.p_value[q <= alpha]
+        summary.p_limit = max(summary.p_limit, float(passed.max(initial=0.0)))
+    if shuffled:
+        return summary
+    control = DetectionResult(shuffled=True)
+    for one in controls:
+        control.add(one, choose(features, one, one.found.p_value <= summary.p_limit))
+    summary.shuffled_control = {
+        "lists": control.lists,
+        "lists_with_pattern": control.lists_with_pattern,
+    }
+    namer = PatternNamer(index, features, vocabulary, tests, found)
+    writer = PatternWriter(index, "automatic")
+    for one, chosen, q in zip(tests, found, q_values, strict=True):
+        writer.layer(one.layer, _examined(index, one), namer.patterns(one, chosen, q))
+    writer.commit(
+        {
+            "source": "automatic",
+            "top": TOP,
+            "split": "odd ranks against even",
+            "alpha": alpha,
+            "seed": seed,
+            "versions": {
+                name: version(name) for name in ("ffmem", "numpy", "scikit-learn", "scipy")
+            },
+            "found": summary.to_dict(),
         }
-        for module in (corpus_features, shallow, topics)
-    }
-    return {
-        "source": "automatic",
-        "top": top,
-        "split": "odd ranks against even",
-        "held": n_ranks(index, top) // 2,
-        "alpha": alpha,
-        "seed": seed,
-        "space": space.name,
-        "constants": constants,
-        "versions": {name: version(name) for name in ("ffmem", "numpy", "scikit-learn", "scipy")},
-    }
+    )
+    return summary
 
 
 # Examining a layer
@@ -252,6 +240,12 @@ class LayerTask(NamedTuple):
     """Shuffle the layer's triggers among its lists: what chance finds."""
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        shuffled = "" if self.shuffle_seed is None else " in shuffled triggers"
+        return f"the patterns of layer {self.layer}{shuffled}"
+
+    @property
     def file(self) -> str:
         """Where a worker leaves the tests."""
         return f"{'layer' if self.shuffle_seed is None else 'shuffled'}-{self.layer:03d}.npz"
@@ -263,8 +257,8 @@ class LayerTests:
 
     layer: int
     lists: TriggerLists
-    shallow: Candidates
-    semantic: Candidates
+    found: Candidates
+    """Shallow candidates, then topics."""
 
 
 @dataclass(frozen=True)
@@ -273,74 +267,35 @@ class LayerExaminer:
 
     index: Index
     features: CorpusFeatures
-    space: TopicSpace
-    top: int
+    space: Space
     seed: int
 
     @cached_property
-    def usual(self) -> UsualPrefixes:
-        """How close random prefixes are to each other in the topic space."""
-        return UsualPrefixes.of(self.features, self.space, self.features.sample)
+    def sample(self) -> PrefixPool:
+        """Random prefixes in the topic space."""
+        return PrefixPool.of(self.features, self.space, self.features.sample)
 
     def lists(self, task: LayerTask) -> TriggerLists:
         """Return the trigger lists of a layer."""
-        return read_lists(self.index, self.features, task.layer, self.top, task.shuffle_seed)
+        return read_lists(self.index, self.features, task.layer, task.shuffle_seed)
 
     def examine(self, task: LayerTask) -> LayerTests:
         """Return the tests of a layer: shallow candidates first, then topics in what they leave.
 
-        Which shallow patterns are removed before topics are looked for is decided here, at a fixed
-        p-value: the false-discovery control comes after, over all tests of all layers together.
+        Which shallow patterns explain a trigger's words is decided here, at a fixed p-value: the
+        false-discovery control comes after, over all tests of all layers together.
         """
         from threadpoolctl import threadpool_limits
 
-        features, lists = self.features, self.lists(task)
+        features, space, lists = self.features, self.space, self.lists(task)
         with threadpool_limits(1):  # the same sums in the same order, on any machine
             found = find_shallow(features, lists)
-            holds = shallow_holds(features, found) & (found.p_value <= MAX_REMOVED_P)
-            explained = found.where(select_shallow(features, lists, found, holds))
-            removed = _removed_words(features, lists, explained)
+            holds = found.holds(shallow.MIN_LIFT) & (found.p_value <= MAX_EXPLAINED_P)
+            patterns = found.where(select_shallow(lists, found, holds))
+            explained = explained_words(features, lists, patterns, len(space))
             seed = self.seed + task.layer
-            semantic = find_topics(features, lists, self.space, removed, self.usual, seed)
-        return LayerTests(task.layer, lists, found, semantic)
-
-
-def _removed_words(
-    features: CorpusFeatures, lists: TriggerLists, found: Candidates
-) -> Int32[ndarray, "list rank slot"]:
-    """Return the words of each trigger that shallow patterns explain.
-
-    What ends a prefix is removed from the triggers that show it, a gram from all triggers of the
-    list. A content word by itself is removed only where at least half of the triggers contain it:
-    else it is one of the words that may make a topic.
-    """
-    n_lists, n_ranks = lists.rows.shape
-    removed = np.full((n_lists, n_ranks, N_WORDS + LIST_WORDS), -1, np.int32)
-    used = np.zeros(n_lists, np.int64)
-    minor = _is_minor(features, found)
-    marked = shallow.as_ranks(found.marks, n_ranks)
-    for place, (owner, entry) in enumerate(
-        zip(found.owner.tolist(), found.entry.tolist(), strict=True)
-    ):
-        kind = int(features.kinds[entry]) if 0 <= entry < len(features.kinds) else LAST_WORD
-        if kind >= GRAM:
-            words = features.entry_words[entry]
-            for word in words[words >= 0].tolist() if not minor[place] else ():
-                if used[owner] < LIST_WORDS:
-                    removed[owner, :, N_WORDS + used[owner]] = word
-                    used[owner] += 1
-        elif entry >= 0 or SHAPES[-1 - entry].about_word:
-            n_words = kind if 1 <= kind <= N_WORDS else 1
-            shown = marked[place]
-            rows = lists.rows[owner, shown]
-            removed[owner, shown, :n_words] = features.last_words[rows, :n_words]
-    return removed
-
-
-def _is_minor(features: CorpusFeatures, found: Candidates) -> Bool[ndarray, " candidate"]:
-    """Return which candidates are content words in fewer than half of the triggers."""
-    minor: ndarray = is_content_word(features, found.entry) & (2 * found.k_seen < found.n_seen)
-    return minor
+            semantic = find_topics(features, lists, space, explained, self.sample, seed)
+        return LayerTests(task.layer, lists, Candidates.join([found, semantic]))
 
 
 # Workers. They read the index's own triggers, so they must see its folder. They get the features
@@ -363,16 +318,14 @@ def examine_layers(
             return found
         with _scratch_folder(examiner.index, execution) as folder:
             examiner.features.save(folder)
-            np.save(folder / "space.npy", examiner.space.words, allow_pickle=False)
+            np.save(folder / "space.npy", examiner.space, allow_pickle=False)
             make = partial(
                 make_worker,
                 folder=str(folder),
                 index=str(examiner.index.folder.absolute()),
-                space=examiner.space.name,
-                top=examiner.top,
                 seed=examiner.seed,
             )
-            calls = [Task(f"the patterns of layer {one.layer}", "examine", one) for one in tasks]
+            calls = [Task(task.name, "examine", tuple(task)) for task in tasks]
             with executor(execution, make, progress) as pool:
                 pool.run(calls, step)
             return [load_tests(folder, examiner, task) for task in tasks]
@@ -403,14 +356,9 @@ class LayerWorker:
     def examine(self, layer: int, shuffle_seed: int | None) -> None:
         """Leave the tests of a layer in the scratch folder."""
         task = LayerTask(layer, shuffle_seed)
-        tests = self.examiner.examine(task)
-        arrays = {
-            f"{kind}_{name}": column
-            for kind, found in (("shallow", tests.shallow), ("semantic", tests.semantic))
-            for name, column in found._asdict().items()
-        }
+        found = self.examiner.examine(task).found
         temporary = self.folder / f".{task.file}"
-        np.savez(temporary, allow_pickle=False, **arrays)
+        np.savez(temporary, allow_pickle=False, **found._asdict())
         temporary.replace(self.folder / task.file)
 
     def flush(self) -> None:
@@ -420,14 +368,11 @@ class LayerWorker:
 def load_tests(folder: Path, examiner: LayerExaminer, task: LayerTask) -> LayerTests:
     """Return the tests that a worker has left."""
     with np.load(folder / task.file, allow_pickle=False) as arrays:
-        found = [
-            Candidates(*(arrays[f"{kind}_{name}"] for name in Candidates._fields))
-            for kind in ("shallow", "semantic")
-        ]
-    return LayerTests(task.layer, examiner.lists(task), *found)
+        found = Candidates(*(arrays[name] for name in Candidates._fields))
+    return LayerTests(task.layer, examiner.lists(task), found)
 
 
-def make_worker(folder: str, index: str, space: str, top: int, seed: int) -> LayerWorker:
+def make_worker(folder: str, index: str, seed: int) -> LayerWorker:
     """Return a worker for the detection whose scratch folder this is."""
     scratch = Path(folder)
     if not Path(index).is_dir() or not scratch.is_dir():
@@ -435,140 +380,57 @@ def make_worker(folder: str, index: str, space: str, top: int, seed: int) -> Lay
             f"There is no index at {index} here. Workers read the index itself: put it on a disk"
             " that all of them share."
         )
-    opened, features = Index(index), CorpusFeatures.load(scratch)
-    words = np.load(scratch / "space.npy", allow_pickle=False)
-    topic_space: TopicSpace = (
-        LatentSpace(words) if space == LatentSpace.name else EmbeddingSpace(opened, words.tolist())
-    )
-    return LayerWorker(LayerExaminer(opened, features, topic_space, top, seed), scratch)
+    space = np.load(scratch / "space.npy", allow_pickle=False)
+    examiner = LayerExaminer(Index(index), CorpusFeatures.load(scratch), space, seed)
+    return LayerWorker(examiner, scratch)
 
 
 # From tests to patterns
 
 
-class LayerQValues(NamedTuple):
-    """q-values of the tests of one layer."""
-
-    shallow: Float64[ndarray, " candidate"]
-    semantic: Float64[ndarray, " topic"]
-
-
-class Chosen(NamedTuple):
-    """Which tests of one layer become patterns."""
-
-    shallow: Int64[ndarray, " chosen"]
-    semantic: Int64[ndarray, " chosen"]
-
-
-def _q_values(tests: Sequence[LayerTests]) -> list[LayerQValues]:
-    """Return the least false-discovery rate at which each test is accepted."""
+def _q_values(tests: Sequence[LayerTests]) -> list[ndarray]:
+    """Return the least false-discovery rate at which each test is accepted, by layer."""
     from scipy.stats import false_discovery_control
 
-    parts = [part.p_value for one in tests for part in (one.shallow, one.semantic)]
-    p_values = np.concatenate(parts)
+    p_values = np.concatenate([one.found.p_value for one in tests])
     q_values = false_discovery_control(p_values) if len(p_values) else p_values
-    split = np.split(q_values, np.cumsum([len(part) for part in parts])[:-1])
-    return [LayerQValues(*pair) for pair in zip(split[::2], split[1::2], strict=True)]
+    return np.split(q_values, np.cumsum([len(one.found.p_value) for one in tests])[:-1])
 
 
 def choose(
-    features: CorpusFeatures,
-    tests: LayerTests,
-    shallow_passes: Bool[ndarray, " candidate"],
-    semantic_passes: Bool[ndarray, " topic"],
-) -> Chosen:
+    features: CorpusFeatures, tests: LayerTests, passes: Bool[ndarray, " candidate"]
+) -> Int64[ndarray, " chosen"]:
     """Return what becomes a pattern, of those that passed a test.
 
     A content word that fewer than half of the triggers contain, most of them about a topic that is
     a pattern, is one of the words of that topic.
     """
-    lists, semantic, found = tests.lists, tests.semantic, tests.shallow
-    often = np.bitwise_count(semantic.marks & as_marks(lists.first)[semantic.owner]) >= LEAST
-    kept = (often & semantic_passes & semantic.holds(topics.MIN_LIFT)).nonzero()[0]
-    about: dict[int, int] = {}
-    for owner, marks in zip(
-        semantic.owner[kept].tolist(), semantic.marks[kept].tolist(), strict=True
-    ):
-        about[owner] = about.get(owner, 0) | marks
-    holds = shallow_passes & shallow_holds(features, found)
-    for place in (holds & _is_minor(features, found)).nonzero()[0].tolist():
-        marks = int(found.marks[place])
-        inside = (marks & about.get(int(found.owner[place]), 0)).bit_count()
-        if 2 * inside >= marks.bit_count():
-            holds[place] = False
-    return Chosen(select_shallow(features, lists, found, holds), kept)
+    lists, found = tests.lists, tests.found
+    is_topic = found.kind >= TOPIC
+    often = np.bitwise_count(found.marks & as_marks(lists.first)[found.owner]) >= LEAST
+    kept = (is_topic & often & passes & found.holds(topics.MIN_LIFT)).nonzero()[0]
+    about = np.zeros(len(lists.memory), np.uint64)
+    np.bitwise_or.at(about, found.owner[kept], found.marks[kept])
+    n_inside = np.bitwise_count(found.marks & about[found.owner])
+    of_topic = is_minor(features, found) & (2 * n_inside >= np.bitwise_count(found.marks))
+    holds = ~is_topic & passes & found.holds(shallow.MIN_LIFT) & ~of_topic
+    return np.concatenate([select_shallow(lists, found, holds), kept])
 
 
-def _examined(index: Index, tests: LayerTests) -> list[Examined]:
+def _examined(index: Index, tests: LayerTests) -> list[ExaminedList]:
     """Return the lists of a layer that have a trigger."""
     lists = tests.lists
-    n = (lists.rows[:, : lists.top] >= 0).sum(axis=1).tolist()
+    n = (lists.rows[:, :TOP] >= 0).sum(axis=1).tolist()
     pairs = zip(lists.memory.tolist(), lists.sign.tolist(), n, strict=True)
     cell = index.layout.cell
-    return [Examined(cell(tests.layer, memory), sign, k) for memory, sign, k in pairs if k]
-
-
-def _owners(tests: LayerTests, chosen: Chosen) -> dict[str, ndarray]:
-    """Return the lists of the chosen patterns, by kind."""
-    return {
-        "shallow": tests.shallow.owner[chosen.shallow],
-        "semantic": tests.semantic.owner[chosen.semantic],
-    }
-
-
-def _summarise(
-    features: CorpusFeatures,
-    tests: Sequence[LayerTests],
-    found: Sequence[Chosen],
-    q_values: Sequence[LayerQValues],
-    alpha: float,
-    shuffled: bool,
-) -> Detected:
-    """Return all of it in numbers."""
-    summary = Detected(shuffled)
-    for one, chosen, q in zip(tests, found, q_values, strict=True):
-        lists = one.lists
-        there = (lists.rows >= 0).any(axis=1)
-        summary.lists += int(there.sum())
-        summary.too_short += int((there & (lists.held.sum(axis=1) < MIN_HELD)).sum())
-        summary.memories += len(np.unique(lists.memory[there]))
-        owners = _owners(one, chosen)
-        with_pattern = np.unique(np.concatenate(list(owners.values())))
-        summary.lists_with_pattern += len(with_pattern)
-        summary.memories_with_pattern += len(np.unique(lists.memory[with_pattern]))
-        for kind in KINDS:
-            summary.lists_by_kind[kind] += len(np.unique(owners[kind]))
-        summary.tested["topic"] += len(one.semantic.owner)
-        summary.kept["topic"] += len(chosen.semantic)
-        kept = one.shallow.entry[chosen.shallow]
-        for counter, entries in ((summary.tested, one.shallow.entry), (summary.kept, kept)):
-            distinct, counts = np.unique(entries, return_counts=True)
-            for entry, n in zip(distinct.tolist(), counts.tolist(), strict=True):
-                counter[rule_of(features, entry)] += n
-        for part, values in ((one.shallow, q.shallow), (one.semantic, q.semantic)):
-            passed = part.p_value[values <= alpha]
-            summary.p_limit = max(summary.p_limit, float(passed.max(initial=0.0)))
-    summary.kept = +summary.kept
-    return summary
-
-
-def _count_controls(
-    features: CorpusFeatures, tests: Sequence[LayerTests], limit: float
-) -> dict[str, int]:
-    """Return how many shuffled lists have a pattern under a limit of p-values."""
-    lists = found = 0
-    for one in tests:
-        chosen = choose(features, one, one.shallow.p_value <= limit, one.semantic.p_value <= limit)
-        lists += int((one.lists.rows >= 0).any(axis=1).sum())
-        found += len(np.unique(np.concatenate(list(_owners(one, chosen).values()))))
-    return {"lists": lists, "lists_with_pattern": found}
+    return [ExaminedList(cell(tests.layer, memory), sign, k) for memory, sign, k in pairs if k]
 
 
 # Names
 
 _SIGN_NAMES = {
     ",": "a comma",
-    ".": "a full stop",
+    ".": "a period",
     "(": "an opening bracket",
     ")": "a closing bracket",
     '"': "a quotation mark",
@@ -580,13 +442,9 @@ _SIGN_NAMES = {
 }
 
 
-class Place(NamedTuple):
-    """Where something is in the corpus: what a row ends with, or a gram."""
-
-    kind: int
-    """Of the entry."""
-    at: int
-    """Row; for a gram its entry."""
+Place = tuple[int, int]
+"""Where a feature stands in the corpus: its kind, and the row that ends with it; for a gram the
+feature."""
 
 
 class PatternNamer:
@@ -598,150 +456,132 @@ class PatternNamer:
         features: CorpusFeatures,
         vocabulary: Vocabulary,
         tests: Sequence[LayerTests],
-        found: Sequence[Chosen],
+        found: Sequence[ndarray],
     ) -> None:
         self.index, self.features, self.vocabulary = index, features, vocabulary
         self.places = {
-            one.layer: [self._places(one, place) for place in chosen.shallow.tolist()]
+            one.layer: [self._places(one, place) for place in chosen.tolist()]
             for one, chosen in zip(tests, found, strict=True)
         }
         every = {place for layer in self.places.values() for each in layer for place in each}
         self.texts = self._read_texts(every)
 
-    def patterns(self, tests: LayerTests, chosen: Chosen, q_values: LayerQValues) -> list[Pattern]:
-        """Return the patterns of a layer, those of a list numbered from the best."""
-        drafts: list[tuple[float, Pattern]] = []
-        some = tests.shallow.where(chosen.shallow)
-        said: dict[int, set[str]] = {}
-        for draft, entry, owner, places in zip(
-            self._scored(tests, some, q_values.shallow[chosen.shallow], "shallow"),
-            some.entry.tolist(),
-            some.owner.tolist(),
-            self.places[tests.layer],
-            strict=True,
-        ):
-            rule, what = rule_of(self.features, entry), self._what(entry, places)
-            said.setdefault(owner, set()).update(re.findall(r"\w+", what.casefold()))
-            description = self._description(rule, entry, what)
-            pattern = draft[1]._replace(rule=rule, what=what, description=description)
-            drafts.append((draft[0], pattern))
-        some = tests.semantic.where(chosen.semantic)
-        words_said = [said.get(owner, set()) for owner in some.owner.tolist()]
-        for draft, words in zip(
-            self._scored(tests, some, q_values.semantic[chosen.semantic], "semantic"),
-            name_topics(self.features, self.vocabulary, tests.lists, some, words_said),
-            strict=True,
-        ):
-            what = ", ".join(words)
-            pattern = draft[1]._replace(rule="topic", what=what, description=f"about: {what}")
-            drafts.append((draft[0], pattern))
-        drafts.sort(key=lambda one: (one[1].cell, -one[1].sign, -one[0], one[1].what))
-        n_of: Counter[tuple[Any, int]] = Counter()
-        found = []
-        for _, pattern in drafts:
-            n_of[pattern.cell, pattern.sign] += 1
-            found.append(pattern._replace(number=n_of[pattern.cell, pattern.sign]))
-        return found
-
-    def _scored(
+    def patterns(
         self,
         tests: LayerTests,
-        found: Candidates,
+        chosen: Int64[ndarray, " chosen"],
         q_values: Float64[ndarray, " candidate"],
-        kind: str,
-    ) -> list[tuple[float, Pattern]]:
-        """Return patterns without names, each with what it is ranked by."""
-        lists = tests.lists
-        held = as_marks(lists.held)[found.owner]
-        drafts = []
-        for place, owner in enumerate(found.owner.tolist()):
-            recall = float(found.k_held[place] / found.n_held[place])
-            base = float(found.base[place])
-            pattern = Pattern(
-                cell=self.index.layout.cell(tests.layer, int(lists.memory[owner])),
-                sign=int(lists.sign[owner]),
-                number=0,
-                kind=kind,
-                description="",
-                rule="",
-                what="",
-                ranks=_ranks(int(found.marks[place])),
-                held_ranks=_ranks(int(found.marks[place] & held[place])),
-                held=int(found.n_held[place]),
-                precision=recall / (recall + base),
-                recall=recall,
-                base=base,
-                lift=recall / base,
-                p_value=float(found.p_value[place]),
-                q_value=float(q_values[place]),
+    ) -> list[Pattern]:
+        """Return the patterns of a layer, those of a list numbered from the best."""
+        lists, some = tests.lists, tests.found.where(chosen)
+        n_shallow = int((some.kind < TOPIC).sum())
+        what = list(map(self._what, some.kind.tolist(), self.places[tests.layer]))
+        said: dict[int, set[str]] = {}
+        for owner, text in zip(some.owner.tolist(), what[:n_shallow], strict=False):
+            said.setdefault(owner, set()).update(re.findall(r"\w+", text.casefold()))
+        semantic = some.where(np.arange(n_shallow, len(what)))
+        words_said = [said.get(owner, set()) for owner in semantic.owner.tolist()]
+        named = name_topics(self.features, self.vocabulary, lists, semantic, words_said)
+        what[n_shallow:] = [", ".join(words) for words in named]
+        held = some.marks & as_marks(lists.held)[some.owner]
+        surprises, found = some.surprise, []
+        order = np.lexsort(
+            (np.array(what), -surprises, -lists.sign[some.owner], lists.memory[some.owner])
+        )
+        n_of: Counter[int] = Counter()
+        for place in order.tolist():
+            owner, kind = int(some.owner[place]), int(some.kind[place])
+            n_of[owner] += 1
+            recall = float(some.k_held[place] / some.n_held[place])
+            base = float(some.base[place])
+            found.append(
+                Pattern(
+                    cell=self.index.layout.cell(tests.layer, int(lists.memory[owner])),
+                    sign=int(lists.sign[owner]),
+                    number=n_of[owner],
+                    kind=KINDS[kind >= TOPIC],
+                    description=_describe(kind, what[place]),
+                    rule=RULES[kind],
+                    what=what[place],
+                    ranks=_ranks(int(some.marks[place])),
+                    held_ranks=_ranks(int(held[place])),
+                    held=int(some.n_held[place]),
+                    precision=recall / (recall + base),
+                    recall=recall,
+                    base=base,
+                    lift=recall / base,
+                    p_value=float(some.p_value[place]),
+                    q_value=float(q_values[chosen[place]]),
+                )
             )
-            drafts.append(pattern)
-        return list(zip(found.surprise.tolist(), drafts, strict=True))
+        return found
 
     def _places(self, tests: LayerTests, place: int) -> list[Place]:
-        """Return where what a candidate looks for is: in the first trigger that shows it."""
-        features = self.features
-        entry = int(tests.shallow.entry[place])
-        if entry < 0:
+        """Return where the features of a candidate are: in the first trigger that shows each."""
+        kind, feature = int(tests.found.kind[place]), int(tests.found.feature[place])
+        if GRAM <= kind < SHAPE:
+            return [(kind, feature)]
+        if kind == WORD_GROUP:
+            kind, wanted = LAST_WORD, tests.found.words[place].tolist()
+        elif kind < GRAM:
+            wanted = [feature]
+        else:
             return []
-        if entry < len(features.kinds) and features.kinds[entry] >= GRAM:
-            return [Place(int(features.kinds[entry]), entry)]
-        column, entries = LAST_WORD, tests.shallow.words[place]
-        if entry < len(features.kinds):
-            column, entries = int(features.kinds[entry]), np.array([entry])
-        rows = tests.lists.rows[int(tests.shallow.owner[place])]
-        codes = np.where(rows >= 0, features.codes[np.maximum(rows, 0), column], -1)
-        return [
-            Place(column, int(rows[(codes == one).argmax()]))
-            for one in entries.tolist()
-            if one >= 0
-        ]
+        rows = tests.lists.rows[tests.found.owner[place]]
+        shown = np.where(rows >= 0, self.features.endings[np.maximum(rows, 0), kind], -1)
+        return [(kind, int(rows[(shown == one).argmax()])) for one in wanted if one >= 0]
 
     def _read_texts(self, places: set[Place]) -> dict[Place, str]:
         """Return what is in some places, as it is written there."""
         features, index = self.features, self.index
-        found: dict[Place, str] = {}
-        wanted: dict[int, list[tuple[Place, int, int]]] = {}
-        for place in places:
-            if place.kind == TOKEN:
-                found[place] = index.token(int(features.begins[place.at, TOKEN]))
-            elif place.kind < GRAM:
-                begin, end = features.begins[place.at, place.kind], features.ends[place.at]
-                sentence = int(features.sentence[place.at])
-                wanted.setdefault(sentence, []).append((place, int(begin), int(end)))
-            else:
-                sentence, begin, end = features.examples[place.at].tolist()
-                wanted.setdefault(sentence, []).append((place, begin, end))
-        for row in index.sentences.rows(0, index.sentences.n_sentences if wanted else 0):
-            for place, begin, end in wanted.get(row.sentence, ()):
-                text = sentence_text(index, row)[0][begin:end].strip()
-                found[place] = text.casefold() if N_WORDS < place.kind < GRAM else text
+        by_sentence: dict[int, list[Place]] = {}
+        for kind, at in places:
+            owner = features.examples[at, 0] if kind >= GRAM else features.sentence[at]
+            by_sentence.setdefault(int(owner), []).append((kind, at))
+        found = {}
+        for row in index.sentences.rows(0, index.sentences.n_sentences if places else 0):
+            text, ends = sentence_text(index, row) if row.sentence in by_sentence else ("", [])
+            for kind, at in by_sentence.get(row.sentence, ()):
+                length = int(features.length[at]) if kind < GRAM else 0
+                shown = text[: ends[length - 1]] if length else ""
+                if kind >= GRAM:
+                    _, begin, end = features.examples[at].tolist()
+                    found[kind, at] = text[begin:end]
+                elif kind >= SUFFIX:
+                    found[kind, at] = shown.rstrip().casefold()[-SUFFIXES[kind - SUFFIX] :]
+                elif kind >= LAST_WORD:
+                    found[kind, at] = shown[find_units(shown)[-kind][0] :].strip()
+                else:
+                    found[kind, at] = index.token(row.ids[length - 1])
         return found
 
-    def _what(self, entry: int, places: Sequence[Place]) -> str:
-        """Return what the rule of a pattern looks for."""
-        if entry < 0:
-            return SHAPES[-1 - entry].name
+    def _what(self, kind: int, places: Sequence[Place]) -> str:
+        """Return what the rule of a shallow pattern looks for."""
+        if SHAPE <= kind < WORD_GROUP:
+            return SHAPES[kind - SHAPE].name
         texts = sorted((self.texts[place] for place in places), key=str.casefold)
-        if len(texts) == 1:
-            return texts[0]
+        if kind != WORD_GROUP:
+            return texts[0] if texts else ""
         return ", ".join(text if text[:1].isalnum() else f"“{text}”" for text in texts)
 
-    def _description(self, rule: str, entry: int, what: str) -> str:
-        """Return a pattern in words."""
-        if entry < 0:
-            return SHAPES[-1 - entry].description
-        if rule == "last-token":
-            return f"ends with the token “{visible_token(what)}”"
-        what = visible(what)
-        if rule == "last-words":
-            return f"ends with one of: {what}"
-        if rule == "suffix":
-            return f"ends with a word in -{what}"
-        if rule == "anywhere":
-            return f"contains “{what}”"
-        name = f" ({_SIGN_NAMES[what]})" if what in _SIGN_NAMES else ""
-        return f"ends with “{what}”{name}"
+
+def _describe(kind: int, what: str) -> str:
+    """Return a pattern in words."""
+    if SHAPE <= kind < WORD_GROUP:
+        return SHAPES[kind - SHAPE].description
+    if kind == TOKEN:
+        return f"ends with the token “{visible_token(what)}”"
+    if kind >= TOPIC:
+        return f"about: {what}"
+    what = visible(what)
+    if kind == WORD_GROUP:
+        return f"ends with one of: {what}"
+    if kind >= GRAM:
+        return f"contains “{what}”"
+    if kind >= SUFFIX:
+        return f"ends with a word in -{what}"
+    name = f" ({_SIGN_NAMES[what]})" if what in _SIGN_NAMES else ""
+    return f"ends with “{what}”{name}"
 
 
 def _ranks(marks: int) -> tuple[int, ...]:

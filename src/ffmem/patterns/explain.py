@@ -1,43 +1,45 @@
 """A language model as annotator: the paper's protocol, asked of a machine, and tested blind.
 
-It sees the first 25 triggers of a memory's main list, numbered, and names patterns. Then, for each
-pattern, it is asked which texts of a mixed list show it: the triggers of ranks 26 to 50 and as many
-random prefixes, in a random order.
+It sees the 25 triggers of odd rank of a memory's main list, numbered, and names patterns. Then, for
+each pattern, it is asked which texts of a mixed list show it: the 25 triggers of even rank and as
+many random prefixes, in a random order. (The split is the detector's: SEEN and HELD_OUT.)
 
     recall = shown / held-out triggers,  base = shown / random prefixes,  lift = recall / base
     p = P(Hypergeometric ≥ shown held-out triggers | all that were said to show the pattern)
 
-Everything that it names is kept with these scores, as source `explained`: you judge. Answers are
-kept one by one as they come, so that a stopped run resumes without asking again.
+Every pattern that at least three of the first 25 triggers show is stored with these scores, as
+source `explained`: you judge. Answers are logged one by one as they come, so that a stopped run
+resumes without asking again.
 """
 
 import hashlib
 import json
 import os
 import random
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, create_model
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
-from ffmem.files import storage_errors, write_text
+from ffmem.files import storage_errors
 from ffmem.indexing.memory import Trigger, visible
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import read_columns
 from ffmem.patterns.store import (
-    KINDS,
+    HELD_OUT,
     LEAST,
     NO_SIGN,
+    SEEN,
     TOP,
-    Examined,
+    ExaminedList,
     Pattern,
     Patterns,
     PatternWriter,
@@ -53,8 +55,6 @@ SOURCE = "explained"
 
 MAX_SILENT = 3
 """Memories in a row for which the endpoint does not answer at all, before a run gives up."""
-
-Answer = TypeVar("Answer")
 
 
 # Prompts. The model sees numbered texts and nothing else: no layer, no memory, no model. The texts
@@ -97,40 +97,71 @@ AGAIN = "\n\nAn earlier answer was not of the asked form: {problem} Answer again
 
 
 class Question(NamedTuple):
-    """One question, and the JSON schema of its answer."""
+    """One question about n texts, and the form of its answer."""
 
     text: str
-    schema: dict[str, Any]
+    form: type[BaseModel]
 
-    @property
-    def key(self) -> str:
-        """What tells this question from all others."""
-        asked = json.dumps([SYSTEM, self.text, self.schema], sort_keys=True)
+    def key(self, settings: dict[str, Any]) -> str:
+        """Return what tells this question, asked with these settings, from all others."""
+        form = self.form.model_json_schema()
+        asked = json.dumps([settings, SYSTEM, self.text, form], sort_keys=True)
         return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def read(self, answer: str) -> Any:
+        """Return the fields of an answer; raise unless it has the form."""
+        try:
+            return self.form.model_validate_json(answer)
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = ".".join(map(str, found["loc"]))
+            raise InvalidAnswer(f"{f'{place}: ' if place else ''}{found['msg']}.") from None
+
+
+class InvalidAnswer(FfmemError):
+    """An answer does not have the asked form."""
 
 
 def ask_for_patterns(triggers: Sequence[Trigger]) -> Question:
     """Return the question for the patterns of a list of triggers."""
-    pattern = _object(
-        description={"type": "string", "maxLength": MAX_DESCRIPTION},
-        kind={"type": "string", "enum": list(KINDS)},
-        triggers=_numbers(len(triggers)),
-    )
-    patterns = {"type": "array", "items": pattern, "maxItems": MAX_PATTERNS}
     text = DESCRIBE.format(n=len(triggers), texts=_numbered(triggers))
-    return Question(text, _object(patterns=patterns))
+    return Question(text, _answer_forms(len(triggers))[0])
 
 
 def ask_which_show(description: str, texts: Sequence[Trigger]) -> Question:
     """Return the question which of some texts show a pattern."""
     text = SCORE.format(n=len(texts), texts=_numbered(texts), description=description)
-    return Question(text, _object(shows=_numbers(len(texts))))
+    return Question(text, _answer_forms(len(texts))[1])
+
+
+@cache
+def _answer_forms(n: int) -> tuple[type[BaseModel], type[BaseModel]]:
+    """Return the forms of answers about n texts: patterns, and which texts show one."""
+    config = ConfigDict(extra="forbid", strict=True)
+    numbers = Annotated[list[Annotated[int, Field(ge=1, le=n)]], Field(max_length=n)]
+    description = Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_DESCRIPTION),
+    ]
+    kind: Any = Literal["shallow", "semantic"]
+    pattern: Any = create_model(
+        "Pattern",
+        __config__=config,
+        description=(description, ...),
+        kind=(kind, ...),
+        triggers=(numbers, ...),
+    )
+    patterns = Annotated[list[pattern], Field(max_length=MAX_PATTERNS)]
+    return (
+        create_model("Patterns", __config__=config, patterns=(patterns, ...)),
+        create_model("Shows", __config__=config, shows=(numbers, ...)),
+    )
 
 
 def prompts() -> dict[str, str]:
     """Return all that a model is told, word by word, and the hash of it."""
     words = {"system": SYSTEM, "describe": DESCRIBE, "score": SCORE, "again": AGAIN}
-    content = [words, MAX_PATTERNS, MAX_DESCRIPTION, MAX_TEXT]
+    content = [words, MAX_PATTERNS, MAX_DESCRIPTION, MAX_TEXT, str(SEEN), str(HELD_OUT)]
     return words | {"hash": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
 
 
@@ -148,118 +179,38 @@ def _numbered(triggers: Sequence[Trigger]) -> str:
     return "\n".join(f"{n}. {format_trigger(one)}" for n, one in enumerate(triggers, start=1))
 
 
-def _object(**fields: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
-
-
-def _numbers(n: int) -> dict[str, Any]:
-    number = {"type": "integer", "minimum": 1, "maximum": n}
-    return {"type": "array", "items": number, "maxItems": n}
-
-
-# Answers, read with care: only what has the asked form counts.
-
-
-class InvalidAnswer(FfmemError):
-    """An answer does not have the asked form."""
-
-
-class NamedPattern(NamedTuple):
-    """A pattern as the model named it."""
-
-    description: str
-    kind: str
-    ranks: tuple[int, ...]
-
-
-def read_patterns(answer: Any, n: int) -> list[NamedPattern]:
-    """Return the patterns in an answer about n triggers."""
-    listed = answer.get("patterns") if isinstance(answer, dict) else None
-    if not isinstance(listed, list) or len(listed) > MAX_PATTERNS:
-        raise InvalidAnswer(f"there must be a list `patterns` of at most {MAX_PATTERNS}.")
-    found = []
-    for one in listed:
-        if not isinstance(one, dict):
-            raise InvalidAnswer("a pattern has description, kind and triggers.")
-        description, kind = one.get("description"), one.get("kind")
-        if not isinstance(description, str) or not description.strip():
-            raise InvalidAnswer("a pattern had no description.")
-        if len(description) > MAX_DESCRIPTION:
-            raise InvalidAnswer(f"a description had more than {MAX_DESCRIPTION} characters.")
-        if kind not in KINDS:
-            raise InvalidAnswer(f"a pattern is {' or '.join(KINDS)}, not {kind!r}.")
-        ranks = read_numbers(one, "triggers", n)
-        found.append(NamedPattern(" ".join(description.split()), kind, ranks))
-    return found
-
-
-def read_numbers(answer: Any, name: str, n: int) -> tuple[int, ...]:
-    """Return the numbers of texts in an answer, each once, in order."""
-    numbers = answer.get(name) if isinstance(answer, dict) else None
-    if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
-        raise InvalidAnswer(f"`{name}` must be a list of numbers.")
-    if any(not 1 <= number <= n for number in numbers):
-        raise InvalidAnswer(f"`{name}` has a number that no text has: there are 1 to {n}.")
-    return tuple(sorted(set(numbers)))
-
-
 class AnswerLog:
-    """The answers of one run, by the key of the question, kept on disk as they come.
+    """Answers of all runs by the key of the question, written to disk as they come.
 
-    The first line says what decides the answers; a log of another model, prompt or index is begun
-    anew. The last line may be cut by a kill.
+    The last line may be cut by a kill.
     """
 
-    def __init__(self, path: Path, run: dict[str, Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.answers: dict[str, Any] = {}
-        self.rejected: str | None = None
-        """Why the answers of an earlier log are not used; None if they are, or there is none."""
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        except FileNotFoundError:
-            lines = []
-        earlier = _parse(lines[0]) if lines else run
-        if earlier == run:
-            for entry in map(_parse, lines[1:]):
-                if isinstance(entry, dict) and entry.keys() == {"key", "answer"}:
-                    self.answers[entry["key"]] = entry["answer"]
-        elif not isinstance(earlier, dict):
-            self.rejected = "they cannot be read"
-        else:
-            names = ", ".join(name for name in run if earlier.get(name) != run[name])
-            self.rejected = f"they are of another {names}" if names else "they are of an older kind"
-        # Written anew, so that the next line does not continue one that a kill has cut.
-        kept = [run, *({"key": key, "answer": one} for key, one in self.answers.items())]
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self.answers: dict[str, str] = {}
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in text.splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                entry = json.loads(line)
+                self.answers[entry["key"]] = entry["answer"]
+        self._start = "" if text.endswith("\n") or not text else "\n"
 
-    def add(self, key: str, answer: Any) -> None:
-        """Keep one answer, down to the disk."""
+    def add(self, key: str, answer: str) -> None:
+        """Write one answer, down to the disk."""
         self.answers[key] = answer
-        line = json.dumps({"key": key, "answer": answer}) + "\n"
-        with storage_errors(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        line = f"{self._start}{json.dumps({'key': key, 'answer': answer})}\n"
+        self._start = ""
+        with storage_errors(self.path):
+            self.path.parent.mkdir(exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
 
 
-def _parse(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
-# The endpoint: OpenAI's chat completions. What may pass (a busy server, a broken connection, an
-# answer that is cut or of another form) is asked again; a wrong key or model ends the run.
-
-_TRANSIENT = {408, 409, 425, 429}
-"""Refusals that may pass, beside those of 500 and more."""
+# The endpoint: OpenAI's chat completions. Its client repeats requests that fail for the moment (a
+# busy server, a broken connection). Answers of another form are asked for again here. A wrong key
+# or model ends the run.
 
 
 class NoAnswer(FfmemError):
@@ -270,13 +221,9 @@ class Unreachable(NoAnswer):
     """A question was asked as often as allowed, and the endpoint did not answer at all."""
 
 
-class _Transient(FfmemError):
-    """A failure that may not happen next time."""
-
-
 @dataclass
 class Endpoint:
-    """Where a model is asked, and how patiently."""
+    """Where a model is asked."""
 
     url: str
     model: str
@@ -284,8 +231,6 @@ class Endpoint:
     timeout: float = 120.0
     """Seconds for one answer."""
     retries: int = 3
-    wait: float = 1.0
-    """Seconds before the first retry; twice as many before each further one."""
     max_tokens: int = 1200
     """Of an answer."""
 
@@ -308,7 +253,7 @@ class Endpoint:
         # A local server wants no key, but the client does not start without one.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         self._client: Any = openai.OpenAI(
-            base_url=self.url, api_key=key, timeout=self.timeout, max_retries=0
+            base_url=self.url, api_key=key, timeout=self.timeout, max_retries=self.retries
         )
 
     @property
@@ -322,48 +267,55 @@ class Endpoint:
             "max_tokens": self.max_tokens,
         }
 
-    def ask(self, question: Question, read: Callable[[Any], Answer]) -> Answer:
-        """Return what `read` makes of the answer; it raises InvalidAnswer if that is nothing."""
-        problem, complaint, kind = "", "", NoAnswer
-        for attempt in range(self.retries + 1):
-            if attempt:
-                time.sleep(self.wait * 2 ** (attempt - 1))
+    def ask(self, question: Question) -> str:
+        """Return an answer that has the form of the question."""
+        complaint = ""
+        for _ in range(self.retries + 1):
             try:
-                text = self._complete(question.text + complaint, question.schema)
-                try:
-                    answer = json.loads(text)
-                except ValueError as error:
-                    raise InvalidAnswer(f"it was no JSON ({error}).") from None
-                return read(answer)
+                answer = self._complete(question.text + complaint, question.form)
+                question.read(answer)
+                return answer
             except InvalidAnswer as error:
-                problem, kind = str(error), NoAnswer
+                problem = str(error)
                 complaint = AGAIN.format(problem=problem)  # the same question has the same answer
-            except _Transient as error:
-                problem, kind = str(error), Unreachable
-        raise kind(f"No usable answer after {self.retries + 1} attempts. The last: {problem}")
+        raise NoAnswer(f"No usable answer after {self.retries + 1} attempts. The last: {problem}")
 
-    def _complete(self, text: str, schema: dict[str, Any]) -> str:
+    def _complete(self, text: str, form: type[BaseModel]) -> str:
         """Return the text of one answer."""
         import openai
 
-        form = {"name": "answer", "strict": True, "schema": schema}
+        schema = {"name": "answer", "strict": True, "schema": form.model_json_schema()}
         try:
             answer = self._client.chat.completions.create(
                 model=self.model,
                 messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}],
-                response_format={"type": "json_schema", "json_schema": form},
+                response_format={"type": "json_schema", "json_schema": schema},
                 temperature=0,
                 seed=self.seed,
                 max_tokens=self.max_tokens,
             )
-        except openai.APITimeoutError:
-            raise _Transient(f"no answer within {self.timeout:g} seconds.") from None
-        except openai.APIConnectionError as error:
-            raise _Transient(f"no connection to {self.host} ({error}).") from None
+        except (
+            openai.APIConnectionError,
+            openai.InternalServerError,
+            openai.RateLimitError,
+        ) as error:
+            said = " ".join(str(error).split())[:300]
+            raise Unreachable(
+                f"No usable answer after {self.retries + 1} attempts: {self.host}: {said}"
+            ) from None
         except openai.APIStatusError as error:
-            raise self._refusal(error.status_code, error.message) from None
+            advice = {
+                401: "Set OPENAI_API_KEY to a key that it accepts.",
+                403: "Set OPENAI_API_KEY to a key that it accepts.",
+                404: "Check the address (it often ends in /v1) and the name of the model.",
+            }.get(error.status_code, "It must accept chat completions with a JSON schema.")
+            said = " ".join(error.message.split())[:300]
+            raise FfmemError(
+                f"{self.host} refused the question to {self.model!r} with {error.status_code}:"
+                f" {said} {advice}"
+            ) from None
         except (openai.APIError, ValueError) as error:  # something else than the endpoint's JSON
-            raise _Transient(f"{self.host} answered in no known form ({error}).") from None
+            raise InvalidAnswer(f"{self.host} answered in no known form ({error}).") from None
         choices = getattr(answer, "choices", None)
         if not choices:
             raise InvalidAnswer("there was no answer in it.")
@@ -372,24 +324,7 @@ class Endpoint:
             raise InvalidAnswer("the model refused to answer.")
         if choices[0].finish_reason == "length":
             raise InvalidAnswer("it was too long and was cut. Be brief.")
-        if not isinstance(message.content, str):
-            raise InvalidAnswer("it was empty.")
-        return message.content
-
-    def _refusal(self, status: int, message: str) -> FfmemError:
-        """Return what a refusal means: to be tried again, or not."""
-        said = " ".join(message.split())[:300]
-        if status >= 500 or status in _TRANSIENT:
-            return _Transient(f"{self.host} answered {status}: {said}")
-        advice = {
-            401: "Set OPENAI_API_KEY to a key that it accepts.",
-            403: "Set OPENAI_API_KEY to a key that it accepts.",
-            404: "Check the address (it often ends in /v1) and the name of the model.",
-        }
-        return FfmemError(
-            f"{self.host} refused the question to {self.model!r} with {status}: {said}"
-            f" {advice.get(status, 'It must accept chat completions with a JSON schema.')}"
-        )
+        return message.content or ""
 
 
 # The blind test
@@ -404,6 +339,7 @@ def add_scores(
     recall, base = len(held_ranks) / held, shown_others / others
     n_shown = len(held_ranks) + shown_others
     return pattern._replace(
+        ranks=tuple(sorted((*pattern.ranks, *held_ranks))),
         held_ranks=held_ranks,
         held=held,
         precision=recall / (recall + base) if recall + base else None,
@@ -427,18 +363,18 @@ def add_q_values(patterns: Sequence[Pattern]) -> list[Pattern]:
 
 
 @dataclass
-class Explained:
+class ExplainResult:
     """What a run found."""
 
-    patterns: int
-    memories: int
+    patterns: int = 0
+    memories: int = 0
     """That the model gave a usable answer for."""
-    failed: dict[str, str]
+    failed: dict[str, str] = field(default_factory=dict)
     """Memories without one, and why."""
-    unscored: int
+    unscored: int = 0
     """Patterns without a usable answer to the blind test."""
-    below_least: int
-    """Patterns that it saw in fewer than three triggers, which do not count."""
+    below_least: int = 0
+    """Patterns that fewer than three of the first triggers show, which do not count."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -463,7 +399,7 @@ def explain(
     per_layer: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Explained:
+) -> ExplainResult:
     """Ask a language model for the patterns of some memories, or of some drawn from each layer."""
     progress = progress or Progress(quiet=True)
     chosen = _choose_cells(index, cells, per_layer, seed)
@@ -473,27 +409,18 @@ def explain(
         "index": fingerprint(index),
         "mixed_by": seed,
     }
-    log = AnswerLog(patterns_folder(index, SOURCE).with_name(".explained.jsonl"), run)
-    if log.rejected:
-        progress.say(f"Earlier answers are not used: {log.rejected}. Starting anew.")
-    elif log.answers:
-        progress.say(f"Using {len(log.answers):,} answers of an earlier run.")
+    log = AnswerLog(patterns_folder(index, SOURCE).with_name(".explained.jsonl"))
     explainer = _Explainer(index, endpoint, log, seed)
     with progress.bar("Explaining", len(chosen), "memories") as step:
         for cell in chosen:
             explainer.explain(cell)
             step(1)
-    for name, why in explainer.failed.items():
+    if explainer.n_logged:
+        progress.say(f"Used {pluralize(explainer.n_logged, 'answers')} of earlier runs.")
+    for name, why in explainer.result.failed.items():
         progress.say(f"{name}: {why}")
     explainer.write(run)
-    counts = explainer.counts
-    return Explained(
-        len(explainer.patterns),
-        len(explainer.examined),
-        explainer.failed,
-        counts["unscored"],
-        counts["below_least"],
-    )
+    return explainer.result
 
 
 class _Explainer:
@@ -504,9 +431,9 @@ class _Explainer:
         columns = read_columns(index.folder / "samples/prefixes.parquet", ["prefix"])
         self.sample: list[int] = columns["prefix"].tolist()
         self.patterns: list[Pattern] = []
-        self.examined: list[Examined] = []
-        self.failed: dict[str, str] = {}
-        self.counts: Counter[str] = Counter()
+        self.examined: list[ExaminedList] = []
+        self.result = ExplainResult()
+        self.n_logged = 0
         self.n_silent = 0
         self.signs = cache(lambda layer: main_sign(index, layer))
 
@@ -515,15 +442,14 @@ class _Explainer:
         memory = self.index[cell]
         sign = int(self.signs(cell.layer)[cell.memory])
         if sign == NO_SIGN:
-            self.failed[str(cell)] = "nothing triggers it, so there is nothing to explain."
+            self.result.failed[str(cell)] = "nothing triggers it, so there is nothing to explain."
             return
         triggers = memory.triggers if sign > 0 else memory.negative_triggers
-        first = triggers[:TOP]
+        seen = triggers[SEEN]
         try:
-            question = ask_for_patterns(first)
-            named = self.ask(question, lambda answer: read_patterns(answer, len(first)))
+            named = self.ask(ask_for_patterns(seen)).patterns
         except NoAnswer as error:
-            self.failed[str(cell)] = str(error)
+            self.result.failed[str(cell)] = str(error)
             self.n_silent = self.n_silent + 1 if isinstance(error, Unreachable) else 0
             if self.n_silent == MAX_SILENT:
                 raise FfmemError(
@@ -532,28 +458,35 @@ class _Explainer:
                 ) from None
             return
         self.n_silent = 0
-        self.examined.append(Examined(cell, sign, len(first)))
-        kept = [one for one in named if len(one.ranks) >= LEAST]
-        self.counts["below_least"] += len(named) - len(kept)
-        for number, one in enumerate(kept, start=1):
-            pattern = Pattern(cell, sign, number, one.kind, one.description, SOURCE, "", one.ranks)
-            self.patterns.append(self.test_blind(pattern, triggers))
+        self.result.memories += 1
+        self.examined.append(ExaminedList(cell, sign, min(TOP, len(triggers))))
+        kept = 0
+        for number, one in enumerate(named, start=1):
+            ranks = tuple(seen[place - 1].rank for place in sorted(set(one.triggers)))
+            description = " ".join(one.description.split())
+            pattern = Pattern(cell, sign, number, one.kind, description, SOURCE, "", ranks)
+            if len(ranks) >= LEAST:
+                pattern = self.test_blind(pattern, triggers)
+            if pattern.n_shown >= LEAST:
+                kept += 1
+                self.patterns.append(pattern._replace(number=kept))
+        self.result.patterns += kept
+        self.result.below_least += len(named) - kept
 
     def test_blind(self, pattern: Pattern, triggers: Sequence[Trigger]) -> Pattern:
         """Return a pattern with the result of its blind test, if there was one."""
-        held = triggers[TOP : 2 * TOP]
+        held = triggers[HELD_OUT]
         rng = random.Random(f"{self.seed} {pattern.cell} {pattern.number}")
         others = self.random_prefixes(triggers, len(held), rng)
         if not held or not others:
-            self.counts["untestable"] += 1
             return pattern
         mixed = [*((one, True) for one in held), *((one, False) for one in others)]
         rng.shuffle(mixed)
         question = ask_which_show(pattern.description, [one for one, _ in mixed])
         try:
-            shows = self.ask(question, lambda answer: read_numbers(answer, "shows", len(mixed)))
+            shows = set(self.ask(question).shows)
         except NoAnswer:
-            self.counts["unscored"] += 1
+            self.result.unscored += 1
             return pattern
         found = [mixed[number - 1] for number in shows]
         ranks = tuple(sorted(one.rank for one, is_held in found if is_held))
@@ -576,17 +509,14 @@ class _Explainer:
             )
         return found
 
-    def ask(self, question: Question, read: Callable[[Any], Answer]) -> Answer:
-        """Return the answer to a question: the kept one, or the model's, which is then kept."""
-        if question.key in self.log.answers:
-            return read(self.log.answers[question.key])
-
-        def read_and_keep(answer: Any) -> Answer:
-            valid = read(answer)
-            self.log.add(question.key, answer)
-            return valid
-
-        return self.endpoint.ask(question, read_and_keep)
+    def ask(self, question: Question) -> Any:
+        """Return the answer to a question: the logged one, or the model's, which is then logged."""
+        key = question.key(self.endpoint.settings)
+        if key in self.log.answers:
+            self.n_logged += 1
+        else:
+            self.log.add(key, self.endpoint.ask(question))
+        return question.read(self.log.answers[key])
 
     def write(self, run: dict[str, Any]) -> None:
         """Write the patterns, beside those of other memories that the same model named."""
@@ -608,8 +538,7 @@ class _Explainer:
                 [one for one in examined if one.cell.layer == layer],
                 [one for one in patterns if one.cell.layer == layer],
             )
-        outcome = {**self.counts, "failed": self.failed}
-        writer.commit({"run": run, "prompts": prompts(), "outcome": outcome})
+        writer.commit({"run": run, "prompts": prompts(), "outcome": self.result.to_dict()})
 
 
 def _choose_cells(

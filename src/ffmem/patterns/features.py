@@ -1,18 +1,19 @@
 """What prefixes end with, contain and look like, as numbers, and how common each of it is.
 
 A text is a sequence of *units*: words, and other signs one by one (scripts without spaces, such as
-Chinese, give one unit per character). A *code* is a 64-bit hash of something that a prefix shows,
-without case:
+Chinese, give one unit per character). A *feature* is something that a prefix can show, without
+case:
 
     its last token, its last one to four units, the last two to four letters of its last word,
-    or a run of one to three units anywhere in it (a *gram*: it begins and ends with a word)
+    a run of one to three units anywhere in it (a *gram*: it begins and ends with a word),
+    or a *shape*: what it looks like whatever its words
 
 A prefix that ends inside a word ends with the part that it shows; a gram has whole units only.
-*Shapes* are what a prefix looks like whatever its words: one bit each.
 
-Two passes over the corpus serve all memories: the first keeps the codes of every prefix that
-triggers a memory, and of a random sample; the second counts every code that recurs in them over all
-prefixes of the corpus, by length. Memory grows with the trigger lists, not with the corpus.
+Two passes over the corpus serve all memories: the first keeps the features, as 64-bit codes, of
+every prefix that triggers a memory, and of a random sample; the second counts every feature that
+recurs in them over all prefixes of the corpus, by length. Memory grows with the trigger lists, not
+with the corpus.
 """
 
 import unicodedata
@@ -33,18 +34,20 @@ from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.patterns.store import LEAST
 from ffmem.progress import Progress
 
-CHUNK = 4096
+BLOCK_SENTENCES = 4096
 """Sentences in memory at a time."""
 
 SAMPLE = 3000
 """Random prefixes."""
 
 N_WORDS, SUFFIXES, N_GRAM = 4, (2, 3, 4), 3
-TOKEN, LAST_WORD = 0, 1
-ENDINGS = ("last-token", *(f"last-{n + 1}" for n in range(N_WORDS)), *(f"-{n}" for n in SUFFIXES))
-"""What a prefix ends with: the columns of `codes`. A gram of n units has the kind
-len(ENDINGS) + n − 1."""
-GRAM = len(ENDINGS)
+
+TOKEN, LAST_WORD, SUFFIX = 0, 1, N_WORDS + 1
+GRAM = SUFFIX + len(SUFFIXES)
+SHAPE = GRAM + N_GRAM
+"""Kinds of features: TOKEN; LAST_WORD + n − 1 for the last n units; SUFFIX + place in SUFFIXES;
+GRAM + n − 1 for a gram of n units; SHAPE + place in SHAPES. Those below GRAM are *endings*: a
+prefix has at most one of each."""
 
 SAME = 8
 """Prefixes with the same last 8 units (all units of shorter ones) have the same context."""
@@ -76,12 +79,12 @@ SHAPES = (
     Shape("mixed", "shape", "letters and digits in one word at the end (19th, F1)", True),
     Shape("roman", "shape", "a Roman numeral at the end (II, XIV)", True),
     Shape("capitals", "casing", "a word in capitals at the end (NHL)", True),
-    Shape("capitalised", "casing", "a capitalised word at the end, not at the beginning", True),
+    Shape("capitalized", "casing", "a capitalized word at the end, not at the beginning", True),
     Shape("camel", "casing", "a capital inside the last word (McDonald)", True),
     Shape("hyphenated", "shape", "the later part of a hyphenated word at the end", True),
     Shape("inside-word", "shape", "ends inside a word", True),
     Shape("comma", "punctuation", "ends with a comma"),
-    Shape("stop", "punctuation", "ends with a full stop, question or exclamation mark"),
+    Shape("stop", "punctuation", "ends with a period, question mark or exclamation mark"),
     Shape("opening", "punctuation", "ends with an opening bracket"),
     Shape("closing", "punctuation", "ends with a closing bracket"),
     Shape("quote", "punctuation", "ends with a quotation mark or apostrophe"),
@@ -93,7 +96,7 @@ SHAPES = (
     Shape("whole", "position", "a whole sentence"),
     Shape("in-brackets", "punctuation", "inside brackets"),
     Shape("in-quotes", "punctuation", "inside quotation marks"),
-    Shape("title", "casing", "mostly capitalised words, as in titles and lists of names"),
+    Shape("title", "casing", "mostly capitalized words, as in titles and lists of names"),
 )
 """In the order of their bits."""
 
@@ -101,7 +104,6 @@ _BIT = {shape.name: 1 << bit for bit, shape in enumerate(SHAPES)}
 _INNER = ("word", "upper-first", "double", "opened", "closed", "hyphen")
 _BIT |= {name: 1 << len(SHAPES) + bit for bit, name in enumerate(_INNER)}
 """Further properties of units, which shapes of whole prefixes follow from."""
-_SHOWN_BITS = np.uint32((1 << len(SHAPES)) - 1)
 
 _TITLE_WORDS, _TITLE_SHARE = 4, 0.75
 
@@ -117,6 +119,8 @@ _SIGNS = {
 }
 _CATEGORIES = {"Ps": "opening", "Pe": "closing", "Pi": "quote", "Pf": "quote", "Pd": "dash"}
 
+N_STEMS = 4
+
 
 class UnitTypes(dict[str, int]):
     """Numbers of distinct units, given as they come, with what follows from their characters."""
@@ -126,8 +130,7 @@ class UnitTypes(dict[str, int]):
         self.hashes: list[int] = []
         self.shapes: list[int] = []
         self.suffixes: list[tuple[int, ...]] = []
-        self.stems: list[int] = []
-        """Of the first four letters; 0 for shorter units."""
+        self.stems: list[tuple[int, ...]] = []
 
     def __missing__(self, text: str) -> int:
         number = self[text] = len(self)
@@ -136,8 +139,30 @@ class UnitTypes(dict[str, int]):
         self.shapes.append(_unit_shapes(text))
         long = [n for n in SUFFIXES if len(folded) >= n + 2]
         self.suffixes.append(tuple(hash_text(folded[-n:]) if n in long else 0 for n in SUFFIXES))
-        self.stems.append(hash_text(folded[:4]) if len(folded) >= 4 else 0)
+        is_word = self.shapes[number] & _BIT["word"]
+        hashes = [hash_text(stem) for stem in stems(folded)] if is_word else []
+        self.stems.append((*hashes, *[0] * (N_STEMS - len(hashes))))
         return number
+
+
+def stems(word: str) -> list[str]:
+    """Return a word and what it may be an English inflection of, at most N_STEMS.
+
+    base: base · bases: bases, base, bas · studied: studied, study · running: running, runn, runne,
+    run. Two words with a stem in common are forms of one word.
+    """
+    found = [word]
+    if not word.isalpha():
+        return found
+    if word.endswith(("ies", "ied")) and len(word) > 5:
+        found.append(word[:-3] + "y")
+    elif word.endswith(("ing", "ed")):
+        rest = word.removesuffix("ing").removesuffix("ed")
+        doubled = [rest[:-1]] if rest[-1:] == rest[-2:-1] else []
+        found += [rest, rest + "e", *doubled] if len(rest) > 2 else []
+    elif word.endswith("s") and len(word) > 3 and not word.endswith(("ss", "us", "is")):
+        found += [word[:-1], word[:-2]] if word.endswith("es") else [word[:-1]]
+    return found
 
 
 def hash_text(text: str) -> int:
@@ -147,16 +172,13 @@ def hash_text(text: str) -> int:
 
 def find_units(text: str) -> list[tuple[int, int]]:
     """Return where the units of a text begin and end."""
-    return [match.span() for match in _unit_expression().finditer(text)]
-
-
-def _unit_expression() -> Any:
     import regex
 
     alone = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
     word = r"[\p{L}\p{N}\p{Co}\p{Mn}\p{Mc}]"
     # The library caches the compiled expression.
-    return regex.compile(rf"[{word}&&[{alone}]]|[{word}--[{alone}]]+|[^\p{{Z}}\p{{C}}]", regex.V1)
+    unit = rf"[{word}&&[{alone}]]|[{word}--[{alone}]]+|[^\p{{Z}}\p{{C}}]"
+    return [match.span() for match in regex.finditer(unit, text, regex.V1)]
 
 
 def _unit_shapes(text: str) -> int:
@@ -180,62 +202,10 @@ def _unit_shapes(text: str) -> int:
         "mixed": digits > 0 and upper + lower > 0,
         "roman": n >= 2 and all(character in "IVXLC" for character in text),
         "capitals": upper == n >= 2,
-        "capitalised": starts_upper and lower > 0 and upper == 1,
+        "capitalized": starts_upper and lower > 0 and upper == 1,
         "camel": upper > starts_upper and lower > 0 and digits == 0,
     }
     return sum(_BIT[name] for name, is_shown in shown.items() if is_shown)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive sentences with the codes of all their prefixes."""
-
-    first: int
-    """Number of the first sentence."""
-    texts: list[str]
-    n_tokens: Int64[ndarray, " sentence"]
-    numbers: Int64[ndarray, " prefix"]
-    """The integers that name the prefixes."""
-    sentence: Int64[ndarray, " prefix"]
-    """Counted from the chunk's first."""
-    length: Int64[ndarray, " prefix"]
-    codes: UInt64[ndarray, "prefix ending"]
-    begins: Int64[ndarray, "prefix ending"]
-    """Where in the text the thing of a code begins; it ends with the prefix. For a token: its
-    id."""
-    ends: Int64[ndarray, " prefix"]
-    context: UInt64[ndarray, " prefix"]
-    last_words: UInt64[ndarray, "prefix back"]
-    """Codes, as grams, of the last units, the last first."""
-    shapes: UInt32[ndarray, " prefix"]
-    grams: "Grams"
-    neighbours: UInt64[ndarray, "unit three"]
-    """Codes, as last words, of every unit, and hashes of the units before and after it."""
-
-
-@dataclass(frozen=True)
-class Grams:
-    """The grams of every sentence where they are first complete, by sentence and length."""
-
-    sentence: Int64[ndarray, " gram"]
-    length: Int64[ndarray, " gram"]
-    """Least length of a prefix that contains the gram."""
-    code: UInt64[ndarray, " gram"]
-    start: Int64[ndarray, " gram"]
-    """Characters of the sentence."""
-    end: Int64[ndarray, " gram"]
-    size: Int64[ndarray, " gram"]
-    words: UInt64[ndarray, "gram part"]
-    """Codes of its units as grams of one."""
-
-
-def read_chunks(index: Index, types: UnitTypes) -> Iterator[Chunk]:
-    """Yield the whole corpus, a chunk at a time."""
-    # The authors' prefixes are 0 … n − 1, all others 1 … n.
-    least = 0 if index.manifest.compat == "ff-layers" else 1
-    for first in range(0, index.sentences.n_sentences, CHUNK):
-        n = min(CHUNK, index.sentences.n_sentences - first)
-        yield _chunk(index, list(index.sentences.rows(first, n)), least, types)
 
 
 def sentence_text(index: Index, row: StoredSentence) -> tuple[str, list[int]]:
@@ -253,212 +223,198 @@ def _space_between_tokens(index: Index) -> str:
     return "" if any(" " in token for token in index.tokens if token.strip()) else " "
 
 
-class _Units(NamedTuple):
-    """The units of a chunk's sentences. Places count characters of all its texts together."""
-
-    sentence: ndarray
-    start: ndarray
-    end: ndarray
-    type: ndarray
+# Features of consecutive sentences
 
 
-def _chunk(index: Index, rows: list[StoredSentence], least: int, types: UnitTypes) -> Chunk:
-    texts, token_ends = zip(*(sentence_text(index, row) for row in rows), strict=True)
-    base = np.cumsum([0, *(len(text) + 1 for text in texts)])[:-1]
-    spans = [find_units(text) for text in texts]
-    owner = np.repeat(np.arange(len(rows)), [len(one) for one in spans])
-    flat = np.array([span for one in spans for span in one], np.int64).reshape(-1, 2)
-    kind = [types[text[s:e]] for text, one in zip(texts, spans, strict=True) for s, e in one]
-    units = _Units(
-        owner, flat[:, 0] + base[owner], flat[:, 1] + base[owner], np.array(kind, np.int64)
-    )
-    n_tokens = np.array([len(row.ids) for row in rows], np.int64)
-    sentence = np.repeat(np.arange(len(rows)), n_tokens + 1)
-    length = np.arange(len(sentence)) - np.repeat(
-        np.cumsum(n_tokens + 1) - n_tokens - 1, n_tokens + 1
-    )
-    places = base[sentence] + np.concatenate([[0, *ends] for ends in token_ends])
-    tokens = np.concatenate([[-1, *row.ids] for row in rows])
-    grams = _grams(units, sentence, length, places, types, base)
-    kept = length >= 1 if least else length < n_tokens[sentence]
-    sentence, length, places, tokens = (each[kept] for each in (sentence, length, places, tokens))
-    # The last unit of each prefix, which may be cut.
-    first_unit = np.searchsorted(owner, np.arange(len(rows)))
-    last = np.searchsorted(units.start, places) - 1
-    n_units = last + 1 - first_unit[sentence]
-    has = n_units > 0
-    cut = np.zeros(len(last), bool)
-    cut[has] = units.end[last[has]] > places[has]
-    shown = np.where(has, units.type[np.maximum(last, 0)] if len(owner) else 0, -1)
-    for at in cut.nonzero()[0].tolist():
-        text, origin = texts[sentence[at]], base[sentence[at]]
-        shown[at] = types[text[units.start[last[at]] - origin : places[at] - origin]]
-    ends = _Ends(last, n_units, shown, cut, length, length == n_tokens[sentence])
-    codes, begins, context, last_words = _endings(units, ends, tokens, types)
-    offsets = np.array([row.offset for row in rows], np.int64)
-    return Chunk(
-        rows[0].sentence,
-        list(texts),
-        n_tokens,
-        offsets[sentence] + length,
-        sentence,
-        length,
-        codes,
-        np.column_stack([tokens, begins[:, 1:] - base[sentence][:, None]]),
-        places - base[sentence],
-        context,
-        last_words,
-        _shapes(units, ends, types),
-        grams,
-        _neighbours(units, types),
-    )
+class Grams(NamedTuple):
+    """The grams of every sentence where they are first complete, by sentence and length."""
+
+    sentence: Int64[ndarray, " gram"]
+    length: Int64[ndarray, " gram"]
+    """Least length of a prefix that contains the gram."""
+    code: UInt64[ndarray, " gram"]
+    size: Int64[ndarray, " gram"]
+    example: Int64[ndarray, "gram three"]
+    """(sentence of the corpus, first character, last + 1)."""
+    words: UInt64[ndarray, "gram part"]
+    """Codes of its units as grams of one."""
 
 
-class _Ends(NamedTuple):
-    """Where prefixes end."""
+class SentenceBlock:
+    """Consecutive sentences: their units and their prefixes.
 
-    unit: ndarray
-    """The last unit, whole; meaningless where there is none."""
-    n_units: ndarray
-    shown: ndarray
-    """Type of the last unit as far as the prefix shows it; −1: none."""
-    cut: ndarray
-    length: ndarray
-    is_whole: ndarray
+    Sentences count from the block's first; places count characters of all its texts together.
+    """
+
+    def __init__(self, index: Index, first: int, n: int, types: UnitTypes) -> None:
+        rows = list(index.sentences.rows(first, n))
+        texts, token_ends = zip(*(sentence_text(index, row) for row in rows), strict=True)
+        self.first, self.n_sentences, self.types = first, n, types
+        self.text_starts = np.cumsum([0, *(len(text) + 1 for text in texts)])[:-1]
+
+        spans = [find_units(text) for text in texts]
+        self.unit_sentence = np.repeat(np.arange(n), [len(one) for one in spans])
+        units = np.array([span for one in spans for span in one], np.int64).reshape(-1, 2)
+        units += self.text_starts[self.unit_sentence][:, None]
+        self.unit_start, self.unit_end = units.T
+        numbers = [types[text[s:e]] for text, one in zip(texts, spans, strict=True) for s, e in one]
+        self.unit_type = np.array(numbers, np.int64)
+
+        n_tokens = np.array([len(row.ids) for row in rows], np.int64)
+        sentence = np.repeat(np.arange(n), n_tokens + 1)
+        length = np.concatenate([np.arange(k + 1) for k in n_tokens.tolist()])
+        # The authors' prefixes are 0 … n − 1, all others 1 … n.
+        is_prefix = (
+            length < n_tokens[sentence] if index.manifest.compat == "ff-layers" else length >= 1
+        )
+        self.sentence, self.length = sentence[is_prefix], length[is_prefix]
+        self.is_whole = self.length == n_tokens[self.sentence]
+        self.numbers = np.array([row.offset for row in rows])[self.sentence] + self.length
+        self.token = np.concatenate([[-1, *row.ids] for row in rows])[is_prefix]  # −1: none
+        ends = np.concatenate([[0, *ends] for ends in token_ends])[is_prefix]
+        self.end = self.text_starts[self.sentence] + ends
+
+        # The last unit, whole even if the prefix ends inside it, and its type as far as it is shown
+        # (−1: there is none).
+        self.last_unit = np.searchsorted(self.unit_start, self.end) - 1
+        first_unit = np.searchsorted(self.unit_sentence, np.arange(n))
+        self.n_units = self.last_unit + 1 - first_unit[self.sentence]
+        has = self.n_units > 0
+        self.is_cut = np.zeros(len(has), bool)
+        self.is_cut[has] = self.unit_end[self.last_unit[has]] > self.end[has]
+        self.last_type = np.full(len(has), -1)
+        self.last_type[has] = self.unit_type[self.last_unit[has]]
+        for at in self.is_cut.nonzero()[0].tolist():
+            origin = self.text_starts[self.sentence[at]]
+            shown = slice(self.unit_start[self.last_unit[at]] - origin, self.end[at] - origin)
+            self.last_type[at] = types[texts[self.sentence[at]][shown]]
+
+    @property
+    def unit_hashes(self) -> UInt64[ndarray, " unit"]:
+        """The hash of every unit."""
+        return np.array(self.types.hashes, np.uint64)[self.unit_type]
+
+    def has(self, name: str) -> Bool[ndarray, " type"]:
+        """Return which types of units have a property."""
+        return (np.array(self.types.shapes, np.uint32) & np.uint32(_BIT[name])) > 0
+
+    def endings(self) -> tuple[ndarray, ndarray, ndarray]:
+        """Return the codes of what each prefix ends with, its context and its last words.
+
+        The last words are its last units as grams of one, the last first.
+        """
+        n = len(self.token)
+        codes = np.zeros((n, GRAM), np.uint64)
+        last_words = np.zeros((n, N_WORDS), np.uint64)
+        codes[:, TOKEN] = np.where(
+            self.token >= 0, _code(self.token.astype(np.uint64), TOKEN), NONE
+        )
+        if not len(self.unit_type):
+            return codes, np.zeros(n, np.uint64), last_words
+        whole = self.unit_hashes
+        hashes = np.array(self.types.hashes, np.uint64)
+        last = np.where(self.last_type >= 0, hashes[self.last_type], NONE)
+        run, context = last, last
+        for back in range(SAME):
+            has = self.n_units > back
+            unit = np.maximum(self.last_unit - back, 0)
+            if back:
+                run = np.where(has, _mix(run * np.uint64(3) + whole[unit]), run)
+                context = np.where(has, run, _mix(context))
+            if back < N_WORDS:
+                codes[:, LAST_WORD + back] = np.where(has, _code(run, LAST_WORD + back), NONE)
+                word = _code(whole[unit] if back else last, GRAM)
+                last_words[:, back] = np.where(has, word, NONE)
+        is_word = self.has("word")[self.last_type] & (self.last_type >= 0) & ~self.is_cut
+        suffixes = np.array(self.types.suffixes, np.uint64)[self.last_type]
+        for place in range(len(SUFFIXES)):
+            has = is_word & (suffixes[:, place] != NONE)
+            code = _code(suffixes[:, place], SUFFIX + place)
+            codes[:, SUFFIX + place] = np.where(has, code, NONE)
+        return codes, context, last_words
+
+    def shapes(self) -> UInt32[ndarray, " prefix"]:
+        """Return the shapes of prefixes, a bit each."""
+        found = np.zeros(len(self.token), np.uint32)
+
+        def mark(name: str, shown: Bool[ndarray, " prefix"]) -> None:
+            found[shown] |= np.uint32(_BIT[name])
+
+        has = self.n_units > 0
+        if len(self.unit_type):
+            found[has] = np.array(self.types.shapes, np.uint32)[self.last_type[has]]
+            unit, start = np.maximum(self.last_unit, 0), self.last_unit + 1 - self.n_units
+            found[self.n_units == 1] &= ~np.uint32(_BIT["capitalized"])
+            mark("inside-word", self.is_cut)
+            hyphen = self.has("hyphen")[self.unit_type]
+            before, earlier = np.maximum(unit - 1, 0), np.maximum(unit - 2, 0)
+            joined = (self.unit_end[before] == self.unit_start[unit]) & hyphen[before]
+            joined &= (self.unit_end[earlier] == self.unit_start[before]) & ~hyphen[earlier]
+            is_word = (found & np.uint32(_BIT["word"])) > 0
+            mark("hyphenated", has & is_word & joined & (self.n_units > 2))
+
+            def count(name: str, past: ndarray) -> Int64[ndarray, " prefix"]:
+                """Count units of a property from the sentence's first to the one before `past`."""
+                sums = np.concatenate([[0], np.cumsum(self.has(name)[self.unit_type])])
+                n: ndarray = sums[past] - sums[start]
+                return n
+
+            last, past = self.last_unit, self.last_unit + 1
+            mark("in-brackets", has & (count("opening", last) > count("closing", past)))
+            quotes = count("double", last) % 2 + count("opened", last) - count("closed", past)
+            mark("in-quotes", has & (quotes > 0) & ((found & np.uint32(_BIT["double"])) == 0))
+            n_words, n_upper = count("word", past), count("upper-first", past)
+            mark("title", has & (n_words >= _TITLE_WORDS) & (n_upper >= _TITLE_SHARE * n_words))
+        mark("first", self.length == 1)
+        mark("first-three", (self.length >= 1) & (self.length <= 3))
+        mark("whole", self.is_whole)
+        return found & np.uint32((1 << len(SHAPES)) - 1)
+
+    def grams(self) -> Grams:
+        """Return the grams of all sentences, each where its sentence first has it."""
+        # The first prefix whose end reaches a unit's end is where the unit is complete.
+        reached = np.searchsorted(self.end, self.unit_end)
+        inside = reached < len(self.end)
+        inside[inside] = self.sentence[reached[inside]] == self.unit_sentence[inside]
+        whole, is_word = self.unit_hashes, self.has("word")[self.unit_type]
+        parts, run = [], whole
+        for size in range(1, N_GRAM + 1):
+            begin, end = np.arange(len(whole) - size + 1), np.arange(size - 1, len(whole))
+            run = run if size == 1 else _mix(run[:-1] * np.uint64(3) + whole[size - 1 :])
+            keep = is_word[begin] & is_word[end] & inside[end]
+            keep &= self.unit_sentence[begin] == self.unit_sentence[end]
+            begin, end, code = begin[keep], end[keep], _code(run[keep], GRAM + size - 1)
+            parts.append((self.unit_sentence[end], self.length[reached[end]], code, begin, end))
+        owner, length, code, begin, end = map(np.concatenate, zip(*parts, strict=True))
+        order = np.lexsort((length, code, owner))
+        new = np.ones(len(order), bool)
+        new[1:] = (np.diff(owner[order]) != 0) | (code[order][1:] != code[order][:-1])
+        kept = order[new]
+        kept = kept[np.lexsort((code[kept], length[kept], owner[kept]))]
+        owner, begin, end = owner[kept], begin[kept], end[kept]
+        n_units, origin = end - begin + 1, self.text_starts[owner]
+        part = np.minimum(begin[:, None] + np.arange(N_GRAM), max(len(whole) - 1, 0))
+        return Grams(
+            sentence=owner,
+            length=length[kept],
+            code=code[kept],
+            size=n_units,
+            example=np.column_stack(
+                [owner + self.first, self.unit_start[begin] - origin, self.unit_end[end] - origin]
+            ),
+            words=np.where(np.arange(N_GRAM) < n_units[:, None], _code(whole, GRAM)[part], NONE),
+        )
 
 
-def _endings(
-    units: _Units, ends: _Ends, tokens: Int64[ndarray, " prefix"], types: UnitTypes
-) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    """Return what each prefix ends with, where that begins, its context and its last words."""
-    n = len(tokens)
-    codes, begins = np.zeros((n, GRAM), np.uint64), np.zeros((n, GRAM), np.int64)
-    last_words = np.zeros((n, N_WORDS), np.uint64)
-    codes[:, TOKEN] = np.where(tokens >= 0, _code(tokens.astype(np.uint64), TOKEN), NONE)
-    if not len(units.type):
-        return codes, begins, np.zeros(n, np.uint64), last_words
-    hashes = np.array(types.hashes, np.uint64)
-    whole = hashes[units.type]
-    run = np.where(ends.shown >= 0, hashes[ends.shown], NONE)
-    context, last = run.copy(), run
-    for back in range(SAME):
-        has = ends.n_units > back
-        unit = np.maximum(ends.unit - back, 0)
-        if back:
-            run = np.where(has, _mix(run * np.uint64(3) + whole[unit]), run)
-            context = np.where(has, run, _mix(context))
-        if back < N_WORDS:
-            codes[:, back + 1] = np.where(has, _code(run, back + 1), NONE)
-            begins[:, back + 1] = units.start[unit]
-            last_words[:, back] = np.where(has, _code(whole[unit] if back else last, GRAM), NONE)
-    is_word = _has(types, "word")[ends.shown] & (ends.shown >= 0) & ~ends.cut
-    suffixes = np.array(types.suffixes, np.uint64)[ends.shown]
-    for place, letters in enumerate(SUFFIXES):
-        has = is_word & (suffixes[:, place] != NONE)
-        column = N_WORDS + 1 + place
-        codes[:, column] = np.where(has, _code(suffixes[:, place], column), NONE)
-        begins[:, column] = units.end[np.maximum(ends.unit, 0)] - letters
-    return codes, begins, context, last_words
-
-
-def _shapes(units: _Units, ends: _Ends, types: UnitTypes) -> UInt32[ndarray, " prefix"]:
-    """Return the shapes of prefixes, a bit each."""
-    found = np.zeros(len(ends.unit), np.uint32)
-
-    def mark(name: str, shown: Bool[ndarray, " prefix"]) -> None:
-        found[shown] |= np.uint32(_BIT[name])
-
-    has = ends.n_units > 0
-    if len(units.type):
-        found |= np.where(has, np.array(types.shapes, np.uint32)[ends.shown], np.uint32(0))
-        unit, start = np.maximum(ends.unit, 0), ends.unit + 1 - ends.n_units
-        found[(ends.n_units == 1)] &= ~np.uint32(_BIT["capitalised"])
-        mark("inside-word", ends.cut)
-        hyphen = _has(types, "hyphen")[units.type]
-        before, earlier = np.maximum(unit - 1, 0), np.maximum(unit - 2, 0)
-        joined = (units.end[before] == units.start[unit]) & hyphen[before]
-        joined &= (units.end[earlier] == units.start[before]) & ~hyphen[earlier]
-        is_word = (found & np.uint32(_BIT["word"])) > 0
-        mark("hyphenated", has & is_word & joined & (ends.n_units > 2))
-
-        def count(name: str, past: ndarray) -> Int64[ndarray, " prefix"]:
-            """Count units of a property from the sentence's first to the one before `past`."""
-            sums = np.concatenate([[0], np.cumsum(_has(types, name)[units.type])])
-            n: ndarray = sums[past] - sums[start]
-            return n
-
-        depth = count("opening", ends.unit) - count("closing", ends.unit + 1)
-        mark("in-brackets", has & (depth > 0))
-        quotes = count("double", ends.unit) % 2
-        quotes = quotes + count("opened", ends.unit) - count("closed", ends.unit + 1)
-        mark("in-quotes", has & (quotes > 0) & ((found & np.uint32(_BIT["double"])) == 0))
-        n_words, n_upper = count("word", ends.unit + 1), count("upper-first", ends.unit + 1)
-        mark("title", has & (n_words >= _TITLE_WORDS) & (n_upper >= _TITLE_SHARE * n_words))
-    mark("first", ends.length == 1)
-    mark("first-three", (ends.length >= 1) & (ends.length <= 3))
-    mark("whole", ends.is_whole)
-    return found & _SHOWN_BITS
-
-
-def _has(types: UnitTypes, name: str) -> Bool[ndarray, " type"]:
-    """Return which types of units have a property."""
-    return (np.array(types.shapes, np.uint32) & np.uint32(_BIT[name])) > 0
-
-
-def _grams(
-    units: _Units,
-    sentence: ndarray,
-    length: ndarray,
-    places: ndarray,
-    types: UnitTypes,
-    base: ndarray,
-) -> Grams:
-    """Return the grams of all sentences, each where its sentence first has it."""
-    # The first token whose end reaches a unit's end is where the unit is complete.
-    reached = np.searchsorted(places, units.end)
-    inside = reached < len(places)
-    inside[inside] = sentence[reached[inside]] == units.sentence[inside]  # else it was cut before
-    whole = np.array(types.hashes, np.uint64)[units.type]
-    is_word = _has(types, "word")[units.type]
-    parts, run = [], whole
-    for size in range(1, N_GRAM + 1):
-        begin, end = np.arange(len(whole) - size + 1), np.arange(size - 1, len(whole))
-        run = run if size == 1 else _mix(run[:-1] * np.uint64(3) + whole[size - 1 :])
-        keep = (units.sentence[begin] == units.sentence[end]) & is_word[begin] & is_word[end]
-        keep &= inside[end]
-        begin, end, code = begin[keep], end[keep], _code(run[keep], GRAM + size - 1)
-        sizes = np.full(len(end), size)
-        parts.append((units.sentence[end], length[reached[end]], code, begin, end, sizes))
-    owner, lengths, codes, begin, end, sizes = map(np.concatenate, zip(*parts, strict=True))
-    order = np.lexsort((lengths, codes, owner))
-    new = np.ones(len(order), bool)
-    new[1:] = (np.diff(owner[order]) != 0) | (codes[order][1:] != codes[order][:-1])
-    kept = order[new]
-    kept = kept[np.lexsort((codes[kept], lengths[kept], owner[kept]))]
-    owner, begin, end, sizes = owner[kept], begin[kept], end[kept], sizes[kept]
-    part = np.minimum(begin[:, None] + np.arange(N_GRAM), max(len(whole) - 1, 0))
-    words = np.where(np.arange(N_GRAM) < sizes[:, None], _code(whole, GRAM)[part], NONE)
-    starts, past = units.start[begin] - base[owner], units.end[end] - base[owner]
-    return Grams(owner, lengths[kept], codes[kept], starts, past, sizes, words)
-
-
-def _neighbours(units: _Units, types: UnitTypes) -> UInt64[ndarray, "unit three"]:
-    whole = np.array(types.hashes, np.uint64)[units.type]
-    same = units.sentence[1:] == units.sentence[:-1]
-    found = np.zeros((len(whole), 3), np.uint64)
-    found[:, 0] = _code(whole, LAST_WORD)
-    found[1:, 1] = np.where(same, whole[:-1], NONE)
-    found[:-1, 2] = np.where(same, whole[1:], NONE)
-    return found
-
-
-def word_codes(words: list[str]) -> UInt64[ndarray, " word"]:
-    """Return the codes of words as grams."""
-    return _code(np.array([hash_text(word) for word in words], np.uint64), GRAM)
+def read_blocks(index: Index, types: UnitTypes) -> Iterator[SentenceBlock]:
+    """Yield the whole corpus, a block at a time."""
+    n = index.sentences.n_sentences
+    for first in range(0, n, BLOCK_SENTENCES):
+        yield SentenceBlock(index, first, min(BLOCK_SENTENCES, n - first), types)
 
 
 def _code(numbers: ndarray, kind: int) -> ndarray:
-    """Return codes that differ between kinds of things; never NONE."""
+    """Return codes that differ between kinds of features; never NONE."""
     return _mix(numbers * np.uint64(31) + np.uint64(kind)) | np.uint64(1)
 
 
@@ -536,17 +492,12 @@ class Vocabulary:
             nothing = np.zeros(0)
             return cls([], nothing.astype(np.uint64), nothing, nothing, csr_matrix((0, 0)))
         words = vectorizer.get_feature_names_out().tolist()
-        codes = word_codes(words)
+        codes = _code(np.array([hash_text(word) for word in words], np.uint64), GRAM)
         order = np.argsort(codes)
         tfidf = tfidf[:, order]
         share = tfidf.getnnz(axis=0) / tfidf.shape[0]
-        return cls(
-            [words[place] for place in order], codes[order], share, vectorizer.idf_[order], tfidf
-        )
-
-    def numbers(self, codes: UInt64[ndarray, "..."]) -> Int32[ndarray, "..."]:
-        """Return the numbers of words by their codes, −1 for others."""
-        return _places(self.codes, codes)
+        words = [words[place] for place in order]
+        return cls(words, codes[order], share, vectorizer.idf_[order], tfidf)
 
 
 def _places(ascending: UInt64[ndarray, " known"], codes: ndarray) -> Int32[ndarray, "..."]:
@@ -561,25 +512,26 @@ def _places(ascending: UInt64[ndarray, " known"], codes: ndarray) -> Int32[ndarr
 
 HASHED = 1024
 """Columns for the units before a word, and for those after it."""
-NEIGHBOUR_AXES = 50
+NEIGHBOR_AXES = 50
 
 
 @dataclass(frozen=True)
 class CorpusFeatures:
-    """Prefixes with their codes, and the counts of all codes. A *row* is one such prefix."""
+    """Prefixes with their features, and how common each feature is in the corpus.
+
+    A *row* is one such prefix.
+    """
 
     numbers: Int64[ndarray, " row"]
     """Ascending: the integers that name the prefixes."""
     sentence: Int64[ndarray, " row"]
     length: Int64[ndarray, " row"]
     context: UInt64[ndarray, " row"]
+    passage: Int64[ndarray, " row"]
+    """Which part of the corpus a prefix is from: about an article."""
+    endings: Int32[ndarray, "row ending"]
+    """What a prefix ends with, by kind; −1: nothing that recurs."""
     shapes: UInt32[ndarray, " row"]
-    codes: Int32[ndarray, "row ending"]
-    """What a prefix ends with, as entries; −1: nothing that recurs."""
-    begins: Int32[ndarray, "row ending"]
-    """First character of what a prefix ends with; for a token its id."""
-    ends: Int64[ndarray, " row"]
-    """Last character + 1."""
     last_words: Int32[ndarray, "row back"]
     """Content words among the last units, the last first; −1: none."""
     gram_slices: Int64[ndarray, "row two"]
@@ -589,30 +541,33 @@ class CorpusFeatures:
     """Which of `words` a prefix contains: from, to."""
     words: Int32[ndarray, " word"]
     """Content words of the sentences, each where it first stands, in reading order."""
-    passage: Int64[ndarray, " row"]
-    """Which part of the corpus a prefix is from: about an article."""
     sample: Int64[ndarray, " sampled"]
     """Rows of the random prefixes."""
 
-    kinds: Int8[ndarray, " entry"]
-    """Column of a code in `codes`, or GRAM + n − 1 for a gram of n units."""
-    counts: Int64[ndarray, "entry bin"]
-    """Prefixes of the corpus that show an entry, by length."""
-    examples: Int64[ndarray, "entry three"]
-    """(sentence, first character, last + 1) of one place where a gram stands."""
-    entry_words: Int32[ndarray, "entry part"]
-    """Content words of a gram; −1: none, or no gram."""
-    neighbours: Float32[ndarray, "entry axis"]
-    """Of last words: what stands before and after them in the corpus, as a unit vector."""
-    stems: UInt64[ndarray, " entry"]
-    """Of last words: the same for words with the same first four letters; 0: shorter."""
-    shape_counts: Int64[ndarray, "shape bin"]
+    kinds: Int8[ndarray, " feature"]
+    """The shapes come last, in order."""
+    counts: Int64[ndarray, "feature bin"]
+    """Prefixes of the corpus that show a feature, by length."""
     totals: Int64[ndarray, " bin"]
+    """Prefixes of the corpus, by length."""
+    examples: Int64[ndarray, "feature three"]
+    """(sentence, first character, last + 1) of one place where a gram stands; −1: no gram."""
+    content: Int32[ndarray, "feature part"]
+    """Content words of a gram; −1: none, or no gram."""
+    neighbors: Float32[ndarray, "feature axis"]
+    """Of last words: what stands before and after them in the corpus, as a unit vector."""
+    stems: UInt64[ndarray, "feature stem"]
+    """Of last words: hashes of what they may be inflections of; 0: none, as of signs."""
 
     @property
     def bins(self) -> Int64[ndarray, " row"]:
         """The bin of every row's length."""
         return bins_of(self.length)
+
+    @property
+    def first_shape(self) -> int:
+        """The feature that is the first of SHAPES."""
+        return len(self.kinds) - len(SHAPES)
 
     def rows(self, numbers: Int64[ndarray, "..."]) -> Int64[ndarray, "..."]:
         """Return the rows of prefixes; −1 for empty slots."""
@@ -649,45 +604,40 @@ def extract_features(
     rng = np.random.default_rng([seed, index.manifest.corpus.tokens])
     wanted, sample = _wanted_prefixes(index, rng)
     vocabulary = Vocabulary.fit(index, seed)
-    types = UnitTypes()
-    parts = []
-    with progress.bar("Corpus", 2 * index.sentences.n_sentences, "sentences") as step:
-        for chunk in read_chunks(index, types):
-            parts.append(_keep(chunk, wanted))
-            step(len(chunk.texts))
-        kept = _join(parts)
+    types, n = UnitTypes(), index.sentences.n_sentences
+    parts: list[dict[str, ndarray]] = []
+    with progress.bar("Corpus", 2 * n, "sentences") as step:
+        for block in read_blocks(index, types):
+            parts.append(_wanted_rows(block, wanted))
+            step(block.n_sentences)
+        before = np.cumsum([0, *(len(part["gram"]) for part in parts)]).tolist()
+        for part, n_before in zip(parts, before, strict=False):
+            part["gram_slices"] += n_before
+        rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         del parts
-        table = _Table(kept)
-        for chunk in read_chunks(index, types):
-            table.count(chunk)
-            step(len(chunk.texts))
-    words = np.where(kept["gram_sizes"] == 1, vocabulary.numbers(kept["grams"]), -1)
+        counter = _FeatureCounter(rows)
+        for block in read_blocks(index, types):
+            counter.count(block)
+            step(block.n_sentences)
+    words = np.where(rows["gram_size"] == 1, _places(vocabulary.codes, rows["gram"]), -1)
     n_words = np.concatenate([[0], np.cumsum(words >= 0)])
-    n = index.sentences.n_sentences
     features = CorpusFeatures(
-        numbers=kept["numbers"],
-        sentence=kept["sentence"],
-        length=kept["length"],
-        context=kept["context"],
-        shapes=kept["shapes"],
-        codes=_places(table.codes, kept["codes"]),
-        begins=kept["begins"],
-        ends=kept["ends"],
-        last_words=vocabulary.numbers(kept["last_words"]),
-        gram_slices=kept["gram_slices"],
-        grams=_places(table.codes, kept["grams"]),
-        word_slices=n_words[kept["gram_slices"]],
+        **{name: rows[name] for name in ("numbers", "sentence", "length", "context", "shapes")},
+        passage=rows["sentence"] // min(max(n // 20, 1), PASSAGE),
+        endings=_places(counter.codes, rows["endings"]),
+        last_words=_places(vocabulary.codes, rows["last_words"]),
+        gram_slices=rows["gram_slices"],
+        grams=_places(counter.codes, rows["gram"]),
+        word_slices=n_words[rows["gram_slices"]],
         words=words[words >= 0].astype(np.int32),
-        passage=kept["sentence"] // min(max(n // 20, 1), PASSAGE),
-        sample=np.searchsorted(kept["numbers"], sample),
-        kinds=table.kinds,
-        counts=table.counts,
-        examples=table.examples,
-        entry_words=vocabulary.numbers(table.words),
-        neighbours=table.neighbour_vectors(),
-        stems=table.stems(types),
-        shape_counts=table.shape_counts,
-        totals=table.totals,
+        sample=np.searchsorted(rows["numbers"], sample),
+        kinds=counter.kinds,
+        counts=counter.counts,
+        totals=counter.totals,
+        examples=counter.examples,
+        content=_places(vocabulary.codes, counter.words),
+        neighbors=counter.neighbor_vectors(),
+        stems=counter.stems(types),
     )
     return features, vocabulary
 
@@ -712,129 +662,124 @@ def _wanted_prefixes(
     return wanted[wanted != NO_PREFIX], sample
 
 
-def _keep(chunk: Chunk, wanted: Int64[ndarray, " row"]) -> dict[str, ndarray]:
-    """Return what the wanted prefixes of a chunk show, still as codes."""
-    rows = np.flatnonzero(np.isin(chunk.numbers, wanted, assume_unique=True))
-    grams = chunk.grams
-    inside = np.isin(grams.sentence, chunk.sentence[rows])
+def _wanted_rows(block: SentenceBlock, wanted: Int64[ndarray, " row"]) -> dict[str, ndarray]:
+    """Return what the wanted prefixes of a block show, as codes, and the grams of its sentences."""
+    rows = np.flatnonzero(np.isin(block.numbers, wanted, assume_unique=True))
+    endings, context, last_words = block.endings()
+    grams = block.grams()
+    inside = np.isin(grams.sentence, block.sentence[rows])
     place_of = np.concatenate([[0], np.cumsum(inside)])
     # Grams lie in order of (sentence, length): those of a prefix are the first of its sentence.
-    most = int(chunk.n_tokens.max(initial=0)) + 2
+    most = int(block.length.max(initial=0)) + 2
     keys = grams.sentence * most + grams.length
-    first = np.searchsorted(keys, chunk.sentence[rows] * most)
-    past = np.searchsorted(keys, chunk.sentence[rows] * most + chunk.length[rows], side="right")
-    sentences = grams.sentence[inside] + chunk.first
+    first = np.searchsorted(keys, block.sentence[rows] * most)
+    past = np.searchsorted(keys, block.sentence[rows] * most + block.length[rows], side="right")
     return {
-        "numbers": chunk.numbers[rows],
-        "sentence": chunk.sentence[rows] + chunk.first,
-        "length": chunk.length[rows],
-        "context": chunk.context[rows],
-        "shapes": chunk.shapes[rows],
-        "codes": chunk.codes[rows],
-        "begins": chunk.begins[rows].astype(np.int32),
-        "ends": chunk.ends[rows],
-        "last_words": chunk.last_words[rows],
+        "numbers": block.numbers[rows],
+        "sentence": block.sentence[rows] + block.first,
+        "length": block.length[rows],
+        "context": context[rows],
+        "shapes": block.shapes()[rows],
+        "endings": endings[rows],
+        "last_words": last_words[rows],
         "gram_slices": np.stack([place_of[first], place_of[past]], axis=1),
-        "grams": grams.code[inside],
-        "gram_sizes": grams.size[inside],
-        "gram_examples": np.stack([sentences, grams.start[inside], grams.end[inside]], axis=1),
+        "gram": grams.code[inside],
+        "gram_size": grams.size[inside],
+        "gram_example": grams.example[inside],
         "gram_words": grams.words[inside],
     }
 
 
-def _join(parts: list[dict[str, ndarray]]) -> dict[str, ndarray]:
-    """Return the rows of all chunks."""
-    n_grams = np.cumsum([0, *(len(part["grams"]) for part in parts)]).tolist()
-    for part, before in zip(parts, n_grams, strict=False):
-        part["gram_slices"] += before
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+class _FeatureCounter:
+    """All features that at least three rows, or sentences of rows, share, and the shapes."""
 
-
-class _Table:
-    """All codes that at least three rows, or sentences of rows, share: the entries."""
-
-    def __init__(self, kept: dict[str, ndarray]) -> None:
-        codes, kinds = [], []
-        for column in range(GRAM):
-            distinct, n = np.unique(kept["codes"][:, column], return_counts=True)
-            codes.append(distinct[(n >= LEAST) & (distinct != NONE)])
-            kinds.append(np.full(len(codes[-1]), column))
-        # What stands first in a sentence is capitalised: an example from within it reads better.
-        order = np.lexsort((kept["gram_examples"][:, 1] <= 0, kept["grams"]))
-        new = np.ones(len(order), bool)
-        new[1:] = kept["grams"][order][1:] != kept["grams"][order][:-1]
-        sizes = np.diff(np.append(new.nonzero()[0], len(order)))
-        firsts = order[new][sizes >= LEAST]
-        codes.append(kept["grams"][firsts])
-        kinds.append(kept["gram_sizes"][firsts] + GRAM - 1)
-        n_endings = sum(map(len, codes[:-1]))
-        nowhere, no_words = np.full((n_endings, 3), -1), np.zeros((n_endings, N_GRAM), np.uint64)
-        joined = np.concatenate(codes)
-        ascending = np.argsort(joined)
-        self.codes = joined[ascending]
-        self.kinds = np.concatenate(kinds)[ascending].astype(np.int8)
-        self.examples = np.concatenate([nowhere, kept["gram_examples"][firsts]])[ascending]
-        self.words = np.concatenate([no_words, kept["gram_words"][firsts]])[ascending]
-        self.counts = np.zeros((len(joined), len(BINS)), np.int64)
-        self.shape_counts = np.zeros((len(SHAPES), len(BINS)), np.int64)
+    def __init__(self, rows: dict[str, ndarray]) -> None:
+        # What stands first in a sentence is capitalized: an example from within it reads better.
+        order = np.argsort(rows["gram_example"][:, 1] <= 0, kind="stable")
+        endings = rows["endings"].T
+        codes = np.concatenate([endings.reshape(-1), rows["gram"][order]])
+        kinds = np.concatenate(
+            [np.repeat(np.arange(GRAM), endings.shape[1]), rows["gram_size"][order] + GRAM - 1]
+        )
+        distinct, first, n = np.unique(codes, return_index=True, return_counts=True)
+        recurs = (n >= LEAST) & (distinct != NONE)
+        self.codes = distinct[recurs]
+        """Ascending; the shapes, which come after, have none."""
+        shapes = np.arange(SHAPE, SHAPE + len(SHAPES))
+        self.kinds = np.concatenate([kinds[first[recurs]], shapes]).astype(np.int8)
+        n_features, is_gram = len(self.kinds), (self.kinds >= GRAM) & (self.kinds < SHAPE)
+        which = order[first[recurs][is_gram[: len(self.codes)]] - endings.size]
+        self.examples = np.full((n_features, 3), -1)
+        self.examples[is_gram] = rows["gram_example"][which]
+        self.words = np.zeros((n_features, N_GRAM), np.uint64)
+        self.words[is_gram] = rows["gram_words"][which]
+        self.counts = np.zeros((n_features, len(BINS)), np.int64)
         self.totals = np.zeros(len(BINS), np.int64)
-        self._neighbours: Any = None
+        self._neighbors: Any = 0
 
-    def count(self, chunk: Chunk) -> None:
-        """Count the prefixes of a chunk."""
-        from scipy.sparse import csr_matrix
-
-        bins = bins_of(chunk.length)
+    def count(self, block: SentenceBlock) -> None:
+        """Count the prefixes of a block."""
+        bins = bins_of(block.length)
         self.totals += np.bincount(bins, minlength=len(BINS))
+        shapes, first_shape = block.shapes(), len(self.codes)
         for bit in range(len(SHAPES)):
-            shown = (chunk.shapes >> np.uint32(bit) & np.uint32(1)).astype(bool)
-            self.shape_counts[bit] += np.bincount(bins[shown], minlength=len(BINS))
-        for column in range(GRAM):
-            entries = _places(self.codes, chunk.codes[:, column])
-            known = entries >= 0
-            np.add.at(self.counts, (entries[known], bins[known]), 1)
-        entries = _places(self.codes, chunk.grams.code)
-        known = entries >= 0
-        least = chunk.grams.length[known]
-        # The last prefix of a sentence is the sentence, or one token less for the authors' code.
-        longest = np.zeros(len(chunk.texts), np.int64)
-        np.maximum.at(longest, chunk.sentence, chunk.length)
-        longest = longest[chunk.grams.sentence[known]]
+            shown = (shapes >> np.uint32(bit) & np.uint32(1)).astype(bool)
+            self.counts[first_shape + bit] += np.bincount(bins[shown], minlength=len(BINS))
+        for codes in block.endings()[0].T:
+            found = _places(self.codes, codes)
+            known = found >= 0
+            np.add.at(self.counts, (found[known], bins[known]), 1)
+        grams = block.grams()
+        found = _places(self.codes, grams.code)
+        known = found >= 0
+        # A gram is in every prefix from the first that contains it to the sentence's longest.
+        longest = np.zeros(block.n_sentences, np.int64)
+        np.maximum.at(longest, block.sentence, block.length)
+        longest, least = longest[grams.sentence[known]], grams.length[known]
         for bin, low in enumerate(BINS):
             high = BINS[bin + 1] if bin + 1 < len(BINS) else np.iinfo(np.int64).max
             n = np.minimum(longest + 1, high) - np.maximum(least, low)
-            np.add.at(self.counts[:, bin], entries[known], np.maximum(n, 0))
-        unit = _places(self.codes, chunk.neighbours[:, 0])
-        columns = (chunk.neighbours[:, 1:] % np.uint64(HASHED)).astype(np.int64)
-        columns[:, 1] += HASHED
-        place, side = ((unit >= 0)[:, None] & (chunk.neighbours[:, 1:] != NONE)).nonzero()
-        counted = csr_matrix(
-            (np.ones(len(place), np.float32), (unit[place], columns[place, side])),
-            (len(self.codes), 2 * HASHED),
-        )
-        self._neighbours = counted if self._neighbours is None else self._neighbours + counted
+            np.add.at(self.counts[:, bin], found[known], np.maximum(n, 0))
+        self._count_neighbors(block)
 
-    def neighbour_vectors(self) -> Float32[ndarray, "entry axis"]:
-        """Return what stands around each last word: counts of neighbours, reduced by an SVD."""
+    def _count_neighbors(self, block: SentenceBlock) -> None:
+        """Count which units, hashed, stand before and after each last word."""
+        from scipy.sparse import csr_matrix
+
+        hashes = block.unit_hashes
+        entry = _places(self.codes, _code(hashes, LAST_WORD))
+        column = (hashes % np.uint64(HASHED)).astype(np.int64)
+        left = np.flatnonzero(block.unit_sentence[1:] == block.unit_sentence[:-1])
+        rows = np.concatenate([entry[left + 1], entry[left]])
+        columns = np.concatenate([column[left], column[left + 1] + HASHED])
+        known = rows >= 0
+        self._neighbors = self._neighbors + csr_matrix(
+            (np.ones(known.sum(), np.float32), (rows[known], columns[known])),
+            (len(self.kinds), 2 * HASHED),
+        )
+
+    def neighbor_vectors(self) -> Float32[ndarray, "feature axis"]:
+        """Return what stands around each last word: counts of neighbors, reduced by an SVD."""
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfTransformer
         from sklearn.preprocessing import normalize
         from threadpoolctl import threadpool_limits
 
         rows = np.flatnonzero(self.kinds == LAST_WORD)
-        n_axes = min(NEIGHBOUR_AXES, len(rows) - 1)
+        n_axes = min(NEIGHBOR_AXES, len(rows) - 1)
         if n_axes < 1:
-            return np.zeros((len(self.codes), 1), np.float32)
-        found = np.zeros((len(self.codes), n_axes), np.float32)
+            return np.zeros((len(self.kinds), 1), np.float32)
+        found = np.zeros((len(self.kinds), n_axes), np.float32)
         with threadpool_limits(1):  # the same sums in the same order, on any machine
-            weighted = TfidfTransformer(sublinear_tf=True).fit_transform(self._neighbours[rows])
+            weighted = TfidfTransformer(sublinear_tf=True).fit_transform(self._neighbors[rows])
             reduced = TruncatedSVD(n_axes, random_state=0).fit_transform(weighted)
         found[rows] = normalize(reduced)
         return found
 
-    def stems(self, types: UnitTypes) -> UInt64[ndarray, " entry"]:
-        """Return the first four letters of each last word."""
+    def stems(self, types: UnitTypes) -> UInt64[ndarray, "feature stem"]:
+        """Return the stems of each last word."""
         entries = _places(self.codes, _code(np.array(types.hashes, np.uint64), LAST_WORD))
-        found = np.zeros(len(self.codes), np.uint64)
-        found[entries[entries >= 0]] = np.array(types.stems, np.uint64)[entries >= 0]
+        found = np.zeros((len(self.kinds), N_STEMS), np.uint64)
+        stems = np.array(types.stems, np.uint64).reshape(-1, N_STEMS)
+        found[entries[entries >= 0]] = stems[entries >= 0]
         return found

@@ -1,12 +1,11 @@
 """Shallow patterns: what a memory's triggers end with, contain or look like too often for chance.
 
-Of a list's first 2 · top triggers, patterns are looked for in those of odd rank and tested on those
-of even rank. The halves are alike: a word that only 20 sentences contain is in 10 of each, while
-ranks 1 … top would use up all 20. Repetitions are one piece of evidence: a trigger counts (it is
-*fresh*) unless an earlier trigger of its list has the same context or is of the same sentence.
+Patterns are looked for in one half of a list's first 50 triggers and tested on the other (SEEN and
+HELD_OUT in `store`). Repetitions are one piece of evidence: a trigger counts (it is *fresh*) unless
+an earlier trigger of its list has the same context or is of the same sentence.
 
-A candidate is shown by at least three fresh triggers of odd rank, improbably so. Its base rate is
-the larger of
+A candidate is shown by at least three fresh triggers of the seen half, improbably so. Its base rate
+is the larger of
 
     (a) the mean share of the corpus' prefixes of the same lengths that show it,
     (b) the share of all triggers of the layer that show it,
@@ -20,6 +19,7 @@ probability pⱼ, then with the mean p̄
 and below that bound the p-value is 1.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,15 +30,18 @@ from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.patterns.features import (
     BINS,
-    ENDINGS,
     GRAM,
     LAST_WORD,
+    N_GRAM,
     N_WORDS,
+    SHAPE,
     SHAPES,
+    SUFFIX,
+    SUFFIXES,
     CorpusFeatures,
     trigger_columns,
 )
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import HELD_OUT, LEAST, SEEN, TOP
 
 MAX_CHOICE_P = 0.001
 """A candidate is as improbable as this in the triggers where it was seen."""
@@ -62,10 +65,14 @@ MIN_COSINE = 0.2
 
 RULES = (
     *("last-token", "last-word", *["last-n-gram"] * (N_WORDS - 1)),
-    *["suffix"] * (len(ENDINGS) - N_WORDS - 1),
-    *["anywhere"] * 3,
+    *["suffix"] * len(SUFFIXES),
+    *["anywhere"] * N_GRAM,
+    *(shape.rule for shape in SHAPES),
+    *("last-words", "topic", "topic"),
 )
-"""By kind of entry; shapes have their own, and `last-words` and `topic` come beside."""
+"""By kind of feature; after them come groups of last words, a list's first and its second topic."""
+WORD_GROUP = SHAPE + len(SHAPES)
+TOPIC = WORD_GROUP + 1
 
 EFFORT = {
     **dict.fromkeys(("last-word", "last-n-gram"), 0),
@@ -77,6 +84,14 @@ EFFORT = {
 }
 """To read a pattern of each rule."""
 
+ABOUT_WORD = np.array(
+    [
+        SUFFIX <= kind < GRAM or (kind >= SHAPE and SHAPES[kind - SHAPE].about_word)
+        for kind in range(WORD_GROUP)
+    ]
+)
+"""By kind: whether it is about the form of the last word. With one word alone, the word is it."""
+
 
 class TriggerLists(NamedTuple):
     """All trigger lists of one layer, as rows of the corpus features."""
@@ -86,40 +101,41 @@ class TriggerLists(NamedTuple):
     rows: Int64[ndarray, "list rank"]
     """−1: empty."""
     fresh: Bool[ndarray, "list rank"]
-    top: int
-    """A pattern must recur among the first `top` triggers."""
+
+    def fresh_in(self, ranks: slice) -> Bool[ndarray, "list rank"]:
+        """Return the fresh triggers of some ranks: SEEN, HELD_OUT or the first TOP."""
+        found = np.zeros_like(self.fresh)
+        found[:, ranks] = self.fresh[:, ranks]
+        return found
 
     @property
     def seen(self) -> Bool[ndarray, "list rank"]:
         """The fresh triggers in which patterns are looked for."""
-        seen: ndarray = self.fresh & (np.arange(self.rows.shape[1]) % 2 == 0)
-        return seen
+        return self.fresh_in(SEEN)
 
     @property
     def held(self) -> Bool[ndarray, "list rank"]:
         """The fresh triggers on which patterns are tested."""
-        held: ndarray = self.fresh & (np.arange(self.rows.shape[1]) % 2 == 1)
-        return held
+        return self.fresh_in(HELD_OUT)
 
     @property
     def first(self) -> Bool[ndarray, "list rank"]:
         """The fresh triggers among which a pattern must recur."""
-        first: ndarray = self.fresh & (np.arange(self.rows.shape[1]) < self.top)
-        return first
+        return self.fresh_in(slice(TOP))
 
 
-def n_ranks(index: Index, top: int) -> int:
+def n_ranks(index: Index) -> int:
     """Return how many triggers of each list are examined: one bit each in a 64-bit number."""
-    return min(2 * max(top, MIN_HELD), 64, index.manifest.t)
+    return min(2 * TOP, index.manifest.t)
 
 
 def read_lists(
-    index: Index, features: CorpusFeatures, layer: int, top: int, shuffle_seed: int | None = None
+    index: Index, features: CorpusFeatures, layer: int, shuffle_seed: int | None = None
 ) -> TriggerLists:
     """Return the lists of a layer; with a seed, their triggers are shuffled among them."""
     signs = trigger_columns(index)
     columns = read_columns(index.folder / layer_file("triggers", layer), list(signs.values()))
-    n, n_memories = n_ranks(index, top), index.layout.widths[layer]
+    n, n_memories = n_ranks(index), index.layout.widths[layer]
     numbers = np.stack([columns[name][:, :n] for name in signs.values()], axis=1)
     rows = features.rows(numbers.reshape(-1, n))
     if shuffle_seed is not None:
@@ -130,7 +146,6 @@ def read_lists(
         np.tile(np.array(list(signs), np.int8), n_memories),
         rows,
         is_fresh(features, rows),
-        top,
     )
 
 
@@ -186,14 +201,26 @@ def as_ranks(marks: UInt64[ndarray, " one"], n: int) -> Bool[ndarray, "one rank"
     return (marks[:, None] >> np.arange(n, dtype=np.uint64) & np.uint64(1)).astype(bool)
 
 
+def count_distinct(
+    values: Int64[ndarray, "list rank"], which: Bool[ndarray, "list rank"]
+) -> Int64[ndarray, " list"]:
+    """Return how many different values some ranks of each list have."""
+    nothing = np.iinfo(np.int64).min
+    ordered = np.sort(np.where(which, values, nothing), axis=1)
+    n_new = (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) + 1
+    counted: ndarray = n_new - (ordered[:, 0] == nothing)
+    return counted
+
+
 class Candidates(NamedTuple):
     """Patterns of lists, one row each."""
 
     owner: Int64[ndarray, " candidate"]
     """The list."""
-    entry: Int64[ndarray, " candidate"]
-    """Of the features' table; for shapes −1 − bit; the number of entries for a group of words; for
-    topics 0 or 1."""
+    kind: Int64[ndarray, " candidate"]
+    """Of its feature; WORD_GROUP; TOPIC or TOPIC + 1."""
+    feature: Int64[ndarray, " candidate"]
+    """−1 for groups and topics."""
     n_seen: Int64[ndarray, " candidate"]
     k_seen: Int64[ndarray, " candidate"]
     n_held: Int64[ndarray, " candidate"]
@@ -206,7 +233,7 @@ class Candidates(NamedTuple):
     marks: UInt64[ndarray, " candidate"]
     """Triggers that show it, a bit per rank, fresh or not."""
     words: Int32[ndarray, "candidate word"]
-    """Entries of the last words of a group; −1: none."""
+    """The last words of a group, as features; −1: none."""
 
     def where(self, which: ndarray) -> "Candidates":
         """Return some of the candidates."""
@@ -222,10 +249,11 @@ class Candidates(NamedTuple):
         cls,
         lists: TriggerLists,
         owner: ndarray,
-        entry: ndarray,
+        kind: ndarray | int,
         marks: ndarray,
         base_seen: ndarray,
         base: ndarray,
+        feature: ndarray | None = None,
         words: ndarray | None = None,
     ) -> "Candidates":
         """Return candidates with their counts and p-values."""
@@ -236,13 +264,23 @@ class Candidates(NamedTuple):
             )
             for which in (lists.seen, lists.held)
         )
-        p_value = tail_probability(k_held, n_held, base)
-        if words is None:
-            words = np.full((len(owner), MAX_GROUP), -1)
-        counts = (n_seen, k_seen, n_held, k_held, base_seen, base, p_value)
-        return cls(owner, entry, *counts, marks, words.astype(np.int32))
+        n = len(owner)
+        return cls(
+            owner=owner,
+            kind=np.broadcast_to(kind, n).astype(np.int64),
+            feature=np.full(n, -1) if feature is None else feature,
+            n_seen=n_seen,
+            k_seen=k_seen,
+            n_held=n_held,
+            k_held=k_held,
+            base_seen=base_seen,
+            base=base,
+            p_value=tail_probability(k_held, n_held, base),
+            marks=marks,
+            words=(np.full((n, MAX_GROUP), -1) if words is None else words).astype(np.int32),
+        )
 
-    def chosen(self, max_p: float, min_lift: float) -> "Candidates":
+    def improbable(self, max_p: float, min_lift: float) -> "Candidates":
         """Return those that are improbable where they were seen, and can be tested."""
         return self.where(
             (self.k_seen >= LEAST)
@@ -254,9 +292,11 @@ class Candidates(NamedTuple):
     def holds(self, min_lift: float) -> Bool[ndarray, " candidate"]:
         """Return which hold beyond where they were seen, whatever the q-value.
 
-        As many of the held-out triggers must show it as 3 of 25, at the least lift.
+        As many of the held-out triggers must show it as 3 of 25 (more, if it is a group of words),
+        at the least lift.
         """
-        enough = (self.k_held > 0) & (self.k_held * 25 >= LEAST * self.n_held)
+        enough = (self.k_held > 0) & (self.k_held * TOP >= LEAST * self.n_held)
+        enough &= (self.kind != WORD_GROUP) | (self.k_held >= MIN_GROUP_SHARE * self.n_held)
         holds: ndarray = enough & (self.k_held >= min_lift * self.base * self.n_held)
         return holds
 
@@ -267,12 +307,15 @@ class Candidates(NamedTuple):
 
 
 class BaseRates:
-    """How common everything is: in the corpus by length, and in the layer's triggers."""
+    """How common every feature is: in the corpus by length, and in the layer's triggers."""
 
     def __init__(self, features: CorpusFeatures, lists: TriggerLists) -> None:
-        self.by_length = features.counts / np.maximum(features.totals, 1)
-        self.shapes = features.shape_counts / np.maximum(features.totals, 1)
         self.overall = features.counts.sum(axis=1) / max(int(features.totals.sum()), 1)
+        self.by_length = features.counts / np.maximum(features.totals, 1)
+        for bit, shape in enumerate(SHAPES):
+            if shape.rule == "position":
+                at = features.first_shape + bit
+                self.by_length[at] = self.overall[at]
         self.n_triggers = max(int((lists.rows >= 0).sum()), 1)
         bins = features.bins[np.maximum(lists.rows, 0)]
         self.lengths = []
@@ -299,23 +342,35 @@ class BaseRates:
 def find_shallow(features: CorpusFeatures, lists: TriggerLists) -> Candidates:
     """Return every shallow candidate of a layer with its test."""
     rates = BaseRates(features, lists)
-    parts = []
-    for column in range(GRAM):
-        entries = np.where(lists.rows >= 0, features.codes[np.maximum(lists.rows, 0), column], -1)
-        place, rank = (entries >= 0).nonzero()
-        found = _recurring(features, lists, rates, place, rank, entries[place, rank])
-        if column > N_WORDS:  # a suffix of one word is the word
-            found = found.where(_has_several_words(features, lists, found))
-        parts.append(found)
-    place, rank = (lists.rows >= 0).nonzero()
-    which, at = spread(features.gram_slices[lists.rows[place, rank]])
-    entry = features.grams[at].astype(np.int64)
-    rare = (entry >= 0) & (rates.overall[np.maximum(entry, 0)] < MAX_COMMON)
-    place, rank = place[which][rare], rank[which][rare]
-    parts.append(_recurring(features, lists, rates, place, rank, entry[rare]))
-    parts += _with_shapes(features, lists, rates)
-    parts.append(_word_groups(features, lists, rates))
-    return Candidates.join(parts)
+    parts = [
+        _recurring(features, lists, rates, place, rank, feature)
+        for place, rank, feature in _shown_features(features, lists, rates)
+    ]
+    found = Candidates.join([*parts, _word_groups(features, lists, rates)])
+    about_word = np.flatnonzero(np.append(ABOUT_WORD, False)[found.kind])
+    several = _count_last_words(features, lists, found.where(about_word)) >= LEAST
+    return found.where(np.delete(np.arange(len(found.owner)), about_word[~several]))
+
+
+def _shown_features(
+    features: CorpusFeatures, lists: TriggerLists, rates: BaseRates
+) -> Iterator[tuple[ndarray, ndarray, ndarray]]:
+    """Yield what triggers show, as (list, rank, feature), each once: endings, grams, shapes."""
+    rows = np.maximum(lists.rows, 0)
+    there = lists.rows >= 0
+    for kind in range(GRAM):
+        shown = np.where(there, features.endings[rows, kind], -1).astype(np.int64)
+        place, rank = (shown >= 0).nonzero()
+        yield place, rank, shown[place, rank]
+    place, rank = there.nonzero()
+    which, at = spread(features.gram_slices[rows[place, rank]])
+    grams = features.grams[at].astype(np.int64)
+    rare = (grams >= 0) & (rates.overall[np.maximum(grams, 0)] < MAX_COMMON)
+    yield place[which][rare], rank[which][rare], grams[rare]
+    shapes = np.where(there, features.shapes[rows], np.uint32(0))
+    bits = np.arange(len(SHAPES), dtype=np.uint32)
+    place, rank, bit = (shapes[..., None] >> bits & np.uint32(1)).nonzero()
+    yield place, rank, features.first_shape + bit
 
 
 def spread(
@@ -334,11 +389,11 @@ def _recurring(
     rates: BaseRates,
     place: Int64[ndarray, " shown"],
     rank: Int64[ndarray, " shown"],
-    entry: ndarray,
+    feature: Int64[ndarray, " shown"],
 ) -> Candidates:
-    """Return the candidates among things that triggers show: (list, rank, entry), each once."""
-    n_entries = max(len(features.kinds), 1)
-    keys = place * n_entries + entry
+    """Return the candidates among features that triggers show."""
+    n_features = len(features.kinds)
+    keys = place * n_features + feature
     distinct, counts = np.unique(keys[lists.seen[place, rank]], return_counts=True)
     kept = distinct[counts >= LEAST]
     marks = np.zeros(len(kept), np.uint64)
@@ -346,99 +401,72 @@ def _recurring(
         where = np.minimum(np.searchsorted(kept, keys), len(kept) - 1)
         known = kept[where] == keys
         np.bitwise_or.at(marks, where[known], np.uint64(1) << rank[known].astype(np.uint64))
-    owner, entries = np.divmod(kept, n_entries)
-    in_layer = np.bincount(entry, minlength=n_entries)[entries] / rates.n_triggers
-    bases = rates.matched(rates.by_length[entries], owner, in_layer)
-    found = Candidates.make(lists, owner, entries, marks, *bases)
-    return found.chosen(MAX_CHOICE_P, MIN_LIFT)
+    owner, found = np.divmod(kept, n_features)
+    in_layer = np.bincount(feature, minlength=n_features)[found] / rates.n_triggers
+    bases = rates.matched(rates.by_length[found], owner, in_layer)
+    made = Candidates.make(lists, owner, features.kinds[found], marks, *bases, found)
+    return made.improbable(MAX_CHOICE_P, MIN_LIFT)
 
 
-def _with_shapes(
-    features: CorpusFeatures, lists: TriggerLists, rates: BaseRates
-) -> list[Candidates]:
-    """Return the candidates among the shapes of prefixes."""
-    shown = np.where(lists.rows >= 0, features.shapes[np.maximum(lists.rows, 0)], np.uint32(0))
-    owner = np.arange(len(shown))
-    parts = []
-    for bit, shape in enumerate(SHAPES):
-        marks = as_marks((shown >> np.uint32(bit) & np.uint32(1)).astype(bool))
-        in_layer = np.full(len(owner), int(np.bitwise_count(marks).sum()) / rates.n_triggers)
-        by_length = np.broadcast_to(rates.shapes[bit], (len(owner), len(BINS)))
-        if shape.rule == "position":
-            overall = features.shape_counts[bit].sum() / max(int(features.totals.sum()), 1)
-            by_length = np.full_like(by_length, overall)
-        bases = rates.matched(by_length, owner, in_layer)
-        found = Candidates.make(lists, owner, np.full(len(owner), -1 - bit), marks, *bases)
-        found = found.chosen(MAX_CHOICE_P, MIN_LIFT)
-        if shape.about_word:
-            found = found.where(_has_several_words(features, lists, found))
-        parts.append(found)
-    return parts
-
-
-def _has_several_words(
+def _count_last_words(
     features: CorpusFeatures, lists: TriggerLists, found: Candidates
-) -> Bool[ndarray, " candidate"]:
-    """Return which candidates have at least three different last words: else the word is it."""
+) -> Int64[ndarray, " candidate"]:
+    """Return how many different last words the seen triggers of each candidate have."""
     n = lists.rows.shape[1]
-    shown = as_ranks(found.marks, n) & (np.arange(n) % 2 == 0)
-    words = features.codes[np.maximum(lists.rows[found.owner], 0), LAST_WORD].astype(np.int64)
+    words = features.endings[np.maximum(lists.rows[found.owner], 0), LAST_WORD].astype(np.int64)
     # A word that no other row has is different from all others.
     words = np.where(words < 0, -1 - np.arange(n), words)
-    nowhere = np.iinfo(np.int64).min
-    ordered = np.sort(np.where(shown, words, nowhere), axis=1)
-    n_new = (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1) + 1
-    several: ndarray = n_new - (ordered[:, 0] == nowhere) >= LEAST
-    return several
+    in_seen_half = np.zeros(n, bool)
+    in_seen_half[SEEN] = True
+    return count_distinct(words, as_ranks(found.marks, n) & in_seen_half)
 
 
 def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates) -> Candidates:
     """Return “ends with one of” for lists with several last words that belong together.
 
-    The words are chosen from the triggers of odd rank alone: each ends at least three of them, far
-    more often than by chance. Their base rate is the sum of theirs: a prefix has one last word.
+    The words are chosen from the seen triggers alone: each ends at least three of them, far more
+    often than by chance. Their base rate is the sum of theirs: a prefix has one last word.
     """
-    n_entries = max(len(features.kinds), 1)
-    entries = np.where(lists.rows >= 0, features.codes[np.maximum(lists.rows, 0), LAST_WORD], -1)
-    entries = entries.astype(np.int64)
-    place, rank = (entries >= 0).nonzero()
-    in_layer = np.bincount(entries[place, rank], minlength=n_entries) / rates.n_triggers
-    keys = (place * n_entries + entries[place, rank])[lists.seen[place, rank]]
+    n_features = len(features.kinds)
+    last = np.where(lists.rows >= 0, features.endings[np.maximum(lists.rows, 0), LAST_WORD], -1)
+    last = last.astype(np.int64)
+    place, rank = (last >= 0).nonzero()
+    in_layer = np.bincount(last[place, rank], minlength=n_features) / rates.n_triggers
+    keys = (place * n_features + last[place, rank])[lists.seen[place, rank]]
     distinct, counts = np.unique(keys, return_counts=True)
-    owner, word = np.divmod(distinct[counts >= LEAST], n_entries)
+    owner, word = np.divmod(distinct[counts >= LEAST], n_features)
     counts = counts[counts >= LEAST]
     base = rates.matched(rates.by_length[word], owner, in_layer[word])[0]
     often = counts >= MIN_GROUP_LIFT * base * lists.seen.sum(axis=1)[owner]
     owner, word, counts = owner[often], word[often], counts[often]
     order = np.lexsort((word, -counts, owner))
-    owner, word = owner[order], word[order]
-    owners, starts, sizes = np.unique(owner, return_index=True, return_counts=True)
+    owners, starts = np.unique(owner[order], return_index=True)
     limit = related_limit(features)
     found, groups = [], []
-    for one, start, size in zip(owners.tolist(), starts.tolist(), sizes.tolist(), strict=True):
-        group = related_words(features, word[start : start + size], limit) if size > 1 else []
-        if len(group) > 1:
+    for one, several in zip(owners.tolist(), np.split(word[order], starts[1:]), strict=False):
+        group = related_words(features, several, limit)
+        if group:
             found.append(one)
             groups.append(group + [-1] * (MAX_GROUP - len(group)))
     lists_of, words = np.array(found, np.int64), np.array(groups, np.int64).reshape(-1, MAX_GROUP)
     there = words >= 0
-    marks = as_marks((entries[lists_of][:, :, None] == np.where(there, words, -2)[:, None]).any(2))
+    marks = as_marks((last[lists_of][:, :, None] == np.where(there, words, -2)[:, None]).any(2))
     by_length = (rates.by_length[np.maximum(words, 0)] * there[..., None]).sum(axis=1)
-    in_layer = np.where(there, in_layer[np.maximum(words, 0)], 0).sum(axis=1)
-    bases = rates.matched(by_length, lists_of, in_layer)
-    entry = np.full(len(lists_of), len(features.kinds))
-    candidates = Candidates.make(lists, lists_of, entry, marks, *bases, words)
-    return candidates.chosen(MAX_CHOICE_P, MIN_LIFT)
+    layer_rate = np.where(there, in_layer[np.maximum(words, 0)], 0).sum(axis=1)
+    bases = rates.matched(by_length, lists_of, layer_rate)
+    made = Candidates.make(lists, lists_of, WORD_GROUP, marks, *bases, words=words)
+    return made.improbable(MAX_CHOICE_P, MIN_LIFT)
 
 
 def related_limit(features: CorpusFeatures) -> float:
     """Return the cosine that only RELATED_SHARE of random pairs of last words exceed."""
     rng = np.random.default_rng(0)
-    words = features.codes[rng.integers(0, max(len(features.codes), 1), (20_000, 2)), LAST_WORD]
+    rows = rng.integers(0, max(len(features.endings), 1), (20_000, 2))
+    words = features.endings[rows, LAST_WORD]
     words = words[(words >= 0).all(axis=1) & (words[:, 0] != words[:, 1])]
     if not len(words):
         return 1.0
-    cosines = (features.neighbours[words[:, 0]] * features.neighbours[words[:, 1]]).sum(axis=1)
+    cosines = (features.neighbors[words[:, 0]] * features.neighbors[words[:, 1]]).sum(axis=1)
     return max(float(np.quantile(cosines, 1 - RELATED_SHARE)), MIN_COSINE)
 
 
@@ -447,12 +475,14 @@ def related_words(
 ) -> list[int]:
     """Return the first words of some that belong together, each with each; none if no two do.
 
-    Two words belong together if they stand between the same neighbours in the corpus, or have the
-    same first four letters.
+    Two words, or two signs, belong together if they stand between the same neighbors in the corpus,
+    or are forms of one word.
     """
-    vectors, stems = features.neighbours[words], features.stems[words]
-    close = vectors @ vectors.T >= limit
-    close |= (stems[:, None] == stems) & (stems[:, None] != 0)
+    vectors, stems = features.neighbors[words], features.stems[words]
+    same = (stems[:, None, :, None] == stems[:, None]) & (stems != 0)[:, None, :, None]
+    close = (vectors @ vectors.T >= limit) | same.any(axis=(2, 3))
+    is_word = stems[:, 0] != 0
+    close &= is_word[:, None] == is_word
     for seed in range(len(words) - 1):
         group = [seed]
         for other in range(seed + 1, len(words)):
@@ -463,28 +493,14 @@ def related_words(
     return []
 
 
-def rule_of(features: CorpusFeatures, entry: int) -> str:
-    """Return the rule that finds an entry of the table, a shape or a group of words."""
-    if entry < 0:
-        return SHAPES[-1 - entry].rule
-    return RULES[int(features.kinds[entry])] if entry < len(features.kinds) else "last-words"
+def is_minor(features: CorpusFeatures, found: Candidates) -> Bool[ndarray, " candidate"]:
+    """Return which candidates are single content words in fewer than half of the triggers.
 
-
-def is_content_word(
-    features: CorpusFeatures, entry: Int64[ndarray, " candidate"]
-) -> Bool[ndarray, " candidate"]:
-    """Return which candidates are single content words anywhere in a prefix."""
-    known = (entry >= 0) & (entry < len(features.kinds))
-    at = np.where(known, entry, 0)
-    found: ndarray = known & (features.kinds[at] == GRAM) & (features.entry_words[at, 0] >= 0)
-    return found
-
-
-def shallow_holds(features: CorpusFeatures, found: Candidates) -> Bool[ndarray, " candidate"]:
-    """Return which shallow candidates hold beyond where they were seen."""
-    is_group = found.entry >= len(features.kinds)
-    few = found.k_held < MIN_GROUP_SHARE * found.n_held
-    return found.holds(MIN_LIFT) & ~(is_group & few)
+    Such a word may be one of the words that make a topic.
+    """
+    is_word = (found.kind == GRAM) & (features.content[found.feature, 0] >= 0)
+    minor: ndarray = is_word & (2 * found.k_seen < found.n_seen)
+    return minor
 
 
 # Selection
@@ -540,25 +556,18 @@ def _is_better(other: Option, best: Option) -> bool:
 
 
 def select_shallow(
-    features: CorpusFeatures,
-    lists: TriggerLists,
-    found: Candidates,
-    holds: Bool[ndarray, " candidate"],
+    lists: TriggerLists, found: Candidates, holds: Bool[ndarray, " candidate"]
 ) -> Int64[ndarray, " selected"]:
     """Return which of the shallow candidates that hold are shown, list by list."""
     places = holds.nonzero()[0]
     some = found.where(places)
-    early = np.uint64((1 << lists.top) - 1)
-    marks = (some.marks & early).tolist()
+    marks = (some.marks & np.uint64((1 << TOP) - 1)).tolist()
     fresh = (some.marks & as_marks(lists.first)[some.owner]).tolist()
-    surprises = some.surprise.tolist()
+    efforts = [EFFORT[RULES[kind]] for kind in some.kind.tolist()]
+    columns = zip(range(len(places)), some.surprise.tolist(), marks, fresh, efforts, strict=True)
     of_list: dict[int, list[Option]] = {}
-    for number, (owner, entry) in enumerate(
-        zip(some.owner.tolist(), some.entry.tolist(), strict=True)
-    ):
-        effort = EFFORT[rule_of(features, entry)]
-        option = Option(number, surprises[number], marks[number], fresh[number], effort)
-        of_list.setdefault(owner, []).append(option)
+    for owner, columns_of_one in zip(some.owner.tolist(), columns, strict=True):
+        of_list.setdefault(owner, []).append(Option(*columns_of_one))
     selected = [number for owner in sorted(of_list) for number in select(of_list[owner])]
     chosen: ndarray = places[np.array(selected, np.int64)]
     return chosen

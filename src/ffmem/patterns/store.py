@@ -19,7 +19,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +65,12 @@ LEAST = 3
 TOP = 25
 """Triggers of a memory among which they must be."""
 
+SEEN, HELD_OUT = slice(0, 2 * TOP, 2), slice(1, 2 * TOP, 2)
+"""Triggers in which a pattern is looked for (odd ranks), and those on which it is tested (even).
+
+The halves are alike: a word that only 20 sentences contain is in 10 of each, while ranks 1 to 25
+would use up all 20."""
+
 LABELS = ("shallow", "both", "semantic", "uncovered")
 """What a trigger can be called, in the order of Figure 2."""
 
@@ -104,7 +110,7 @@ class Pattern(NamedTuple):
     lift: float | None = None
     """recall / base."""
     p_value: float | None = None
-    """Of so many held-out triggers by chance."""
+    """Of this many held-out triggers by chance."""
     q_value: float | None = None
     """The same after false-discovery control over everything that was tested."""
     of: int = 0
@@ -149,7 +155,7 @@ class Pattern(NamedTuple):
         return {"source": fields.pop("source"), **fields}
 
 
-class Examined(NamedTuple):
+class ExaminedList(NamedTuple):
     """A list of triggers in which somebody looked for patterns, found or not."""
 
     cell: Cell
@@ -251,12 +257,13 @@ class Patterns:
         self.layout.check_layer(layer)
         return self._found(layer)
 
-    def lists(self, layer: int) -> list[Examined]:
+    def lists(self, layer: int) -> list[ExaminedList]:
         """Return which lists of a layer were examined."""
         self.layout.check_layer(layer)
         rows = self._read("lists", layer).to_pylist()
         return [
-            Examined(self.layout.cell(layer, row["memory"]), row["sign"], row["n"]) for row in rows
+            ExaminedList(self.layout.cell(layer, row["memory"]), row["sign"], row["n"])
+            for row in rows
         ]
 
     def n_lists(self, layer: int) -> int:
@@ -347,7 +354,9 @@ class PatternWriter:
         self._folder = self._final.with_name(f".{source}.writing")
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def layer(self, layer: int, examined: Iterable[Examined], patterns: Iterable[Pattern]) -> None:
+    def layer(
+        self, layer: int, examined: Iterable[ExaminedList], patterns: Iterable[Pattern]
+    ) -> None:
         """Write what was found in a layer; the same findings give the same bytes."""
         resolve = self._index.layout.resolve  # people's sheets have names alone
         lists = sorted(
@@ -418,41 +427,24 @@ def damaged_files(index: Index) -> list[str]:
 
 # Tables
 
-COLUMNS = (
-    *("cell", "sign", "kind", "description", "source", "ranks"),
-    *("precision", "recall", "lift", "p_value", "q_value"),
-    *("layer", "memory", "number", "rule", "what", "held_ranks", "held", "base", "of"),
-)
 FORMATS = (".parquet", ".jsonl", ".csv")
 
 
-def pattern_table(index: Index, layer: int | None = None, source: str | None = None) -> pa.Table:
-    """Return one row per pattern (COLUMNS), of one layer or all, of one source or all."""
-    opened = open_patterns(index) if source is None else [Patterns(index, source)]
-    layers = range(index.n_layers) if layer is None else [layer]
-    parts = [_layer_rows(one, number) for one in opened for number in layers]
-    return pa.concat_tables(parts) if parts else _TABLE.empty_table()
+def layer_columns(index: Index, layer: int) -> pa.Table:
+    """Return the patterns of a layer of all sources, for `index.table("patterns")`.
 
-
-def _layer_rows(patterns: Patterns, layer: int) -> pa.Table:
-    """Return the patterns of a layer with cells by name; numbers that JSON lacks are null."""
-    stored = patterns.layer_table(layer)
-    memories = stored["memory"].to_pylist()
-    columns: dict[str, Any] = {name: stored[name] for name in stored.column_names}
+    Numbers that JSON lacks are null.
+    """
+    parts = [_FOUND.append(pa.field("source", pa.string())).empty_table()]
+    for patterns in open_patterns(index):
+        found = patterns.layer_table(layer)
+        parts.append(found.append_column("source", pa.array([patterns.source] * len(found))))
+    joined = pa.concat_tables(parts, promote_options="default")
     for name in SCORES:
-        columns[name] = pa.array([_finite(one) for one in stored[name].to_pylist()], pa.float64())
-    columns["cell"] = [str(patterns.layout.cell(layer, memory)) for memory in memories]
-    columns["layer"] = [layer] * len(memories)
-    columns["source"] = [patterns.source] * len(memories)
-    return pa.table({name: columns[name] for name in COLUMNS}, schema=_TABLE)
-
-
-_TABLE = pa.schema(
-    [
-        (name, _FOUND.field(name).type if name in _FOUND.names else kind)
-        for name, kind in ((n, pa.int32() if n == "layer" else pa.string()) for n in COLUMNS)
-    ]
-)
+        numbers = [_finite(one) for one in joined[name].to_pylist()]
+        place = joined.schema.get_field_index(name)
+        joined = joined.set_column(place, name, pa.array(numbers, pa.float64()))
+    return joined
 
 
 def export_patterns(index: Index, out: Path) -> int:
@@ -460,41 +452,26 @@ def export_patterns(index: Index, out: Path) -> int:
     if out.suffix not in FORMATS:
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise FfmemError(f"Cannot write patterns to {out}: its name must end in {endings}.")
-    sources = open_patterns(index)
-    if not sources:
+    if not open_patterns(index):
         raise FfmemError(no_patterns(index))
     check_output_file(out)
-    parts = (_layer_rows(one, layer) for one in sources for layer in range(index.n_layers))
+    table = index.table("patterns")
     with committing(out) as temporary:
         if out.suffix == ".parquet":
-            return _write_parquet(parts, temporary)
-        return _write_text(parts, temporary, out.suffix)
-
-
-def _write_parquet(parts: Iterator[pa.Table], path: Path) -> int:
-    n = 0
-    with pq.ParquetWriter(path, _TABLE, compression="zstd") as writer:
-        for table in parts:
-            writer.write_table(table)
-            n += table.num_rows
-    return n
-
-
-def _write_text(parts: Iterator[pa.Table], path: Path, ending: str) -> int:
-    n = 0
-    with path.open("w", encoding="utf-8", newline="" if ending == ".csv" else None) as file:
-        sheet = csv.DictWriter(file, COLUMNS)
-        if ending == ".csv":
-            sheet.writeheader()
-        for table in parts:
-            n += table.num_rows
-            for row in table.to_pylist():
-                if ending == ".jsonl":
+            pq.write_table(table, temporary, compression="zstd")
+            return len(table)
+        # newline="": the CSV writer ends its own lines.
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            sheet = csv.DictWriter(file, table.column_names)
+            if out.suffix == ".csv":
+                sheet.writeheader()
+            for row in (row for batch in table.to_batches(10_000) for row in batch.to_pylist()):
+                if out.suffix == ".jsonl":
                     file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
                     continue
                 row |= {name: " ".join(map(str, row[name])) for name in ("ranks", "held_ranks")}
                 sheet.writerow(csv_row(row))
-    return n
+    return len(table)
 
 
 def _finite(number: float | None) -> float | None:

@@ -9,12 +9,12 @@ it. Fields with `compare=False` do not decide the weights, so a resumed run may 
 
 from dataclasses import dataclass
 
-from ffmem.cli_options import check_options, option
+from ffmem.config_fields import check_options, option
 from ffmem.errors import FfmemError, ModelError
 from ffmem.models.arguments import MAX_THREADS
 from ffmem.records import Record
 
-KINDS = ("relu", "gelu", "swiglu", "softmax", "persistent", "lambda")
+KINDS = ("relu", "gelu", "swiglu", "softmax", "persistent", "lambda", "moe")
 """The kinds of memory of `ffmem.networks`, which takes seconds to import."""
 
 DEFAULT_VOCABULARY = {"words": 28_000, "bpe": 8_000}
@@ -32,23 +32,29 @@ CPU_PASS_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Record):
-    """Options of a training run, as given; None leaves a choice to ffmem."""
+    """Options of a training run; None lets ffmem choose."""
 
     memory: str = option(f"Kind of memory: {', '.join(KINDS)}.", metavar="KIND")
     layers: int = option("Number of layers.", minimum=1)
     width: int = option("Width of the model.", 128, minimum=1)
     memories: int | None = option(
-        "Memories per layer (persistent: per head; with --match: of that kind)."
+        "Memories per layer (persistent: per head, moe: per expert; with --match: of that kind)."
         " Default: 4 × width.",
         None,
         minimum=1,
     )
     match: str | None = option(
-        "Choose --memories to match the parameter count of this kind.", None, metavar="KIND"
+        "Choose --memories to match the parameter count of this kind (moe: active parameters).",
+        None,
+        metavar="KIND",
     )
     heads: int | None = option("Attention heads. Default: width / 32.", None, minimum=1)
     key_width: int = option("Width of the keys of a lambda layer.", 16, minimum=1)
     distances: int = option("Reach of lambda memories, in tokens.", 64, minimum=1)
+    experts: int = option("Routed experts of a moe layer.", 8, minimum=1)
+    top_experts: int = option("Experts that each token is routed to.", 2, minimum=1)
+    shared_expert: bool = option("Add an expert that every token reaches.", False)
+    balance: float = option("Coefficient of the load-balancing loss of experts.", 0.01, minimum=0)
     context: int = option("Context length, in tokens.", 128, minimum=2)
     tokenizer: str = option(
         "Words separated by spaces, or a byte-level BPE trained on the corpus.",
@@ -121,6 +127,11 @@ class TrainConfig(Record):
             raise ModelError(
                 f"--width {self.width} is not divisible by {self.n_heads} heads. Give --width as a"
                 " multiple of --heads."
+            )
+        if self.top_experts > self.experts:
+            raise ModelError(
+                f"--top-experts {self.top_experts} is more than the {self.experts} experts of a"
+                " layer. Give at most --experts."
             )
         if self.batch_tokens < self.context:
             raise FfmemError(

@@ -59,7 +59,7 @@ def format_plan(config: TrainConfig, plan: TrainPlan) -> list[str]:
     lines.append(
         f"{pluralize(config.layers, 'layers')} of width {config.width} with"
         f" {format_memories(config, plan)}, vocabulary {plan.vocabulary:,}:"
-        f" {plan.parameters:,} parameters{_format_match(config, plan)};"
+        f" {_format_parameters(config, plan)};"
         f" {limit}{pluralize(plan.steps, 'steps')} of {config.tokens_per_step:,} tokens,"
         f" {plan.steps_per_epoch:,} per epoch."
     )
@@ -78,16 +78,26 @@ def _format_left_out(stats: StreamStats) -> str:
     return ", ".join(pluralize(n, what) for what, n in counts.items() if n)
 
 
-def _format_match(config: TrainConfig, plan: TrainPlan) -> str:
-    if plan.matched_parameters is None:
-        return ""
-    return f" ({plan.matched_parameters:,} with {config.match} memories)"
+def _format_parameters(config: TrainConfig, plan: TrainPlan) -> str:
+    """Return the parameters: all, those that one token reaches, those of the model to match."""
+    text = f"{plan.parameters:,} parameters"
+    if plan.active_parameters < plan.parameters:
+        text += f", {plan.active_parameters:,} active"
+    if plan.matched_parameters is not None:
+        text += f" ({plan.matched_parameters:,} with {config.match} memories)"
+    return text
 
 
 def format_memories(config: TrainConfig, plan: TrainPlan) -> str:
     """Return how many memories of which kind a layer has."""
     if config.memory == "persistent":
         return f"{pluralize(plan.memories, 'persistent memories')} per head"
+    if config.memory == "moe":
+        shared = ", and a shared one" if config.shared_expert else ""
+        return (
+            f"{pluralize(config.experts, 'experts')} of {pluralize(plan.memories, 'memories')},"
+            f" {config.top_experts} per token{shared}"
+        )
     if config.memory != "lambda":
         return pluralize(plan.memories, f"{config.memory} memories")
     heads, distances = config.n_heads, config.n_distances
@@ -123,7 +133,7 @@ def model_card(result: TrainResult) -> str:
     facts = {
         "memories per layer": format_memories(config, plan),
         "layers, width, heads": f"{config.layers}, {config.width}, {config.n_heads}",
-        "parameters": f"{plan.parameters:,}{_format_match(config, plan)}",
+        "size": _format_parameters(config, plan),
         "vocabulary": f"{plan.vocabulary:,} {tokens}",
         "adaptive softmax cutoffs": ", ".join(f"{n:,}" for n in config.cutoffs or []) or "none",
         "context": f"{config.context} tokens",

@@ -16,7 +16,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +55,7 @@ class TrainRunConfig(Record):
 
     config: TrainConfig
     corpus: dict[str, str | int | None]
-    """How the corpus was read, and the SHA-256 of its files."""
+    """Settings, and the SHA-256 of its files."""
     valid: dict[str, str | int | None] | None
     threads: int
     device: str
@@ -68,44 +68,19 @@ class TrainRunConfig(Record):
         """Return the TrainRunConfig of a new run."""
         return cls(
             config=config,
-            corpus=corpus.describe() | {"sha256": corpus.digest()},
-            valid=None if valid is None else valid.describe() | {"sha256": valid.digest()},
+            corpus=corpus.identify(),
+            valid=None if valid is None else valid.identify(),
             threads=threads,
             device=device,
             versions={name: version(name) for name in ("ffmem", "torch", "transformers")},
         )
 
-    def differences(self, before: "TrainRunConfig") -> list[str]:
-        """Return how this run differs from an earlier one, one line per value."""
-        mine, theirs = self._compared(), before._compared()
-        for corpus in ("corpus", "valid"):
-            sha = mine.get(f"{corpus}.sha256")
-            if sha is not None and sha == theirs.get(f"{corpus}.sha256"):
-                for values in (mine, theirs):  # the corpus may have moved
-                    values.pop(f"{corpus}.source")
-        return [
-            f"{_LABELS.get(name, name)}: {_short(theirs.get(name))} → {_short(mine.get(name))}"
-            for name in {**mine, **theirs}
-            if mine.get(name) != theirs.get(name)
-        ]
-
-    def _compared(self) -> dict[str, object]:
-        """Return every value that a resumed run must not change, by name."""
-        values = {
-            one.name: getattr(self.config, one.name) for one in fields(TrainConfig) if one.compare
-        }
-        for part in ("corpus", "valid", "versions"):
-            nested = getattr(self, part) or {}
-            values |= {f"{part}.{name}": value for name, value in nested.items()}
-        return values | {"threads": self.threads, "device": self.device}
-
-
-_LABELS = {"corpus.sha256": "contents of --corpus", "valid.sha256": "contents of --valid"}
-
-
-def _short(value: object) -> object:
-    """Return a value to show; hashes are shortened."""
-    return f"{value[:12]}…" if isinstance(value, str) and len(value) == 64 else value
+    def settings(self) -> dict[str, Any]:
+        """Return what a resumed run must agree with; the options of `TrainConfig` by their name."""
+        compared = [one.name for one in fields(TrainConfig) if one.compare]
+        settings = asdict(self)
+        del settings["config"]
+        return {name: getattr(self.config, name) for name in compared} | settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +91,12 @@ class TrainPlan(Record):
     start: int
     """The start token."""
     memories: int
-    """Per layer; with persistent memory, per head."""
+    """Per layer; with persistent memory, per head; with experts, per expert."""
     parameters: int
+    active_parameters: int
+    """Those that one token reaches: fewer than all if there are experts."""
     matched_parameters: int | None
-    """Parameters of the model to match, if any."""
+    """Active parameters of the model to match, if any."""
     steps: int
     """At most: validation may stop improving earlier."""
     steps_per_epoch: int
@@ -142,6 +119,8 @@ class TrainState(Record):
     """Rows of the curve."""
     pending: list[float] = field(default_factory=list)
     """Losses of steps that are in no row of the curve yet."""
+    pending_balance: list[float] = field(default_factory=list)
+    """Their load-balancing losses; empty without experts."""
     best_step: int | None = None
     best_perplexity: float | None = None
     evaluations_since_best: int = 0
@@ -296,6 +275,14 @@ class RunDir:
             return TrainResult.of(json.loads(self.result_path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise _damaged(self.result_path, error) from None
+
+    def check_model_files(self) -> None:
+        """Raise if a file of a finished run's model is missing."""
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            if not (self.path / name).is_file():
+                raise StoreError(
+                    f"{self.path} holds a trained model, but {name} is missing. {START_AGAIN}"
+                )
 
     def write_state(
         self, state: TrainState, model: nn.Module, optimizer: torch.optim.Optimizer

@@ -8,6 +8,7 @@ never been stopped; refuses one with other settings. Leaves a finished run as it
 """
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,19 +16,21 @@ import torch
 from safetensors import SafetensorError
 
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import ModelError, StorageFull, StoreError
+from ffmem.errors import ModelError, StorageFull
 from ffmem.files import remove_temporaries, sha256, storage_errors, sync, write_text
 from ffmem.models.arguments import use_threads
 from ffmem.models.checkpoint import silence_transformers
 from ffmem.models.load import find_device
+from ffmem.networks.config import AdaptiveConfig
+from ffmem.networks.experts import Experts
 from ffmem.networks.model import AdaptiveLM
 from ffmem.progress import Progress
+from ffmem.records import check_same_settings
 from ffmem.text import pluralize
 from ffmem.training.config import MAX_EPOCHS, TrainConfig
 from ffmem.training.data import Blocks, TokenStreams, make_streams
 from ffmem.training.report import draw_curve, format_plan, model_card
 from ffmem.training.run_dir import (
-    START_AGAIN,
     TOKENIZER_FILES,
     PreparedRun,
     RunDir,
@@ -35,13 +38,7 @@ from ffmem.training.run_dir import (
     TrainResult,
     TrainRunConfig,
 )
-from ffmem.training.trainer import (
-    ProgressDisplay,
-    Trainer,
-    default_warmup,
-    model_config,
-    new_model,
-)
+from ffmem.training.trainer import Trainer, default_warmup, model_config, new_model
 
 
 def train(
@@ -60,71 +57,41 @@ def train(
         if source is not None:
             source.check_exists()
     device = find_device(config.device)
-    if run_dir.is_finished:
-        return _finished_result(config, corpus, valid, device, run_dir, progress)
-    with run_dir.lock():
-        if run_dir.is_finished:  # by another process, in the meantime
-            return _finished_result(config, corpus, valid, device, run_dir, progress)
+
+    def run_config(before: TrainRunConfig | None) -> TrainRunConfig:
+        """Return what decides the weights; without --threads, a resumed run keeps its number."""
+        n_threads = config.threads or (before.threads if before else torch.get_num_threads())
+        return TrainRunConfig.make(config, corpus, valid, n_threads, device.type)
+
+    # Look again once the folder is locked: another process may have finished the run.
+    with nullcontext() if run_dir.is_finished else run_dir.lock():
+        if run_dir.is_finished:
+            result = run_dir.read_result()
+            run = run_config(result.run)
+            found = f"{out} holds a model trained"
+            check_same_settings(found, result.run.settings(), run.settings())
+            run_dir.check_model_files()
+            progress.say(
+                f"{out} is already trained: {pluralize(result.steps, 'steps')}, validation"
+                f" perplexity {result.valid_perplexity:,.2f}. Nothing to do."
+            )
+            return result
         prepared = run_dir.read_prepared()
-        run = _run_config(config, corpus, valid, device, prepared and prepared.run)
+        run = run_config(prepared and prepared.run)
         if prepared is None:
             prepared = _prepare(run, corpus, valid, run_dir, progress)
         else:
-            _check_same_run(run, prepared.run, f"{out} holds an unfinished run")
+            found = f"{out} holds an unfinished run"
+            check_same_settings(found, prepared.run.settings(), run.settings())
             prepared = prepared._replace(run=run)
         with use_threads(run.threads), torch.random.fork_rng():
             trainer = _make_trainer(prepared, device, run_dir)
             if trainer.start_or_resume():
                 progress.say(f"Resuming after step {trainer.state.step:,} of {trainer.steps:,}.")
-            with ProgressDisplay(progress, trainer.steps, trainer.state.step) as display:
-                trainer.train(display, progress.say)
+            trainer.train(progress)
             result = _finish(prepared, trainer, run_dir)
         if not config.keep_checkpoint:
             shutil.rmtree(run_dir.checkpoint, ignore_errors=True)
-    return result
-
-
-def _run_config(
-    config: TrainConfig,
-    corpus: Corpus,
-    valid: Corpus | None,
-    device: torch.device,
-    before: TrainRunConfig | None,
-) -> TrainRunConfig:
-    """Return what decides the weights; without --threads, as many threads as the run had before."""
-    n_threads = config.threads or (before.threads if before else torch.get_num_threads())
-    return TrainRunConfig.make(config, corpus, valid, n_threads, device.type)
-
-
-def _check_same_run(run: TrainRunConfig, before: TrainRunConfig, found: str) -> None:
-    """Raise if an earlier run in the folder had other settings."""
-    differences = run.differences(before)
-    if differences:
-        raise StoreError(
-            f"{found} with other settings: {'; '.join(differences)}. Give the same settings, or"
-            " another --out."
-        )
-
-
-def _finished_result(
-    config: TrainConfig,
-    corpus: Corpus,
-    valid: Corpus | None,
-    device: torch.device,
-    run_dir: RunDir,
-    progress: Progress,
-) -> TrainResult:
-    """Return the result of a finished run; raise if its settings differ or a file is missing."""
-    out, result = run_dir.path, run_dir.read_result()
-    run = _run_config(config, corpus, valid, device, result.run)
-    _check_same_run(run, result.run, f"{out} holds a model trained")
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        if not (out / name).is_file():
-            raise StoreError(f"{out} holds a trained model, but {name} is missing. {START_AGAIN}")
-    progress.say(
-        f"{out} is already trained: {pluralize(result.steps, 'steps')}, validation perplexity"
-        f" {result.valid_perplexity:,.2f}. Nothing to do."
-    )
     return result
 
 
@@ -151,14 +118,16 @@ def _prepare(
 def make_plan(config: TrainConfig, streams: TokenStreams) -> TrainPlan:
     """Return the sizes and steps that follow from the config and its streams."""
     vocabulary = streams.vocabulary
-    memories, parameters, target = match_parameters(config, vocabulary.size, vocabulary.start)
+    memories, active, target = match_parameters(config, vocabulary.size, vocabulary.start)
+    sizes = model_config(config, vocabulary.size, vocabulary.start, config.memory, memories)
     blocks = Blocks(streams.train, config.context, config.seed)
     steps = config.steps or blocks.n_steps(config.epochs or MAX_EPOCHS, config.blocks_per_step)
     return TrainPlan(
         vocabulary=vocabulary.size,
         start=vocabulary.start,
         memories=memories,
-        parameters=parameters,
+        parameters=count_parameters(sizes)[0],
+        active_parameters=active,
         matched_parameters=target,
         steps=steps,
         steps_per_epoch=blocks.n_steps(1, config.blocks_per_step),
@@ -174,14 +143,13 @@ def match_parameters(
     """Return the memories per layer, the parameters they give, and the parameters to match if any.
 
     n* = argmin_n |parameters(kind, n) − parameters(match, m)|,   parameters(kind, n) = a + b·n
+
+    Of experts, those count that one token reaches.
     """
 
     def count(memory: str, memories: int) -> int:
-        """Count the parameters of a model without allocating it; tied ones count once."""
         sizes = model_config(config, vocabulary, start, memory, memories)
-        with torch.device("meta"):
-            model = AdaptiveLM(sizes)
-        return sum(weight.numel() for weight in model.parameters())
+        return count_parameters(sizes)[1]
 
     memories = config.memories or 4 * config.width
     if config.match is None:
@@ -197,6 +165,24 @@ def match_parameters(
     per_memory = count(config.memory, 2) - smallest
     memories = 1 + round((target - smallest) / per_memory)
     return memories, count(config.memory, memories), target
+
+
+def count_parameters(config: AdaptiveConfig) -> tuple[int, int]:
+    """Count all parameters of a model and those that one token reaches, without allocating it.
+
+    Tied ones count once. Of E experts a token reaches k, and so k / E of their parameters.
+    """
+    with torch.device("meta"):
+        model = AdaptiveLM(config)
+    total = sum(weight.numel() for weight in model.parameters())
+    routed = sum(
+        weight.numel()
+        for module in model.modules()
+        if isinstance(module, Experts)
+        for weight in module.parameters()
+    )
+    idle = config.num_experts - config.num_experts_per_tok
+    return total, total - (routed // config.num_experts * idle if routed else 0)
 
 
 def _make_trainer(prepared: PreparedRun, device: torch.device, run_dir: RunDir) -> Trainer:

@@ -1,6 +1,6 @@
 """The training loop: model, optimizer, schedule, evaluation, checkpoints.
 
-    θ ← AdamW(θ, clip(∇ mean −log p(next token), 1))
+    θ ← AdamW(θ, clip(∇ loss, 1)),    loss = mean −log p(next token) + β · load balancing of experts
 
 What a step reads follows from its number, so a checkpoint needs no position in the data. Losses
 stay on the device until a row of the curve needs them, so an accelerator never waits.
@@ -10,9 +10,7 @@ for bit, as one that was never stopped (on the same machine, with the same numbe
 """
 
 import math
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 
 from ffmem.errors import FfmemError, ModelError
 from ffmem.networks.config import AdaptiveConfig
+from ffmem.networks.experts import Router, balance_loss, reading_routes
 from ffmem.networks.model import AdaptiveLM
 from ffmem.progress import Progress
 from ffmem.training.config import PATIENCE, TrainConfig
@@ -37,9 +36,6 @@ IGNORE_INDEX = -100
 
 LOG_STEPS = 10
 """Steps per row of the curve; the row has the mean of their losses."""
-
-LINE_SECONDS = 60.0
-"""Seconds between progress lines if stderr is not a terminal."""
 
 
 class DivergenceError(FfmemError):
@@ -87,6 +83,9 @@ def model_config(
         dropout=config.dropout,
         key_width=config.key_width,
         distances=config.n_distances,
+        num_experts=config.experts,
+        num_experts_per_tok=config.top_experts,
+        shared_expert=config.shared_expert,
         bos_token_id=start,
         eos_token_id=start,
         pad_token_id=1 if start == 2 else start,
@@ -190,13 +189,15 @@ class Trainer:
         self.state = TrainState()
         self.optimizer = make_optimizer(model, config.weight_decay)
         self.weights = list(model.parameters())
+        self.routers = [module for module in model.modules() if isinstance(module, Router)]
         self.warmup = default_warmup(steps) if config.warmup is None else config.warmup
         self.evaluate_every = config.evaluate_every or blocks.n_steps(1, config.blocks_per_step)
-        self._unread: list[tuple[Tensor, Tensor]] = []
-        """Loss and gradient norm of steps that are still on the device."""
+        self._unread: list[Tensor] = []
+        """Loss, load-balancing loss and gradient norm of steps that are still on the device."""
         self._last_checkpoint = 0
         self._last_checkpoint_time = time.monotonic()
         self._row_seconds, self._row_steps = 0.0, 0
+        self._note = ""
 
     def start_or_resume(self) -> bool:
         """Load the last checkpoint, if there is one; return whether there was."""
@@ -208,26 +209,29 @@ class Trainer:
         self.curve.resume(self.state.rows)
         return True
 
-    def train(self, display: "ProgressDisplay", say: Callable[[str], None]) -> TrainState:
+    def train(self, progress: Progress) -> None:
         """Train to the end."""
         self.model.train()
-        while self.state.step < self.steps and not self.state.stopped_early:
-            begin = time.perf_counter()
-            self.step()
-            seconds = time.perf_counter() - begin
-            self._row_seconds += seconds
-            self._row_steps += 1
-            self.state = replace(self.state, seconds=self.state.seconds + seconds)
+        done = self.state.step
+        with progress.bar("Training", self.steps, "steps", done, lambda: self._note) as advance:
+            while self.state.step < self.steps and not self.state.stopped_early:
+                begin = time.perf_counter()
+                self.step()
+                seconds = time.perf_counter() - begin
+                self._row_seconds += seconds
+                self._row_steps += 1
+                self.state = replace(self.state, seconds=self.state.seconds + seconds)
 
-            step = self.state.step
-            evaluate = step % self.evaluate_every == 0 or step == self.steps
-            if evaluate or step % LOG_STEPS == 0:
-                self._add_loss_row(display)
-            if evaluate:
-                say(self._evaluate())
-            elif self._is_checkpoint_due():
-                self.save()
-        return self.state
+                step = self.state.step
+                evaluate = step % self.evaluate_every == 0 or step == self.steps
+                if evaluate or step % LOG_STEPS == 0:
+                    self._add_loss_row()
+                    advance(step - done)
+                    done = step
+                if evaluate:
+                    progress.say(self._evaluate())
+                elif self._is_checkpoint_due():
+                    self.save()
 
     def step(self) -> None:
         """Take the next step."""
@@ -236,26 +240,37 @@ class Trainer:
             group["lr"] = self._learning_rate(number)
         self.optimizer.zero_grad(set_to_none=True)
         inputs, targets = self.blocks.batch(number, self.config.blocks_per_step)
-        loss = self._backward(inputs, targets)
+        losses = self._backward(inputs, targets)
         norm = nn.utils.clip_grad_norm_(self.weights, MAX_GRADIENT_NORM, foreach=True)
-        self._unread.append((loss, norm))
+        self._unread.append(torch.cat([losses, norm[None]]))
         self.optimizer.step()
         self.state = replace(self.state, step=number + 1)
 
     def _backward(
         self, inputs: Int[Tensor, "block position"], targets: Int[Tensor, "block position"]
-    ) -> Float[Tensor, ""]:
-        """Accumulate the gradient of the mean loss over all passes of a step; return the loss."""
+    ) -> Float[Tensor, "2"]:
+        """Accumulate the gradient of the mean loss over all passes of a step.
+
+        Return −log p and the load-balancing loss, which is the mean over layers and passes, and 0
+        without experts.
+        """
         device = self.model.device
         size = self.config.blocks_per_pass(device.type)
         low = self.config.dtype == "bfloat16"
-        total = torch.zeros((), device=device)
+        total = torch.zeros(2, device=device)
         for tokens, following in zip(inputs.split(size), targets.split(size), strict=True):
-            with torch.autocast(device.type, torch.bfloat16, enabled=low):
+            with (
+                torch.autocast(device.type, torch.bfloat16, enabled=low),
+                reading_routes(self.routers) as routes,
+            ):
                 loss = self.model.loss(tokens.to(device), following.to(device))
-            share = loss * (len(tokens) / len(inputs))
-            share.backward()
-            total += share.detach()
+            share = len(tokens) / len(inputs)
+            balance = torch.stack([balance_loss(one) for one in routes]).mean() if routes else None
+            objective = loss if balance is None else loss + self.config.balance * balance
+            (objective * share).backward()
+            total[0] += loss.detach() * share
+            if balance is not None:
+                total[1] += balance.detach() * share
         return total
 
     def _learning_rate(self, step: int) -> float:
@@ -265,7 +280,7 @@ class Trainer:
         """Read losses and gradient norms from the device; raise if any is not finite."""
         if not self._unread:
             return
-        losses, norms = (torch.stack(values).tolist() for values in zip(*self._unread, strict=True))
+        losses, balances, norms = torch.stack(self._unread).T.tolist()
         first = self.state.step - len(losses) + 1
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=first):
             if not math.isfinite(loss):
@@ -273,25 +288,33 @@ class Trainer:
             if not math.isfinite(norm):
                 raise DivergenceError(step, f"the gradient norm is {norm}", self._last_checkpoint)
         self._unread = []
-        self.state = replace(self.state, pending=[*self.state.pending, *losses])
+        pending = [*self.state.pending, *losses]
+        pending_balance = [*self.state.pending_balance, *balances] if self.routers else []
+        self.state = replace(self.state, pending=pending, pending_balance=pending_balance)
 
-    def _add_loss_row(self, display: "ProgressDisplay") -> None:
-        """Add the mean loss of the steps since the last row to the curve, and show it."""
+    def _add_loss_row(self) -> None:
+        """Add the mean loss of the steps since the last row to the curve."""
         self._sync()
         pending = self.state.pending
         if not pending:
             return
         loss = math.fsum(pending) / len(pending)
+        balance = (
+            {"balance_loss": math.fsum(self.state.pending_balance) / len(pending)}
+            if self.routers
+            else {}
+        )
         # After a resume, an earlier process may have taken the first steps of this row.
         rate = self._row_steps * self.config.tokens_per_step / self._row_seconds
         self._add_row(
             loss=loss,
+            **balance,
             learning_rate=self._learning_rate(self.state.step - 1),
             tokens_per_second=round(rate, 1),
         )
-        self.state = replace(self.state, pending=[])
+        self.state = replace(self.state, pending=[], pending_balance=[])
         self._row_seconds, self._row_steps = 0.0, 0
-        display.update(self.state.step, loss, self.state.best_perplexity, rate)
+        self._note = format_numbers(loss, self.state.best_perplexity, rate)
 
     def _add_row(self, **values: Any) -> None:
         step = self.state.step
@@ -340,48 +363,6 @@ class Trainer:
         self.run_dir.write_state(self.state, self.model, self.optimizer)
         self._last_checkpoint = self.state.step
         self._last_checkpoint_time = time.monotonic()
-
-
-class ProgressDisplay:
-    """Loss, perplexity and speed of a run: a live line on a terminal, else a line a minute."""
-
-    def __init__(self, progress: Progress, steps: int, done: int) -> None:
-        self.progress = progress
-        self.steps = steps
-        self.bars: Any = None
-        self._last_line = time.monotonic()
-        if progress.quiet or not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-
-        self.bars = Bars(
-            TextColumn("Training {task.completed:,.0f}/{task.total:,.0f}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=Console(stderr=True),
-        )
-        self.task = self.bars.add_task("", total=steps, completed=done, numbers="")
-
-    def __enter__(self) -> "ProgressDisplay":
-        if self.bars is not None:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bars is not None:
-            self.bars.stop()
-
-    def update(self, step: int, loss: float, perplexity: float | None, rate: float) -> None:
-        """Show a step; `perplexity` is the best validation so far, `rate` is in tokens/s."""
-        numbers = format_numbers(loss, perplexity, rate)
-        if self.bars is not None:
-            self.bars.update(self.task, completed=step, numbers=numbers)
-        elif time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            self.progress.say(f"Step {step:,} of {self.steps:,}: {numbers}")
 
 
 def format_numbers(loss: float, perplexity: float | None, rate: float) -> str:

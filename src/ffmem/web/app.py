@@ -8,52 +8,56 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 from starlette.staticfiles import StaticFiles
 
 from ffmem.errors import FfmemError
-from ffmem.web import figures
-from ffmem.web.auth import Guard, refused
-from ffmem.web.library import Library
-from ffmem.web.limits import RETRY_SECONDS, Busy, Refusal, status_of
+from ffmem.indexing.status import RunChangedError
+from ffmem.web.auth import Guard, error_response
+from ffmem.web.catalog import Catalog
+from ffmem.web.errors import Busy, ErrorResponse, NotReady, http_status
 from ffmem.web.site import Site
 from ffmem.web.state import State
-from ffmem.web.studies import Studies
-from ffmem.web.views import annotate, api, edits, home, layer, memory, search, trace
-from ffmem.web.worker import Worker
+from ffmem.web.views import annotate, api, edits, figures, home, layer, memory, search, trace
+from ffmem.web.worker import ModelWorker
 
 VIEWS = (home, layer, memory, search, trace, edits, figures, annotate, api)
 """Each has one or more pages, and the same as JSON below /api."""
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    404: {"model": Refusal, "description": "There is no such memory, layer, figure or index."},
-    422: {"model": Refusal, "description": "The request is wrong, or asks for too much."},
-    503: {"model": Refusal, "description": "The model is busy."},
+RETRY_SECONDS = 5
+"""When to retry a request that got 503."""
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorResponse, "description": "No such memory, layer, figure or index."},
+    422: {"model": ErrorResponse, "description": "The request is wrong, or asks for too much."},
+    503: {"model": ErrorResponse, "description": "The model is busy, or the index just started."},
 }
-"""What every route of the API may answer beside its own answer."""
+"""Errors that every route of the API may return."""
 
 
 def make_app(
-    library: Library,
-    worker: Worker | None = None,
-    studies: Studies | None = None,
+    catalog: Catalog,
+    worker: ModelWorker | None = None,
     *,
+    db: str | None = None,
     token: str | None = None,
     hosts: Sequence[str] = (),
     load_models: bool = False,
 ) -> FastAPI:
     """Return the application over some indexes; with a `token`, every visitor needs it.
 
-    With `load_models`, models load as soon as it starts, in the background.
+    `db` is the file of the annotation study; None: the one next to each index. With `load_models`,
+    the models of finished indexes load as soon as it starts, in the background.
     """
-    site = Site(library, worker or Worker(), studies or Studies())
+    site = Site(catalog, worker or ModelWorker(), db)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if load_models:
-            site.worker.load_all(library.shelves.values())
+        if load_models:  # whoever builds an unfinished index needs the cores
+            finished = [one for one in catalog.folders.values() if not one.is_growing]
+            site.worker.load_all(one.current() for one in finished)
         yield
         site.worker.close()
 
@@ -66,16 +70,18 @@ def make_app(
         openapi_url="/api/openapi.json",
         lifespan=lifespan,
     )
+    app.state.site = site
     for view in VIEWS:
-        app.include_router(view.router(site), responses=REFUSALS)
+        app.include_router(view.router(site), responses=ERRORS)
     app.mount("/static", StaticFiles(directory=str(files("ffmem.web") / "static")), name="static")
+    api.describe_results(app)
     _handle_errors(app, site)
     app.add_middleware(Guard, token=token, hosts=hosts)
     return app
 
 
 def allowed_methods(app: FastAPI, request: Request) -> list[str]:
-    """Return the methods of an address; GET brings HEAD."""
+    """Return the methods that a URL supports; GET implies HEAD."""
     found = set()
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
         scope = {**request.scope, "method": method}
@@ -88,49 +94,60 @@ def allowed_methods(app: FastAPI, request: Request) -> list[str]:
 def _handle_errors(app: FastAPI, site: Site) -> None:
     """Turn every error into a sentence: on a page, or as JSON below /api."""
 
-    def answer(request: Request, status: int, message: str) -> Response:
+    def respond(request: Request, status: int, message: str) -> Response:
         path = request.url.path
         if path.startswith(("/api", "/static/")):  # files need no token: their errors show no data
-            return refused(path, status, message)
+            return error_response(path, status, message)
         name = request.query_params.get("index")
-        state = State(name if name in site.library.shelves else None)
-        return site.page(request, state, "error.html", status=status, code=status, message=message)
+        state = State(name if name in site.catalog.folders else None)
+        try:
+            context = {"code": status, "message": message}
+            return site.page(request, state, "error.html", status, **context)
+        except NotReady as error:
+            return error_response(path, 503, str(error), page="preparing.html")
 
     @app.exception_handler(FfmemError)
-    async def explained(request: Request, error: FfmemError) -> Response:
-        answered = answer(request, status_of(error), str(error))
-        if isinstance(error, Busy):
-            answered.headers["Retry-After"] = str(RETRY_SECONDS)
-        return answered
+    async def on_known_error(request: Request, error: FfmemError) -> Response:
+        response = respond(request, http_status(error), str(error))
+        if isinstance(error, Busy | NotReady):
+            response.headers["Retry-After"] = str(RETRY_SECONDS)
+        return response
+
+    @app.exception_handler(RunChangedError)
+    async def on_finished_run(request: Request, error: RunChangedError) -> Response:
+        """Ask again: the unfinished index that the request has read is probably finished now."""
+        name = request.query_params.get("index")
+        if site.catalog.folder(name if name in site.catalog.folders else None).refresh():
+            return RedirectResponse(str(request.url), 307)
+        return await on_known_error(request, NotReady("The index is changing. Please retry."))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return answer(request, 422, in_words(list(error.errors())))
+    async def on_invalid_request(request: Request, error: RequestValidationError) -> Response:
+        return respond(request, 422, format_validation_errors(list(error.errors())))
 
     @app.exception_handler(HTTPException)
-    async def missing(request: Request, error: HTTPException) -> Response:
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{error.detail}."
         if error.status_code == 404:
             message = f"There is no page {request.url.path}."
-        else:
-            message = f"{error.detail}."
-        answered = answer(request, error.status_code, message)
+        response = respond(request, error.status_code, message)
         if error.status_code == 405:
-            answered.headers["Allow"] = ", ".join(allowed_methods(app, request))
-        return answered
+            response.headers["Allow"] = ", ".join(allowed_methods(app, request))
+        return response
 
     @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> Response:
+    async def on_bug(request: Request, error: Exception) -> Response:
         message = (
             f"The server failed ({type(error).__name__}). This is a bug in ffmem: its terminal"
             " shows more."
         )
-        return answer(request, 500, message)
+        return respond(request, 500, message)
 
 
-def in_words(errors: list[dict[str, Any]]) -> str:
+def format_validation_errors(errors: list[dict[str, Any]]) -> str:
     """Return what FastAPI found wrong with a request as one sentence."""
     found = []
     for error in errors:
         name = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body"))
         found.append(f"{name or 'the request'}: {error['msg']}")
-    return f"The request was not understood. {'; '.join(found)}."
+    return f"Invalid request. {'; '.join(found)}."

@@ -1,9 +1,9 @@
-"""Who may come in: the one middleware that every request passes first.
+"""Access control: the one middleware that every request passes first.
 
 A request is refused if its Host is not a name of this server (against DNS rebinding), if a page of
 another site sent it (Sec-Fetch-Site), or if the server has a token and the request does not. The
-token is compared in constant time and asked for once: then a cookie stands for it, and it is in no
-link and in no log. Every answer carries the same security headers.
+token is compared in constant time and asked for once: then a cookie replaces it, and it is in no
+link and in no log. Every response has the same security headers.
 """
 
 import hashlib
@@ -23,7 +23,12 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ffmem.errors import FfmemError
-from ffmem.web.limits import MOST_ADDRESS, MOST_BODY
+
+MAX_URL = 16_000
+"""Bytes of a path with its query, which hold prompts and edits."""
+
+MAX_BODY = 131_072
+"""Bytes of a request's body: a sheet full of long descriptions has fewer."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -45,14 +50,10 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::\d{1,5})?")
 def is_cross_site(request: Request) -> bool:
     """Return whether a page of another site led a browser here.
 
-    Such a visit must not start expensive work: show what was asked for, with a button that does.
+    Another port of this machine counts as another site. Such a visit must not start expensive work:
+    show the request with a button that runs it.
     """
-    return _is_foreign(request.headers)
-
-
-def _is_foreign(headers: Headers) -> bool:
-    """Return whether another site, or another port of this machine, made a browser ask."""
-    return headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    return request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
 
 class Guard:
@@ -67,7 +68,7 @@ class Guard:
         self._pass = hmac.new(key, (token or "").encode(), hashlib.sha256).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request that may not come in; pass others on."""
+        """Refuse a request, or pass it on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -75,7 +76,7 @@ class Guard:
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "method": "GET"} if is_head else scope
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -88,46 +89,50 @@ class Guard:
         body = await _read_body(Headers(scope=scope), receive)
         refusal = self._refusal(scope, body)
         if refusal is not None:
-            await refusal(scope, receive, sending)
+            await refusal(scope, receive, send_with_headers)
         else:
-            await self.app(scope, _replay(body or b"", receive), sending)
+            await self.app(scope, _replay(body or b"", receive), send_with_headers)
 
     def _refusal(self, scope: Scope, body: bytes | None) -> Response | None:
-        """Return what keeps a request out; None if it may come in."""
+        """Return why a request is refused; None if it is not."""
         headers = Headers(scope=scope)
         path: str = scope["path"]
-        address = len(scope.get("raw_path") or path) + len(scope["query_string"])
+        n_bytes = len(scope.get("raw_path") or path) + len(scope["query_string"])
         if not self._is_own_host(headers.get("host", "")):
-            return refused(
+            return error_response(
                 path,
                 421,
                 "This server does not answer to that name. Use localhost or its IP address, or"
                 " start it with --allow-host NAME.",
             )
-        if address > MOST_ADDRESS:
-            return refused(
+        if n_bytes > MAX_URL:
+            return error_response(
                 path,
                 414,
-                f"The address has {address:,} bytes; the limit is {MOST_ADDRESS:,}. Shorten the"
+                f"The URL has {n_bytes:,} bytes; the limit is {MAX_URL:,}. Shorten the"
                 " prompt, or remove some edits.",
             )
-        if _is_foreign(headers):
+        if is_cross_site(Request(scope)):
             framed = headers.get("sec-fetch-dest") in ("iframe", "frame", "embed", "object")
             if framed or headers.get("sec-fetch-mode", "navigate") != "navigate":
-                return refused(path, 403, "Other sites may not send requests to the explorer.")
+                return error_response(
+                    path, 403, "Other sites may not send requests to the explorer."
+                )
             if path.startswith("/api/"):
-                return refused(
+                return error_response(
                     path,
                     403,
                     "A link on another site led here. Open the explorer itself, or paste this"
                     " address into the address bar.",
                 )
         if body is None:
-            return refused(path, 413, f"The request is too long: at most {MOST_BODY:,} bytes.")
+            return error_response(
+                path, 413, f"The request is too long: at most {MAX_BODY:,} bytes."
+            )
         return None if self._token is None else self._token_refusal(scope, headers, body)
 
     def _token_refusal(self, scope: Scope, headers: Headers, body: bytes) -> Response | None:
-        """Return the question for the token, or the way in; None for those who are in."""
+        """Return the form for the token, or the way past it; None if the request has it."""
         path: str = scope["path"]
         if path.startswith("/static/"):  # our own code, no data
             return None
@@ -153,14 +158,14 @@ class Guard:
             return None
         is_wrong = given is not None or bool(bearer)
         message = "The token is wrong." if is_wrong else "This explorer needs a token."
-        return refused(path, 401, message, page="enter.html", back=here)
+        return error_response(path, 401, message, page="enter.html", back=here)
 
     def _is_token(self, given: str) -> bool:
         assert self._token is not None
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
 
     def _admit(self, back: str, cookie: str) -> Response:
-        """Return the way back to the page that was asked for, with the cookie."""
+        """Return a redirect to the page that was asked for, with the cookie."""
         clean = back.replace("\\", "%5C")
         answer = RedirectResponse(f"/{clean.lstrip('/')}", 303)
         answer.set_cookie(cookie, self._pass, httponly=True, samesite="lax", path="/")
@@ -184,27 +189,27 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes | None:
     length = headers.get("content-length", "0")
     if "transfer-encoding" not in headers and length == "0":
         return b""
-    if not length.isdigit() or len(length) > 9 or int(length) > MOST_BODY:
+    if not length.isdigit() or len(length) > 9 or int(length) > MAX_BODY:
         return None
     body: bytes = b""
-    while len(body) <= MOST_BODY:
+    while len(body) <= MAX_BODY:
         message = await receive()
         body += message.get("body", b"")
         if message["type"] != "http.request" or not message.get("more_body"):
             break
-    return body if len(body) <= MOST_BODY else None
+    return body if len(body) <= MAX_BODY else None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives a body once more, and then what else comes."""
     unread = [body]
 
-    async def receiving() -> Message:
+    async def receive_again() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
         return await receive()
 
-    return receiving
+    return receive_again
 
 
 def _read_cookie(headers: Headers, name: str) -> str:
@@ -216,10 +221,10 @@ def _read_cookie(headers: Headers, name: str) -> str:
     return jar[name].value if name in jar else ""
 
 
-def refused(
+def error_response(
     path: str, status: int, message: str, page: str = "refused.html", back: str = "/"
 ) -> Response:
-    """Return a refusal; its page shows nothing that needs a token."""
+    """Return an error as JSON below /api, else as a page that shows nothing that needs a token."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if path.startswith("/api"):
         return JSONResponse({"error": message}, status, headers)

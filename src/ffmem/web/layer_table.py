@@ -1,6 +1,6 @@
 """The numbers of all memories of a layer, as a table to sort, filter and page through.
 
-    agrees ⇔ top(sign·v) is the next token of the memory's top trigger (experiments/top_triggers.py)
+    agrees ⇔ top(sign·v) is the next token of the memory's top trigger (experiments/triggers.py)
     followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
 
 Memories without static values (a lambda layer's) have none of this, and asking for it is an error.
@@ -9,36 +9,37 @@ last.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from fastapi import Query
+from fastapi import Depends, Query
 from jaxtyping import Bool, Float64, Int8, Int32, Int64
 from numpy import ndarray
 from pydantic import BeforeValidator, Field
 
+from ffmem.cells import BankRange
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.experiments.triggers import NO_SIGN, NONE, top_triggers, trigger_table
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, read_columns
-from ffmem.web.limits import NotHere, refuse_long
-from ffmem.web.pattern_view import CHOICES, RowPattern, of_layer
-from ffmem.web.state import none_if_empty
+from ffmem.stats import spread
+from ffmem.web.errors import NotFound
+from ffmem.web.patterns import CHOICES, RowPattern, layer_patterns
+from ffmem.web.state import check_length, none_if_empty
 
-PAGE = 50
+PAGE_SIZE = 50
 """Memories on a page."""
 
-SHOWN = 5
+N_TOKENS = 5
 """Tokens of each end of a value that a row shows."""
 
-MOST_LAYERS = 32
-"""Tables held at once, of all indexes."""
+MAX_TABLES = 32
+"""Tables to keep in memory, of all indexes."""
 
 AGREEMENT = {1: "agrees", 0: "disagrees", -1: "none"}
-"""Whether a value predicts what follows its memory's top trigger; none: there is none."""
+"""Whether a value predicts what follows its memory's top trigger; none: nothing follows."""
 
 
 class LayerTable(NamedTuple):
@@ -50,6 +51,8 @@ class LayerTable(NamedTuple):
     bottom: Int32[ndarray, "memory token"]
     """The first that it suppresses: what it promotes where m < 0."""
     active_share: Float64[ndarray, " memory"]
+    active_routed: Float64[ndarray, " memory"]
+    """The same of the prefixes that reach the memory's bank; NaN in layers without experts."""
     max: Float64[ndarray, " memory"]
     min: Float64[ndarray, " memory"]
     mean: Float64[ndarray, " memory"]
@@ -68,7 +71,7 @@ class LayerTable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Match:
+class TokenMatch:
     """The token for which a memory was found: its rank, from 1, at one end of the value."""
 
     token: str
@@ -87,6 +90,9 @@ class LayerRow:
     top: list[str]
     bottom: list[str]
     active_share: float | None
+    """Of all prefixes."""
+    active_routed: float | None
+    """Of those routed to the memory's expert; None in layers without experts."""
     max: float | None
     min: float | None
     mean: float | None
@@ -96,13 +102,13 @@ class LayerRow:
     """None, like the two counts, where memories have no static values."""
     followed: int | None
     followable: int | None
-    match: Match | None
+    match: TokenMatch | None
     pattern: RowPattern | None
-    """The first that contains the text asked for, or else the first of all."""
+    """The first that contains the text of the query, or else the first of all."""
 
 
-class Listing(NamedTuple):
-    """One page of a table."""
+class LayerPage(NamedTuple):
+    """One page of a layer's memories."""
 
     rows: list[LayerRow]
     page: int
@@ -111,23 +117,22 @@ class Listing(NamedTuple):
     """Memories on all pages."""
 
 
-Share = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 Percent = Annotated[
-    Share | None,
+    Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None,
     BeforeValidator(none_if_empty),
     Query(description="Bound of the active share, in percent."),
 ]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which memories of a layer to list, and in which order: parameters of an address."""
+class LayerQuery:
+    """Which memories of a layer to list, and in which order: URL parameters."""
 
     sort: Annotated[
-        str, Query(description="A column to sort by; with - in front: largest first.")
+        str, Query(description="Column to sort by; with - in front, largest first.")
     ] = "memory"
     has: Annotated[
-        str, Query(description="A text in a token at an end of the value, or in a pattern.")
+        str, Query(description="Text in a token at an end of the value, or in a pattern.")
     ] = ""
     least: Percent = None
     most: Percent = None
@@ -135,9 +140,10 @@ class Wanted:
     pattern: Annotated[
         str, Query(description="Only memories with patterns: shallow, semantic, any, none.")
     ] = ""
+    bank: Annotated[str, Query(description="Only memories of one expert, like E12 or S.")] = ""
 
     def __post_init__(self) -> None:
-        refuse_long(self.has)
+        check_length(self.has)
         if self.column not in SORTS:
             raise FfmemError(
                 f"A layer cannot be sorted by {self.sort!r}. Sort by {', '.join(SORTS)}; with a"
@@ -149,123 +155,170 @@ class Wanted:
 
     @property
     def column(self) -> str:
-        """What is sorted by."""
+        """The column to sort by."""
         return self.sort.removeprefix("-")
 
     @property
-    def downwards(self) -> bool:
-        """Whether the largest comes first."""
-        return self.sort.startswith("-")
-
-    @property
-    def is_all(self) -> bool:
-        """Whether no memory is left out."""
-        named = self.has or self.agreement or self.pattern
-        return not named and self.least is None and self.most is None
+    def has_filter(self) -> bool:
+        """Whether some memories may be left out."""
+        named = self.has or self.agreement or self.pattern or self.bank
+        return bool(named) or self.least is not None or self.most is not None
 
     def parameters(self) -> dict[str, object]:
-        """Return its parameters in an address; None for the defaults."""
-        plain = Wanted()
+        """Return its URL parameters; None for the defaults."""
+        default = LayerQuery()
         return {
-            name: None if value == getattr(plain, name) else value
+            name: None if value == getattr(default, name) else value
             for name, value in vars(self).items()
         }
 
 
-@lru_cache(maxsize=MOST_LAYERS)
+LayerQueryParam = Annotated[LayerQuery, Depends(LayerQuery)]
+"""The query, as the parameter of a route."""
+
+
+@lru_cache(maxsize=MAX_TABLES)
 def layer_table(index: Index, layer: int) -> LayerTable:
-    """Return the table of a layer, kept for the next request."""
-    refuse_other_layers(index, layer)
+    """Return the table of a layer, cached."""
+    check_layer(index, layer)
     names = ["active_share", "max", "min", "mean"]
-    stats = index.table("stats", layer=layer, columns=names)
+    stats = index.table("stats", layer=layer, columns=[*names, "routed_share"])
     n = index.layout.widths[layer]
-    head = top_triggers(index, layer)
-    found = LayerTable(
+    triggers = top_triggers(index, layer)
+    table = LayerTable(
         layer=layer,
         top=np.empty((n, 0), np.int32),
         bottom=np.empty((n, 0), np.int32),
         **{name: stats[name].to_numpy() for name in names},
+        active_routed=_active_routed(index, layer, stats),
         probability=np.full(n, np.nan),
-        sign=head.sign,
+        sign=triggers.sign,
         agreement=np.full(n, -1, np.int8),
         followed=np.zeros(n, np.int64),
         followable=np.zeros(n, np.int64),
     )
     if not index.manifest.model.has_values:
-        return found
-    names = ["top_ids", "bottom_ids", "top_probabilities"]
-    values = read_columns(index.folder / layer_file("values", layer), names)
-    firsts = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
-    for sign, first in firsts.items():
+        return table
+    values = index.columns("values", layer, ["top_ids", "bottom_ids", "top_probabilities"])
+    if not values["top_ids"].shape[1]:  # an unfinished index may have none yet
+        return table
+    first = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
+    for sign, ids in first.items():
         following = trigger_table(index, layer, sign).next
-        found.followed[:] += (following == first[:, None]).sum(axis=1)
-        found.followable[:] += (following != NONE).sum(axis=1)
-    predicted = np.where(head.sign < 0, firsts[-1], firsts[1])
-    return found._replace(
-        top=values["top_ids"][:, :SHOWN].copy(),  # a view would keep the whole column
-        bottom=values["bottom_ids"][:, :SHOWN].copy(),
+        table.followed[:] += (following == ids[:, None]).sum(axis=1)
+        table.followable[:] += (following != NONE).sum(axis=1)
+    predicted = np.where(triggers.sign < 0, first[-1], first[1])
+    agrees = np.where(triggers.exists, predicted == triggers.next_token, -1)
+    return table._replace(
+        top=values["top_ids"][:, :N_TOKENS].copy(),  # a view would keep the whole column
+        bottom=values["bottom_ids"][:, :N_TOKENS].copy(),
         probability=values["top_probabilities"][:, 0].astype(np.float64),
-        agreement=np.where(head.exists, predicted == head.next_token, -1).astype(np.int8),
+        agreement=agrees.astype(np.int8),
     )
 
 
-def refuse_other_layers(index: Index, layer: int) -> None:
+def _active_routed(index: Index, layer: int, stats: Any) -> Float64[ndarray, " memory"]:
+    """Return active / routed prefixes of each memory; NaN of none, and without experts."""
+    nothing = np.full(index.layout.widths[layer], np.nan)
+    if not any(bank.name for bank in index.layout.banks(layer)):
+        return nothing
+    active, routed = (stats[name].to_numpy() for name in ("active_share", "routed_share"))
+    share: ndarray = np.divide(active, routed, out=nothing, where=routed > 0)
+    return share
+
+
+@dataclass(frozen=True)
+class LayerSpread:
+    """How the memories of one layer differ: quartiles over them."""
+
+    layer: int
+    active_share: dict[str, Any]
+    largest: dict[str, Any]
+    """Of each memory's largest |m|; `max` is the largest of all."""
+
+
+@lru_cache(maxsize=8)
+def layer_spreads(index: Index) -> list[LayerSpread]:
+    """Return how active and how strong the memories of each layer are."""
+    found = []
+    for layer in index.layout.memory_layers:
+        stats = index.table("stats", layer=layer, columns=["active_share", "max", "min"])
+        largest = np.maximum(np.abs(stats["max"].to_numpy()), np.abs(stats["min"].to_numpy()))
+        largest = largest[np.isfinite(largest)]
+        most = {"max": float(largest.max()) if len(largest) else None}
+        share = spread(stats["active_share"].to_numpy())
+        found.append(LayerSpread(layer, share, spread(largest) | most))
+    return found
+
+
+def check_layer(index: Index, layer: int) -> None:
     """Raise unless the model has the layer."""
     if not 0 <= layer < index.n_layers:
-        raise NotHere(f"There is no layer {layer}: the model has layers 0 to {index.n_layers - 1}.")
+        raise NotFound(f"No layer {layer}: the model has layers 0 to {index.n_layers - 1}.")
 
 
-def chosen(index: Index, table: LayerTable, wanted: Wanted) -> Int64[ndarray, " chosen"]:
-    """Return the numbers of the memories that are wanted, in the order that is wanted."""
-    left = kept(index, table, wanted)
-    order = np.argsort(_key(index, table, wanted), kind="stable")
-    ordered: ndarray = order[left[order]]
-    return ordered
+def find_bank(index: Index, layer: int, name: str) -> BankRange:
+    """Return the expert of a layer by its name; raise if there is none."""
+    check_layer(index, layer)
+    banks = {bank.name: bank for bank in index.layout.banks(layer) if bank.name}
+    if name.upper() not in banks:
+        there = f"It has {', '.join(_shorten(list(banks)))}." if banks else "It has no experts."
+        raise NotFound(f"Layer {layer} has no expert {name[:20]!r}. {there}")
+    return banks[name.upper()]
 
 
-def kept(index: Index, table: LayerTable, wanted: Wanted) -> Bool[ndarray, " memory"]:
-    """Return which memories the filters leave."""
-    if not index.manifest.model.has_values and (wanted.agreement or wanted.column in OF_VALUES):
-        asked = "filtered by agreement" if wanted.agreement else f"sorted by {wanted.column}"
-        raise NoStaticValues(f"A layer {asked} was asked for.")
-    left = np.ones(len(table.sign), bool)
-    if wanted.least is not None:
-        left &= 100 * table.active_share >= wanted.least
-    if wanted.most is not None:
-        left &= 100 * table.active_share <= wanted.most
-    if wanted.agreement:
-        code = next(code for code, name in AGREEMENT.items() if name == wanted.agreement)
-        left &= table.agreement == code
-    if wanted.pattern:
-        left &= of_layer(index, table.layer).kept(wanted.pattern)
-    if wanted.has:
-        in_tokens = _places(index, table.layer, wanted.has).any(axis=1)
-        left &= in_tokens | of_layer(index, table.layer).holding(wanted.has)
-    return left
+def _shorten(names: list[str]) -> list[str]:
+    return names if len(names) < 8 else [*names[:3], "…", names[-1]]
 
 
-def listing(index: Index, layer: int, wanted: Wanted, page: int = 1) -> Listing:
+def sort_memories(index: Index, table: LayerTable, query: LayerQuery) -> Int64[ndarray, " listed"]:
+    """Return the numbers of the memories that a query lists, in its order."""
+    key = np.asarray(SORTS[query.column](index, table), np.float64)
+    order = np.argsort(-key if query.sort.startswith("-") else key, kind="stable")  # NaN last
+    listed: ndarray = order[filter_memories(index, table, query)[order]]
+    return listed
+
+
+def filter_memories(index: Index, table: LayerTable, query: LayerQuery) -> Bool[ndarray, " memory"]:
+    """Return which memories pass the filters of a query."""
+    if not index.manifest.model.has_values and (query.agreement or query.column in OF_VALUES):
+        what = "filtered by agreement" if query.agreement else f"sorted by {query.column}"
+        raise NoStaticValues(f"This layer cannot be {what}.")
+    passes = np.ones(len(table.sign), bool)
+    if query.bank:
+        passes[:] = False
+        passes[find_bank(index, table.layer, query.bank).memories] = True
+    if query.least is not None:
+        passes &= 100 * table.active_share >= query.least
+    if query.most is not None:
+        passes &= 100 * table.active_share <= query.most
+    if query.agreement:
+        code = next(code for code, name in AGREEMENT.items() if name == query.agreement)
+        passes &= table.agreement == code
+    if query.pattern:
+        passes &= layer_patterns(index, table.layer).has(query.pattern)
+    if query.has:
+        in_tokens = _matching_tokens(index, table.layer, query.has).any(axis=1)
+        passes &= in_tokens | layer_patterns(index, table.layer).contains(query.has)
+    return passes
+
+
+def layer_page(index: Index, layer: int, query: LayerQuery, page: int = 1) -> LayerPage:
     """Return one page of a layer's memories."""
     table = layer_table(index, layer)
-    memories = chosen(index, table, wanted)
-    pages = max(1, -(-len(memories) // PAGE))
+    memories = sort_memories(index, table, query)
+    pages = max(1, -(-len(memories) // PAGE_SIZE))
     if not 1 <= page <= pages:
-        raise NotHere(f"There is no page {page} of these memories: there are pages 1 to {pages}.")
-    here = memories[(page - 1) * PAGE : page * PAGE]
-    rows = [row(index, table, memory, wanted.has) for memory in here.tolist()]
-    if wanted.has:
-        places = _places(index, layer, wanted.has)[here]
-        rows = [
-            replace(one, match=_match(index, layer, one.memory, place)) if place.any() else one
-            for one, place in zip(rows, places, strict=True)
-        ]
-    return Listing(rows, page, pages, len(memories))
+        raise NotFound(f"There is no page {page} of these memories: there are pages 1 to {pages}.")
+    listed = memories[(page - 1) * PAGE_SIZE : page * PAGE_SIZE].tolist()
+    rows = [layer_row(index, table, memory, query.has) for memory in listed]
+    return LayerPage(rows, page, pages, len(memories))
 
 
-def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow:
-    """Return one memory of a table; numbers that are none as None."""
+def layer_row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow:
+    """Return one memory of a table; numbers that are not finite as None."""
     sign = int(table.sign[memory])
-    patterns = of_layer(index, table.layer)
+    patterns = layer_patterns(index, table.layer)
     kind = index.manifest.model.kind
     slot = kind.head_slot(memory)
     return LayerRow(
@@ -275,6 +328,7 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
         top=[index.token(id) for id in table.top[memory].tolist()],
         bottom=[index.token(id) for id in table.bottom[memory].tolist()],
         active_share=finite(table.active_share[memory]),
+        active_routed=finite(table.active_routed[memory]),
         max=finite(table.max[memory]),
         min=finite(table.min[memory]),
         mean=finite(table.mean[memory]),
@@ -283,38 +337,41 @@ def row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow
         agreement=AGREEMENT[int(table.agreement[memory])] if kind.has_values else None,
         followed=int(table.followed[memory]) if kind.has_values else None,
         followable=int(table.followable[memory]) if kind.has_values else None,
-        match=None,
-        pattern=patterns.shown(memory, has) or patterns.shown(memory),
+        match=_best_match(index, table.layer, memory, has) if has else None,
+        pattern=patterns.first(memory, has) or patterns.first(memory),
     )
 
 
 def finite(number: Any) -> float | None:
-    """Return a number that JSON has; None for those that it has not."""
+    """Return a number that JSON has; None for NaN and infinity."""
     return float(number) if np.isfinite(number) else None
 
 
-def _tokens(index: Index, table: LayerTable, end: str) -> Float64[ndarray, " memory"]:
-    """Return where the first token of each value stands in the alphabet of all of them."""
-    first = getattr(table, end)[:, 0]
-    shown = {id: index.token(id) for id in set(first.tolist())}
-    ordered = sorted(set(shown.values()), key=lambda token: (token.strip().casefold(), token))
-    place = {token: float(number) for number, token in enumerate(ordered)}
-    return np.array([place[shown[id]] for id in first.tolist()], np.float64)
+def _alphabetic_rank(index: Index, ids: Int32[ndarray, "memory token"]) -> ndarray:
+    """Return the alphabetic rank of each memory's first token; NaN without tokens."""
+    if not ids.shape[1]:
+        return np.full(len(ids), np.nan)
+    tokens = [index.token(id) for id in ids[:, 0].tolist()]
+    ordered = sorted(set(tokens), key=lambda token: (token.strip().casefold(), token))
+    rank = {token: float(number) for number, token in enumerate(ordered)}
+    return np.array([rank[token] for token in tokens], np.float64)
 
 
-def _share(table: LayerTable) -> Float64[ndarray, " memory"]:
-    """Return followed / followable, NaN of nothing."""
-    none = np.full(len(table.sign), np.nan)
-    some = table.followable > 0
-    share: ndarray = np.divide(table.followed, table.followable, out=none, where=some)
+def _followed_share(table: LayerTable) -> Float64[ndarray, " memory"]:
+    """Return followed / followable; NaN of nothing."""
+    nothing = np.full(len(table.sign), np.nan)
+    share: ndarray = np.divide(
+        table.followed, table.followable, out=nothing, where=table.followable > 0
+    )
     return share
 
 
 SORTS: dict[str, Callable[[Index, LayerTable], Float64[ndarray, " memory"]]] = {
     "memory": lambda _, table: np.arange(len(table.sign), dtype=np.float64),
-    "top": lambda index, table: _tokens(index, table, "top"),
-    "bottom": lambda index, table: _tokens(index, table, "bottom"),
+    "top": lambda index, table: _alphabetic_rank(index, table.top),
+    "bottom": lambda index, table: _alphabetic_rank(index, table.bottom),
     "active_share": lambda _, table: table.active_share,
+    "active_routed": lambda _, table: table.active_routed,
     "max": lambda _, table: table.max,
     "min": lambda _, table: table.min,
     "mean": lambda _, table: table.mean,
@@ -322,7 +379,7 @@ SORTS: dict[str, Callable[[Index, LayerTable], Float64[ndarray, " memory"]]] = {
     "probability": lambda _, table: table.probability,
     "sign": lambda _, table: np.where(table.sign == NO_SIGN, np.nan, table.sign),
     "agreement": lambda _, table: np.where(table.agreement < 0, np.nan, table.agreement),
-    "followed": lambda _, table: _share(table),
+    "followed": lambda _, table: _followed_share(table),
 }
 """What a layer can be sorted by; NaN stands for memories that have no such number."""
 
@@ -330,35 +387,32 @@ OF_VALUES = {"top", "bottom", "probability", "agreement", "followed"}
 """What needs static values."""
 
 
-def _key(index: Index, table: LayerTable, wanted: Wanted) -> Float64[ndarray, " memory"]:
-    """Return what a stable ascending sort puts in the wanted order; it puts NaN last."""
-    key = np.asarray(SORTS[wanted.column](index, table), np.float64)
-    return -key if wanted.downwards else key
-
-
-def _places(index: Index, layer: int, has: str) -> Bool[ndarray, "memory token"]:
-    """Return which tokens at the ends of a layer's values hold a text: the top's, the bottom's."""
-    import pyarrow.compute as pc
-
+@lru_cache(maxsize=2)
+def _value_ids(index: Index, layer: int) -> Int32[ndarray, "memory token"]:
+    """Return all tokens that the index keeps of a layer's values: the top's, then the bottom's."""
     if not index.manifest.model.has_values:
-        return np.zeros((index.layout.widths[layer], 0), bool)
-    found = pc.match_substring(index.tokens.column, pattern=from_visible(has), ignore_case=True)
-    holds = np.asarray(found.to_numpy(zero_copy_only=False), bool)
-    ids = _ends(index, layer)
-    return np.concatenate([holds[ids["top_ids"]], holds[ids["bottom_ids"]]], axis=1)
-
-
-def _match(index: Index, layer: int, memory: int, places: Bool[ndarray, " token"]) -> Match:
-    """Return the match that stands nearest to one end of a value, the top's first."""
-    ends = places.reshape(2, -1)
-    ranks = np.where(ends.any(axis=1), ends.argmax(axis=1), ends.shape[1])
-    end = int(ranks.argmin())
-    name = ("top", "bottom")[end]
-    id = int(_ends(index, layer)[f"{name}_ids"][memory, ranks[end]])
-    return Match(index.token(id), int(ranks[end]) + 1, name)
+        return np.zeros((index.layout.widths[layer], 0), np.int32)
+    ids = index.columns("values", layer, ["top_ids", "bottom_ids"])
+    return np.concatenate([ids["top_ids"], ids["bottom_ids"]], axis=1)
 
 
 @lru_cache(maxsize=2)
-def _ends(index: Index, layer: int) -> dict[str, ndarray]:
-    """Return all tokens that the index keeps of a layer's values."""
-    return read_columns(index.folder / layer_file("values", layer), ["top_ids", "bottom_ids"])
+def _matching_tokens(index: Index, layer: int, text: str) -> Bool[ndarray, "memory token"]:
+    """Return which tokens at the ends of a layer's values contain a text."""
+    import pyarrow.compute as pc
+
+    found = pc.match_substring(index.tokens.column, pattern=from_visible(text), ignore_case=True)
+    contains = np.asarray(found.to_numpy(zero_copy_only=False), bool)
+    matches: ndarray = contains[_value_ids(index, layer)]
+    return matches
+
+
+def _best_match(index: Index, layer: int, memory: int, text: str) -> TokenMatch | None:
+    """Return the match nearest to one end of a value, the top's first."""
+    ends = _matching_tokens(index, layer, text)[memory].reshape(2, -1)
+    if not ends.any():
+        return None
+    ranks = np.where(ends.any(axis=1), ends.argmax(axis=1), ends.shape[1])
+    end = int(ranks.argmin())
+    id = int(_value_ids(index, layer)[memory].reshape(2, -1)[end, ranks[end]])
+    return TokenMatch(index.token(id), int(ranks[end]) + 1, ("top", "bottom")[end])

@@ -1,7 +1,7 @@
-"""What all pages share: the library, the worker, and how a page is made of a template.
+"""What all pages share: indexes, model, studies, and how a template becomes a page.
 
 A page whose content takes time is sent in parts: its head, a line per second that says what it
-waits for and how long, then the rest. No script is needed for that.
+waits for and how long, then the rest. This needs no script.
 """
 
 import asyncio
@@ -15,32 +15,34 @@ from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
+from ffmem.annotation import study
+from ffmem.annotation.study import AnnotationStudy, study_path
 from ffmem.errors import FfmemError
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.text import format_number, format_share
-from ffmem.web.library import Library, Shelf
-from ffmem.web.limits import status_of
-from ffmem.web.state import PARAMETERS, State, quoted
-from ffmem.web.studies import Studies
-from ffmem.web.worker import Worker
+from ffmem.web.catalog import Catalog, ServedIndex
+from ffmem.web.errors import NoStudy, http_status
+from ffmem.web.state import PARAMETERS, State, quote_url
+from ffmem.web.worker import ModelWorker
 
-SOON = 0.2
-"""Seconds after which a visitor is told that something is going on."""
+STREAM_AFTER = 0.2
+"""Seconds after which a page is sent in parts."""
 
-TICK = 1.0
-"""Seconds between two lines that say what a page waits for."""
+TICK_SECONDS = 1.0
+"""Time between two lines that say what a page waits for."""
 
-REST = "<!-- rest -->"
-"""Stands in base.html where the part begins that may come late."""
+SPLIT = "<!-- rest -->"
+"""Marks in base.html where the part begins that may come late."""
 
 
 class Site:
-    """The library on the web."""
+    """Everything that a view needs."""
 
-    def __init__(self, library: Library, worker: Worker, studies: Studies) -> None:
-        self.library = library
+    def __init__(self, catalog: Catalog, worker: ModelWorker, db: str | None = None) -> None:
+        self.catalog = catalog
         self.worker = worker
-        self.studies = studies
+        self.db = db
+        """File of the annotation study; None: the one next to each index."""
         self.version = version("ffmem")
         self._templates = Environment(
             loader=PackageLoader("ffmem.web"),
@@ -54,28 +56,40 @@ class Site:
             "visible": visible,
             "number": format_number,
             "percent": format_share,
-            "quoted": quoted,
+            "quoted": quote_url,
         }
 
-    def shelf(self, state: State) -> Shelf:
-        """Return the index that a visitor looks at."""
-        return self.library.shelf(state.index)
+    def served(self, state: State) -> ServedIndex:
+        """Return the index that a visitor looks at, as it is now."""
+        return self.catalog.get(state.index)
+
+    def study(self, state: State) -> AnnotationStudy:
+        """Open the study of an index: for each request, so a new or restored file is found."""
+        served = self.served(state)
+        try:
+            return AnnotationStudy.open(self.db or study_path(served.index.folder))
+        except study.NoStudy:  # its message names a folder of the server
+            raise NoStudy(
+                f"There is no study of {served.name} yet. Create one with"
+                f" `ffmem annotate init {served.name}`."
+            ) from None
 
     def render(self, request: Request, state: State, template: str, **context: Any) -> str:
         """Return a page as text."""
+        served: ServedIndex = context.get("served") or self.served(state)
         return self._templates.get_template(template).render(
             {
                 "site": self,
-                "library": self.library,
-                "shelf": self.shelf(state),
-                "kind": self.shelf(state).index.manifest.model.kind,
+                "served": served,
+                "kind": served.index.manifest.model.kind,
+                "index_progress": served.progress,
                 "state": state,
                 "link": state.link,
                 "path": request.url.path,
-                "room": request.url.path.split("/")[1],
-                "extra": _others(request),
+                "section": request.url.path.split("/")[1],
+                "extra": _extra_parameters(request),
                 "waiting": None,
-                "late": False,
+                "is_late": False,
                 **context,
             }
         )
@@ -91,38 +105,34 @@ class Site:
         """Return a page."""
         return HTMLResponse(self.render(request, state, template, **context), status)
 
-    async def page_when_ready(
+    async def stream_page(
         self,
         request: Request,
         state: State,
         template: str,
-        coming: Coroutine[Any, Any, dict[str, Any]],
+        content: Coroutine[Any, Any, dict[str, Any]],
         *,
         waiting: str = "Computing",
         needs_model: bool = True,
         **context: Any,
     ) -> Response:
-        """Return a page whose further context is `coming`; if that takes time, its head first.
+        """Return a page with further context from a coroutine; if that takes time, its head first.
 
         Then a line every second, until the rest is there, says what the page waits for.
         """
         began = time.monotonic()
-        task = asyncio.ensure_future(coming)
-        done, _ = await asyncio.wait({task}, timeout=SOON)
-        if done:  # an error gets its own status
+        task = asyncio.ensure_future(content)
+        if (await asyncio.wait({task}, timeout=STREAM_AFTER))[0]:  # an error has its own status
             return self.page(request, state, template, **context, **task.result())
 
         def status() -> str:
-            blocked = self.worker.status() if needs_model else None
-            return f"{blocked or waiting.removesuffix('…').strip()} …"
+            return f"{(self.worker.status() if needs_model else None) or waiting} …"
 
-        head, _, _ = self.render(request, state, template, **context, waiting=status()).partition(
-            REST
-        )
+        head = self.render(request, state, template, **context, waiting=status())
 
         async def parts() -> AsyncIterator[str]:
-            yield head
-            while not (await asyncio.wait({task}, timeout=TICK))[0]:
+            yield head.partition(SPLIT)[0]
+            while not (await asyncio.wait({task}, timeout=TICK_SECONDS))[0]:
                 if await request.is_disconnected():
                     task.cancel()
                     return
@@ -131,14 +141,15 @@ class Site:
             try:
                 whole = self.render(request, state, template, **context, **await task)
             except FfmemError as error:
-                whole = self.render(request, state, "error.html", late=True, **said(error))
-            yield whole.partition(REST)[2]
+                shown = error_context(error)
+                whole = self.render(request, state, "error.html", is_late=True, **shown)
+            yield whole.partition(SPLIT)[2]
 
         return StreamingResponse(parts(), media_type="text/html")
 
 
-def _others(request: Request) -> dict[str, str]:
-    """Return the parameters of an address that are not the state: what a page alone understands."""
+def _extra_parameters(request: Request) -> dict[str, str]:
+    """Return the parameters of a URL that are not the state: those of one page."""
     # `path` and `self` are arguments of `State.link`, and of no page.
     return {
         name: value
@@ -147,6 +158,6 @@ def _others(request: Request) -> dict[str, str]:
     }
 
 
-def said(error: Exception) -> dict[str, Any]:
+def error_context(error: Exception) -> dict[str, Any]:
     """Return what the page of an error shows."""
-    return {"code": status_of(error), "message": str(error)}
+    return {"code": http_status(error), "message": str(error)}

@@ -56,7 +56,7 @@ function visibleToken(text) {
 
 // ---------------------------------------------------------------- the box of every page
 
-const NAMES = { layers: "Layer", memories: "Memory", values: "Values", triggers: "Triggers", patterns: "Patterns" };
+const NAMES = { layers: "Layer", experts: "Expert", memories: "Memory", values: "Values", triggers: "Triggers", patterns: "Patterns" };
 
 function combobox(input, place) {
   const form = input.form;
@@ -104,10 +104,11 @@ function combobox(input, place) {
   }
 
   function entry(hit, name) {
-    const made = option(name === "layers" ? `/layer/${hit.layer}` : `/m/${hit.cell}`);
+    const made = option(hit.memory !== null ? `/m/${hit.cell}` : `/layer/${hit.layer}${hit.bank ? `/${hit.bank}` : ""}`);
     const shown = name === "values" || name === "memories" ? visibleToken : visible;
     const text = element("bdi", "text");
     if (name === "layers") text.append("all memories of this layer");
+    else if (name === "experts") text.append("what this expert takes, and its memories");
     else if (name === "memories") text.append(hit.tokens.map(visibleToken).join("  "));
     else {
       const before = name === "values" ? hit.before : hit.before.slice(-24);
@@ -132,7 +133,7 @@ function combobox(input, place) {
       box.setAttribute("aria-label", NAMES[group.name]);
       const name = element("div", "name", NAMES[group.name]);
       const count = `${group.at_least ? "at least " : ""}${group.total.toLocaleString("en")}`;
-      if (group.name !== "memories" && group.name !== "layers") name.append(element("span", "", count));
+      if (!["layers", "experts", "memories"].includes(group.name)) name.append(element("span", "", count));
       box.append(name, ...group.hits.map((hit) => entry(hit, group.name)));
       list.append(box);
     }

@@ -3,7 +3,7 @@
 Annotators see texts and nothing else: no layer, no memory, no coefficient, and controls look like
 everything else. Adjudicators also see what each annotator handed in, and edit one sheet together.
 The page's script saves every change with the version it started from; if a newer version stands,
-the answer is 409 and holds that version.
+the response is 409 and holds that version.
 
 A code is remembered in a cookie that other sites cannot use (SameSite=Strict); requests that write
 must come from this site, and JSON must have the header x-ffmem.
@@ -36,15 +36,14 @@ from ffmem.annotation.study import (
 )
 from ffmem.errors import FfmemError
 from ffmem.indexing.memory import visible
-from ffmem.web.limits import NotHere, Refusal
+from ffmem.web.errors import ErrorResponse, NoStudy, NotFound
 from ffmem.web.site import Site
-from ffmem.web.state import Asked, State
-from ffmem.web.studies import NoStudy
+from ffmem.web.state import State, StateParam
 
 HEADER = "x-ffmem"
 """Pages of other sites cannot send it."""
 
-REMEMBER = 60 * 60 * 24 * 180
+COOKIE_SECONDS = 60 * 60 * 24 * 180
 """Seconds for which a browser keeps a code."""
 
 SAME_ROW = 0.2
@@ -60,25 +59,14 @@ PRACTICE = (
 )
 """Texts made up for the guide: before, last token, whether it is about baking, why."""
 
-KEYS = (
-    ("j k or ↓ ↑", "next, previous text"),
-    ("Space", "mark the text with the selected pattern"),
-    ("1 … 9", "select that pattern and mark the text; for two words: 1 related, 2 distant"),
-    ("n", "new pattern"),
-    ("e", "describe the selected pattern; Enter returns to the texts"),
-    ("s m", "call it shallow, semantic"),
-    ("0", "no pattern here"),
-    ("f", "show what follows the texts"),
-    ("Ctrl-Z", "undo; with Shift, redo"),
-    ("[ ]", "previous, next item"),
-    ("Ctrl-Enter", "hand in"),
-)
-
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Refusal, "description": "The body is not JSON."},
-    401: {"model": Refusal, "description": "No code, or an unknown one."},
-    403: {"model": Refusal, "description": "The request came from another site."},
-    409: {"model": Refusal, "description": "A newer version stands; it is in the answer."},
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorResponse, "description": "The body is not JSON."},
+    401: {"model": ErrorResponse, "description": "No code, or an unknown one."},
+    403: {"model": ErrorResponse, "description": "The request came from another site."},
+    409: {
+        "model": ErrorResponse,
+        "description": "There is a newer version; it is in the response.",
+    },
 }
 
 ItemStatus = Literal["not begun", "begun", "handed in"]
@@ -138,15 +126,15 @@ class Queue:
     items: list[QueueEntry]
 
 
-class Visit(NamedTuple):
-    """Somebody who entered a code."""
+class Visitor(NamedTuple):
+    """A person who entered a code."""
 
     study: AnnotationStudy
     person: Person
 
     @property
-    def mark(self) -> str:
-        """Tells one person's drafts in a browser from another's, and tells nothing of the code."""
+    def tag(self) -> str:
+        """Tells one person's drafts in a browser from another's, without revealing the code."""
         code = self.person.code.encode()
         return hmac.new(code, b"mark", hashlib.sha256).hexdigest()[:16]
 
@@ -159,8 +147,8 @@ class Visit(NamedTuple):
         try:
             self.study.open_item(self.person, key)
         except NotAssigned as error:
-            raise NotHere(str(error)) from None
-        raise NotHere("This item has just changed. Load the page again.")
+            raise NotFound(str(error)) from None
+        raise NotFound("This item has just changed. Load the page again.")
 
     def next_open(self, key: str) -> str | None:
         """Return the next item that is not handed in, after this one and then from the start."""
@@ -182,54 +170,54 @@ class Visit(NamedTuple):
 def router(site: Site) -> APIRouter:
     """Return the routes of annotators and adjudicators."""
     routes = APIRouter()
-    _add_entrance(routes, site)
+    _add_entry(routes, site)
     _add_pages(routes, site)
     _add_api(routes, site)
     return routes
 
 
-def _add_entrance(routes: APIRouter, site: Site) -> None:
-    """Add the queue, and the ways in and out."""
+def _add_entry(routes: APIRouter, site: Site) -> None:
+    """Add the queue, and how to enter and leave."""
 
-    def entrance(request: Request, state: State, wrong: str | None = None) -> Response:
+    def entry_form(request: Request, state: State, wrong: str | None = None) -> Response:
         # `extra` would copy a code from the address into the page.
         return _page(site, request, state, "enter", 403 if wrong else 200, wrong=wrong, extra={})
 
     @routes.get("/annotate", include_in_schema=False)
-    def queue(request: Request, state: Asked, code: str | None = None) -> Response:
+    def queue(request: Request, state: StateParam, code: str | None = None) -> Response:
         try:
-            visit = _visit(site, request, state, code)
+            visitor = _get_visitor(site, request, state, code)
         except NoStudy as error:
             return _page(site, request, state, "none", 404, message=str(error))
         except HTTPException as error:
             given = code or request.cookies.get(_cookie(request))
-            return entrance(request, state, f"{error.detail}." if given else None)
-        tasks = visit.study.queue(visit.person)
+            return entry_form(request, state, f"{error.detail}." if given else None)
+        tasks = visitor.study.queue(visitor.person)
         began = any(one.version for one in tasks)
         if code is not None:
             # A browser that follows a link from another site sends no strict cookie along a
             # redirect, so this page refreshes itself.
             to = state.link("/annotate" if began else "/annotate/guide")
-            answer = _page(site, request, state, "entered", to=to, extra={})
-            _remember(request, answer, code)
-            return answer
-        is_adjudicator = visit.person.role == ADJUDICATOR
+            response = _page(site, request, state, "entered", to=to, extra={})
+            _set_cookie(request, response, code)
+            return response
+        is_adjudicator = visitor.person.role == ADJUDICATOR
         return _page(
             site,
             request,
             state,
             "queue",
-            visit=visit,
+            visitor=visitor,
             tasks=[(one, _status(one)) for one in tasks],
             done=sum(one.sheet.done for one in tasks),
             ahead=next((one.item.key for one in tasks if not one.sheet.done), None),
             began=began,
             is_adjudicator=is_adjudicator,
-            progress=visit.study.progress() if is_adjudicator else [],
+            progress=visitor.study.progress() if is_adjudicator else [],
         )
 
     @routes.post("/annotate", include_in_schema=False)
-    async def enter(request: Request, state: Asked) -> Response:
+    async def enter(request: Request, state: StateParam) -> Response:
         _check_same_site(request)
         body = (await request.body()).decode("utf-8", "replace")
         try:
@@ -237,86 +225,86 @@ def _add_entrance(routes: APIRouter, site: Site) -> None:
         except ValueError:
             raise FfmemError("The form has too many fields. Send your code alone.") from None
         try:
-            visit = _visit(site, request, state, code)
+            visitor = _get_visitor(site, request, state, code)
         except HTTPException as error:
-            return entrance(request, state, f"{error.detail}.")
-        began = any(one.version for one in visit.study.queue(visit.person))
+            return entry_form(request, state, f"{error.detail}.")
+        began = any(one.version for one in visitor.study.queue(visitor.person))
         to = state.link("/annotate" if began else "/annotate/guide")
-        answer = RedirectResponse(to, 303)
-        _remember(request, answer, code)
-        return answer
+        response = RedirectResponse(to, 303)
+        _set_cookie(request, response, code)
+        return response
 
     @routes.post("/annotate/leave", include_in_schema=False)
-    def leave(request: Request, state: Asked) -> Response:
+    def leave(request: Request, state: StateParam) -> Response:
         _check_same_site(request)
-        answer = RedirectResponse(state.link("/annotate"), 303)
-        answer.delete_cookie(_cookie(request), path="/", httponly=True, samesite="strict")
-        return answer
+        response = RedirectResponse(state.link("/annotate"), 303)
+        response.delete_cookie(_cookie(request), path="/", httponly=True, samesite="strict")
+        return response
 
 
 def _add_pages(routes: APIRouter, site: Site) -> None:
     """Add the guide and the page of an item."""
 
     @routes.get("/annotate/guide", include_in_schema=False)
-    def guide(request: Request, state: Asked) -> Response:
+    def guide(request: Request, state: StateParam) -> Response:
         return _page(site, request, state, "guide", practice=PRACTICE)
 
     @routes.get("/annotate/{key}", include_in_schema=False)
-    def item(request: Request, key: str, state: Asked) -> Response:
+    def item(request: Request, key: str, state: StateParam) -> Response:
         try:
-            visit = _visit(site, request, state)
+            visitor = _get_visitor(site, request, state)
         except HTTPException:
             return RedirectResponse(state.link("/annotate"), 303)
-        opened, tasks = visit.open(key)
+        opened, tasks = visitor.open(key)
         keys = [one.item.key for one in tasks]
-        is_adjudicator = visit.person.role == ADJUDICATOR
-        sheets = visit.study.sheets(key) if is_adjudicator else {}
+        is_adjudicator = visitor.person.role == ADJUDICATOR
+        sheets = visitor.study.sheets(key) if is_adjudicator else {}
         rows = align_patterns(sheets)
         return _page(
             site,
             request,
             state,
             "item",
-            visit=visit,
+            visitor=visitor,
             opened=opened,
             of=len(tasks),
             done=sum(one.sheet.done for one in tasks),
             previous=keys[opened.place - 2] if opened.place > 1 else None,
             following=keys[opened.place] if opened.place < len(keys) else None,
-            sheet_state=visit.sheet_state(opened),
+            sheet_state=visitor.sheet_state(opened),
             lines=[_split(text) for text in opened.item.texts],
             is_adjudicator=is_adjudicator,
             sheets=sheets,
             rows=rows,
             chips=_chips(rows),
-            offered={name: offer(name, sheet).to_dict() for name, sheet in sheets.items()},
+            copies={name: copy_sheet(name, sheet).to_dict() for name, sheet in sheets.items()},
         )
 
 
 def _add_api(routes: APIRouter, site: Site) -> None:
     """Add what scripts and programs ask for."""
 
-    @routes.get("/api/annotate", summary="Your queue", responses=REFUSALS)
-    def queue(request: Request, state: Asked) -> Queue:
-        visit = _visit(site, request, state)
-        tasks = visit.study.queue(visit.person)
+    @routes.get("/api/annotate", summary="Your queue", responses=ERRORS)
+    def queue(request: Request, state: StateParam) -> Queue:
+        visitor = _get_visitor(site, request, state)
+        tasks = visitor.study.queue(visitor.person)
         entries = [QueueEntry(one.item.key, one.place, _status(one)) for one in tasks]
         return Queue(sum(one.sheet.done for one in tasks), len(tasks), entries)
 
     @routes.get(
         "/api/annotate/{key}",
         summary="An item and its sheet",
-        responses=REFUSALS,
+        responses=ERRORS,
         response_model=ItemState,
     )
-    def item(request: Request, key: str, state: Asked) -> Response:
-        visit = _visit(site, request, state)
-        opened, tasks = visit.open(key)
-        is_adjudicator = visit.person.role == ADJUDICATOR
-        sheets = visit.study.sheets(key) if is_adjudicator else {}
+    def item(request: Request, key: str, state: StateParam) -> Response:
+        visitor = _get_visitor(site, request, state)
+        opened, tasks = visitor.open(key)
+        is_adjudicator = visitor.person.role == ADJUDICATOR
+        sheets = visitor.study.sheets(key) if is_adjudicator else {}
         # Field by field, so that neither memory nor kind can slip out.
-        answer = {
-            **visit.sheet_state(opened),
+        response = {
+            **visitor.sheet_state(opened),
             "key": opened.item.key,
             "form": "composition" if opened.item.is_composition else "patterns",
             "texts": [text._asdict() for text in opened.item.texts],
@@ -327,27 +315,27 @@ def _add_api(routes: APIRouter, site: Site) -> None:
             if is_adjudicator
             else None,
         }
-        return _private(JSONResponse(answer))
+        return _private(JSONResponse(response))
 
     @routes.post(
         "/api/annotate/{key}",
         summary="Save a sheet",
-        responses=REFUSALS,
+        responses=ERRORS,
         response_model=SheetState,
     )
-    def save(request: Request, key: str, state: Asked, change: Change) -> Response:
+    def save(request: Request, key: str, state: StateParam, change: Change) -> Response:
         _check_same_site(request)
         if HEADER not in request.headers:
             raise HTTPException(403, f"Requests that write must have the header {HEADER}")
-        visit = _visit(site, request, state)
+        visitor = _get_visitor(site, request, state)
         try:
-            saved = visit.study.save(visit.person, key, change.base, change.sheet)
+            saved = visitor.study.save(visitor.person, key, change.base, change.sheet)
         except NotAssigned as error:
-            raise NotHere(str(error)) from None
+            raise NotFound(str(error)) from None
         except SaveConflict as conflict:
-            state_now = visit.sheet_state(conflict.newest)
+            state_now = visitor.sheet_state(conflict.newest)
             return JSONResponse({"error": str(conflict), **state_now}, 409)
-        return JSONResponse(visit.sheet_state(saved))
+        return JSONResponse(visitor.sheet_state(saved))
 
 
 def align_patterns(sheets: Mapping[str, Sheet]) -> list[dict[str, tuple[int, SheetPattern]]]:
@@ -377,7 +365,7 @@ def align_patterns(sheets: Mapping[str, Sheet]) -> list[dict[str, tuple[int, She
     return [rows[i] for i in order]
 
 
-def offer(name: str, sheet: Sheet) -> Sheet:
+def copy_sheet(name: str, sheet: Sheet) -> Sheet:
     """Return somebody's sheet for adjudicators to take patterns from.
 
     A pattern has the same new id whoever takes it, so that two adjudicators add it once.
@@ -402,14 +390,14 @@ def _chips(
     return {key: sorted(chips) for key, chips in found.items()}
 
 
-def _visit(site: Site, request: Request, state: State, code: str | None = None) -> Visit:
-    """Return who asks, by a code or by the cookie; raise 401 if it is nobody's."""
-    study = site.studies.of(site.shelf(state))
+def _get_visitor(site: Site, request: Request, state: State, code: str | None = None) -> Visitor:
+    """Return the visitor by a code or the cookie; raise 401 if it is nobody's."""
+    study = site.study(state)
     given = request.cookies.get(_cookie(request), "") if code is None else code.strip()
     if not given:
         raise HTTPException(401, "This needs your code. Enter it at /annotate")
     try:
-        return Visit(study, study.find_person(given))
+        return Visitor(study, study.find_person(given))
     except UnknownCode as error:
         raise HTTPException(401, str(error).rstrip(".")) from None
 
@@ -419,11 +407,11 @@ def _cookie(request: Request) -> str:
     return f"ffmem-annotator-{(request.scope.get('server') or ('', ''))[1]}"
 
 
-def _remember(request: Request, answer: Response, code: str) -> None:
-    answer.set_cookie(
+def _set_cookie(request: Request, response: Response, code: str) -> None:
+    response.set_cookie(
         _cookie(request),
         code.strip(),
-        max_age=REMEMBER,
+        max_age=COOKIE_SECONDS,
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
@@ -446,13 +434,12 @@ def _check_same_site(request: Request) -> None:
 def _page(
     site: Site, request: Request, state: State, view: str, status: int = 200, **context: Any
 ) -> Response:
-    context |= {"view": view, "keys": KEYS}
-    return _private(site.page(request, state, "annotate.html", status, **context))
+    return _private(site.page(request, state, "annotate.html", status, view=view, **context))
 
 
-def _private(answer: Response) -> Response:
-    answer.headers["Cache-Control"] = "no-store"
-    return answer
+def _private(response: Response) -> Response:
+    response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 def _status(judgment: Judgment) -> ItemStatus:

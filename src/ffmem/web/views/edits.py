@@ -1,7 +1,7 @@
-"""The active edits, which follow a visitor from page to page in the address.
+"""The active edits, which follow a visitor from page to page in the URL.
 
-A form cannot write the lists of an address by itself: it sends a memory and a number to /edit, and
-is redirected to its page with the edit in the address. The server keeps nothing.
+A form cannot write the lists in a URL by itself: it sends a memory and a number to /edit, which
+redirects to its page with the edit in the URL. The server stores nothing.
 """
 
 import re
@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse, Response
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.web.site import Site
-from ffmem.web.state import PARAMETERS, Asked, State
+from ffmem.web.state import PARAMETERS, State, StateParam
 
 PAGES = ("", "figures", "layers", "layer", "m", "search", "trace")
 """Pages to which a form may lead back."""
@@ -29,14 +29,14 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/edit", include_in_schema=False)
     def edit(
-        state: Asked,
+        state: StateParam,
         cell: str,
         how: Literal["off", "set", "scale", "none"] = "off",
         number: str = "",
         times: float | None = None,
         back: str = "/trace",
     ) -> Response:
-        named = site.shelf(state).index.layout.resolve(cell)
+        named = site.served(state).index.layout.resolve(cell)
         if times is not None:  # a button beside an empty number field
             changed = state.with_edit(named, "scale", times)
         elif how == "none":
@@ -58,19 +58,18 @@ def parse_number(cell: Cell, text: str) -> float | None:
         ) from None
 
 
-def link_back(address: str, state: State) -> str:
-    """Return the address of a page with another state, and everything else as it was.
+def link_back(url: str, state: State) -> str:
+    """Return the URL of a page with another state, and everything else as it was.
 
     Raise unless it is a page of this site.
     """
-    rest, _, fragment = address.partition("#")
+    rest, _, fragment = url.partition("#")
     path, _, query = rest.partition("?")
     parts = path.split("/")
     is_page = _PATH.fullmatch(path) and parts[1] in PAGES and not {".", ".."} & {*parts}
     if not (is_page and _FRAGMENT.fullmatch(fragment) and query.isprintable()):
         raise FfmemError(
-            f"{address[:80]!r} is not a page of this explorer. Use a path like /m/L5N1234 or"
-            " /trace."
+            f"{url[:80]!r} is not a page of this explorer. Use a path like /m/L5N1234 or /trace."
         )
     link = state.link(path)
     for name, value in parse_qsl(query, keep_blank_values=True):

@@ -1,4 +1,4 @@
-"""The front page: what a memory is, which model this is, what was found, and where to begin."""
+"""The front page: what a memory is, which model this is, what was measured, and where to begin."""
 
 import asyncio
 import math
@@ -9,25 +9,30 @@ from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
+from ffmem.experiments.base import VERDICTS, check_claims
 from ffmem.experiments.triggers import NONE, trigger_table
-from ffmem.indexing.manifest import SourceRecord
 from ffmem.indexing.memory import Trigger, visible, visible_token
 from ffmem.indexing.store import Index
 from ffmem.text import format_number, format_share, shorten_prefix
-from ffmem.web.figures import Drawn, Theme, drawn, sections
-from ffmem.web.layer_spread import LayerSpread, spreads
-from ffmem.web.layer_table import refuse_other_layers
-from ffmem.web.library import Shelf, short
-from ffmem.web.limits import NotHere
-from ffmem.web.pattern_view import PatternCount, at_hand, counts, problems
-from ffmem.web.pattern_view import state as pattern_state
+from ffmem.web.catalog import IndexProgress, ServedIndex, short_source
+from ffmem.web.charts import home_spec
+from ffmem.web.errors import NotFound, NotReady
+from ffmem.web.layer_table import LayerSpread, check_layer, layer_spreads
+from ffmem.web.patterns import (
+    PatternCount,
+    Version,
+    count_patterns,
+    pattern_problems,
+    patterns_version,
+    stored_patterns,
+)
 from ffmem.web.site import Site
-from ffmem.web.specs import home_spec
-from ffmem.web.state import Asked
+from ffmem.web.state import StateParam
+from ffmem.web.views.figures import SvgResponse, Theme, report_sections
 
 FEATURED = (
     "token-removal",
@@ -39,23 +44,26 @@ FEATURED = (
 )
 """Figures of the front page, if they were measured; the others are a click away."""
 
-EXAMPLE_LAYERS, STRONGEST = 5, 25
-"""Layers that show an example, and the triggers that an example counts."""
+N_EXAMPLES = 5
+"""Layers that show an example."""
 
-OFTEN = 0.4
-"""Share of a memory's strongest triggers that must show an example's pattern."""
+N_TRIGGERS = 25
+"""Strongest triggers that an example is chosen by."""
 
-WORDS = 3
+MIN_SHARE = 0.4
+"""Share of those triggers that must show an example's pattern."""
+
+MIN_WORDS = 3
 """Different last words among the triggers that show it."""
 
-CANDIDATES = 50
+N_CANDIDATES = 50
 """Patterns of a layer to look at, by falling lift."""
 
-OneLayer = Annotated[int | None, Query(description="Only memories of this layer.")]
+LayerParam = Annotated[int | None, Query(description="Only memories of this layer.")]
 
 
 @dataclass(frozen=True)
-class HomeAnswer:
+class HomeResponse:
     """What the front page shows."""
 
     index: str
@@ -70,32 +78,34 @@ class HomeAnswer:
     patterns: list[PatternCount]
     figures: list[str]
     claims: list[dict[str, str]]
-    """Each claim of the paper beside this model's numbers, with the verdict and its rule."""
+    """Each claim of the paper next to this model's numbers, with the verdict and its rule."""
     verdicts: dict[str, int]
+    progress: IndexProgress | None
+    """How far the index is, if it was unfinished when the server started."""
 
 
 @dataclass(frozen=True)
-class RandomAnswer:
-    """A memory drawn at random."""
+class RandomResponse:
+    """A random memory."""
 
     cell: str
     url: str
 
 
-class Step(NamedTuple):
+class LayerBar(NamedTuple):
     """One layer in the strip of all layers."""
 
     layer: int
     height: float
     """In percent of the strip."""
-    says: str
+    label: str
 
 
 class Example(NamedTuple):
     """A memory worth a look: what its triggers share, and the strongest that shows it."""
 
     cell: str
-    says: str
+    description: str
     kind: str | None
     """Of the pattern; None where none was detected."""
     token: str | None
@@ -110,44 +120,53 @@ def router(site: Site) -> APIRouter:
     routes = APIRouter(tags=["home"])
 
     @routes.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page(request: Request, state: Asked) -> Response:
-        shelf = site.shelf(state)
-        return await site.page_when_ready(
+    async def page(request: Request, state: StateParam) -> Response:
+        served = site.served(state)
+        return await site.stream_page(
             request,
             state,
             "home.html",
-            asyncio.to_thread(_context, shelf),
+            asyncio.to_thread(_context, served),
             waiting="Reading the index",
             needs_model=False,
-            manifest=shelf.index.manifest,
+            served=served,
+            manifest=served.index.manifest,
         )
 
     @routes.get("/api/home")
-    def home(state: Asked) -> HomeAnswer:
+    def home(state: StateParam) -> HomeResponse:
         """Return what an index is of, how it was made, and what was measured on it."""
-        return answer(site.shelf(state), list(site.library.shelves))
+        return describe_index(site.served(state), list(site.catalog.folders))
 
-    @routes.get("/api/home/spec", response_class=JSONResponse)
-    def spec(state: Asked, theme: Theme = "light") -> Response:
-        """Return the picture of all layers as a Vega-Lite specification."""
-        return JSONResponse(home_spec(site.shelf(state).index, theme))
+    @routes.get("/api/progress")
+    def progress(state: StateParam) -> IndexProgress | None:
+        """Return how far an index is that was unfinished when the server started; else null."""
+        try:
+            return site.served(state).progress
+        except NotReady as error:
+            return IndexProgress("preparing", 0, 0, 0, 0, False, False, 0, False, "0", str(error))
 
-    @routes.get("/api/home/picture", response_class=Drawn, include_in_schema=False)
-    def picture(state: Asked, theme: Theme = "light") -> Response:
-        """Return the picture of all layers as SVG, for pages without scripts."""
-        return drawn(home_spec(site.shelf(state).index, theme))
+    @routes.get("/api/home/spec")
+    def spec(state: StateParam, theme: Theme = "light") -> dict[str, Any]:
+        """Return the chart of all layers as a Vega-Lite spec."""
+        return home_spec(site.served(state).index, theme)
+
+    @routes.get("/api/home/picture", response_class=SvgResponse, include_in_schema=False)
+    def picture(state: StateParam, theme: Theme = "light") -> Response:
+        """Return the chart of all layers as SVG, for pages without scripts."""
+        return SvgResponse.of(home_spec(site.served(state).index, theme))
 
     @routes.get("/random", include_in_schema=False)
-    def lead(state: Asked, layer: OneLayer = None) -> Response:
-        cell = random_cell(site.shelf(state).index, layer)
-        never = {"Cache-Control": "no-store"}
-        return RedirectResponse(state.link(f"/m/{cell}"), 303, headers=never)
+    def redirect(state: StateParam, layer: LayerParam = None) -> Response:
+        cell = random_cell(site.served(state).index, layer)
+        headers = {"Cache-Control": "no-store"}
+        return RedirectResponse(state.link(f"/m/{cell}"), 303, headers=headers)
 
     @routes.get("/api/random")
-    def random_memory(state: Asked, layer: OneLayer = None) -> RandomAnswer:
-        """Return a memory drawn at random, of the whole model or of one layer."""
-        cell = random_cell(site.shelf(state).index, layer)
-        return RandomAnswer(str(cell), state.link(f"/m/{cell}"))
+    def random_memory(state: StateParam, layer: LayerParam = None) -> RandomResponse:
+        """Return a random memory of the whole model or of one layer."""
+        cell = random_cell(site.served(state).index, layer)
+        return RandomResponse(str(cell), state.link(f"/m/{cell}"))
 
     return routes
 
@@ -156,28 +175,29 @@ def random_cell(index: Index, layer: int | None) -> Cell:
     """Return any memory, each as likely as the others."""
     if layer is None:
         return index.layout.at(random.randrange(len(index)))
-    refuse_other_layers(index, layer)
+    check_layer(index, layer)
     if not index.layout.widths[layer]:
-        raise NotHere(f"Layer {layer} has no memories.")
+        raise NotFound(f"Layer {layer} has no memories.")
     return index.layout.cell(layer, random.randrange(index.layout.widths[layer]))
 
 
-def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
+def describe_index(served: ServedIndex, indexes: list[str]) -> HomeResponse:
     """Return what the front page shows, as data."""
-    manifest = shelf.index.manifest
+    manifest = served.index.manifest
     model = manifest.model
-    claims = _claims(shelf)
+    claims = [asdict(one) for one in check_claims(list(served.results.values()))]
+    verdicts = Counter(one["verdict"] for one in claims)
     settings = ("t", "prefixes", "compat", "coefficient", "projection", "dtype", "versions")
-    return HomeAnswer(
-        index=shelf.name,
+    return HomeResponse(
+        index=served.name,
         indexes=indexes,
         model={
             **{name: value for name, value in asdict(model).items() if name != "banks"},
-            "source": shelf.model,
+            "source": served.model,
             "memories": model.layout.per_layer,
             "notes": model.kind.notes,
         },
-        corpus=[_source(source) for source in manifest.corpus.sources],
+        corpus=_corpus(served.index),
         made={
             **{name: getattr(manifest, name) for name in settings},
             "start": manifest.start.token,
@@ -185,146 +205,131 @@ def answer(shelf: Shelf, indexes: list[str]) -> HomeAnswer:
             "corpus_hash": manifest.corpus.hash,
             "tokenizer_hash": manifest.tokenizer,
         },
-        layers=spreads(shelf.index),
-        patterns=counts(shelf.index),
-        figures=list(shelf.results),
+        layers=layer_spreads(served.index),
+        patterns=count_patterns(served.index),
+        figures=list(served.results),
         claims=claims,
-        verdicts=_verdicts(claims),
+        verdicts={verdict: verdicts[verdict] for verdict in VERDICTS} if claims else {},
+        progress=served.progress,
     )
 
 
-def _source(source: SourceRecord) -> dict[str, Any]:
-    read = source.perplexity
-    return {
-        "source": short(source.source),
-        "unit": source.unit,
-        "sentences": source.sentences,
-        "tokens": source.tokens,
-        "perplexity": read.per_token if read and math.isfinite(read.per_token) else None,
-    }
-
-
-def _context(shelf: Shelf) -> dict[str, Any]:
+def _context(served: ServedIndex) -> dict[str, Any]:
     """Return what the page shows beside the manifest."""
-    claims = _claims(shelf)
-    there = [name for name in FEATURED if name in shelf.results]
+    featured = [name for name in FEATURED if name in served.results]
     return {
-        "corpus": [_source(source) for source in shelf.index.manifest.corpus.sources],
-        "claims": claims,
-        "verdicts": _verdicts(claims),
-        "figures": sections(shelf, *there) if there else [],
-        "examples": examples(shelf.index),
-        "steps": steps(shelf),
-        "patterns": counts(shelf.index),
-        "problems": problems(shelf.index),
-        "by": "agreement" if "agreement" in shelf.results else "strength",
+        "home": describe_index(served, []),
+        "figures": report_sections(served, *featured) if featured else [],
+        "examples": find_examples(served.index),
+        "bars": layer_bars(served),
+        "problems": pattern_problems(served.index),
     }
 
 
-def _claims(shelf: Shelf) -> list[dict[str, str]]:
-    from ffmem.experiments.base import check_claims
-
-    return [asdict(one) for one in check_claims(list(shelf.results.values()))]
-
-
-def _verdicts(claims: list[dict[str, str]]) -> dict[str, int]:
-    from ffmem.experiments.base import VERDICTS
-
-    given = [one["verdict"] for one in claims]
-    return {verdict: given.count(verdict) for verdict in VERDICTS} if given else {}
-
-
-def steps(shelf: Shelf) -> list[Step]:
-    """Return a step per layer, as high as its agreement, or as its memories are strong."""
-    if "agreement" in shelf.results:
-        rates = {row["layer"]: row["rate"] for row in shelf.results["agreement"].rows}
-        says = {layer: f"{format_share(rate)} agree" for layer, rate in rates.items()}
-    else:
-        rates = {one["layer"]: one["largest"]["median"] for one in spreads(shelf.index)}
-        says = {
-            layer: f"median of the largest |m| {format_number(rate)}"
-            for layer, rate in rates.items()
-        }
-    most = max((rate for rate in rates.values() if rate), default=None)
-    return [
-        Step(
-            layer,
-            100 * (rates.get(layer) or 0) / most if most else 0,
-            says.get(layer, "") if width else "no memories",
+def _corpus(index: Index) -> list[dict[str, Any]]:
+    """Return each source of the corpus, with the model's perplexity per token on a sample."""
+    sources = []
+    for source in index.manifest.corpus.sources:
+        perplexity = source.perplexity.per_token if source.perplexity else math.nan
+        sources.append(
+            {
+                "source": short_source(source.source),
+                "unit": source.unit,
+                "sentences": source.sentences,
+                "tokens": source.tokens,
+                "perplexity": perplexity if math.isfinite(perplexity) else None,
+            }
         )
-        for layer, width in enumerate(shelf.index.layout.widths)
+    return sources
+
+
+def layer_bars(served: ServedIndex) -> list[LayerBar]:
+    """Return a bar per layer, as high as its agreement, or as its memories are strong."""
+    if "agreement" in served.results:
+        heights = {row["layer"]: row["rate"] for row in served.results["agreement"].rows}
+        labels = {layer: f"{format_share(rate)} agree" for layer, rate in heights.items()}
+    else:
+        heights = {one.layer: one.largest["median"] for one in layer_spreads(served.index)}
+        labels = {
+            layer: f"median of the largest |m| {format_number(median)}"
+            for layer, median in heights.items()
+        }
+    most = max((height for height in heights.values() if height), default=None)
+    return [
+        LayerBar(
+            layer,
+            100 * (heights.get(layer) or 0) / most if most else 0,
+            labels.get(layer, "") if width else "no memories",
+        )
+        for layer, width in enumerate(served.index.layout.widths)
     ]
 
 
-def examples(index: Index) -> list[Example]:
+def find_examples(index: Index) -> list[Example]:
     """Return a memory worth a look from each of five layers, first to last."""
-    return _examples(index, pattern_state(index))
+    return _find_examples(index, patterns_version(index))
 
 
 @lru_cache(maxsize=8)
-def _examples(index: Index, state: Any) -> list[Example]:
+def _find_examples(index: Index, version: Version) -> list[Example]:
     layers = index.layout.memory_layers
-    places = {
-        round(step * (len(layers) - 1) / (EXAMPLE_LAYERS - 1)) for step in range(EXAMPLE_LAYERS)
-    }
-    found: list[Example] = []
+    places = {round(step * (len(layers) - 1) / (N_EXAMPLES - 1)) for step in range(N_EXAMPLES)}
+    examples: list[Example] = []
     for place in sorted(places):
-        taken = {text for one in found for text in (one.says, one.token)}
-        best = _by_pattern(index, layers[place], taken) or _by_last_token(
-            index, layers[place], taken
-        )
-        found += [best] if best else []
-    return found
+        taken = {text for one in examples for text in (one.description, one.token)}
+        layer = layers[place]
+        best = _example_by_pattern(index, layer, taken) or _example_by_token(index, layer, taken)
+        examples += [best] if best else []
+    return examples
 
 
-def _by_pattern(index: Index, layer: int, taken: set[str | None]) -> Example | None:
+def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> Example | None:
     """Return the memory with the pattern of largest lift that several words share.
 
     lift = share of held-out triggers that show the pattern / share of random prefixes that do.
     A single word has a large lift just because it is rare; years, units or names say more.
     """
     try:
-        several = [
+        patterns = [
             pattern
-            for source in at_hand(index).patterns
-            for patterns in source.layer(layer).values()
-            for pattern in patterns
+            for source in stored_patterns(index).sources
+            for of_memory in source.layer(layer).values()
+            for pattern in of_memory
             if pattern.lift and pattern.description not in taken
         ]
     except StoreError:  # the page says that they cannot be read
         return None
-    often = [one for one in several if one.n_shown >= OFTEN * STRONGEST] or several
-    often.sort(key=lambda one: (-(one.lift or 0.0), one.cell.memory))
+    frequent = [one for one in patterns if one.n_shown >= MIN_SHARE * N_TRIGGERS] or patterns
+    frequent.sort(key=lambda one: (-(one.lift or 0.0), one.cell.memory))
     best: Example | None = None
-    for one in often[:CANDIDATES]:
+    for one in frequent[:N_CANDIDATES]:
         memory = index.memory(one.cell)
         triggers = memory.triggers if one.sign > 0 else memory.negative_triggers
         shown = [trigger for trigger in triggers if trigger.rank in one.ranks]
         words = {(trigger.last_token or "").strip().casefold() for trigger in shown}
         token = shown[0].last_token if one.kind == "shallow" else None
-        found = _example(one.cell, one.description, one.kind, token, shown[0])
-        if len(words) >= WORDS:
-            return found
-        best = best or found
+        example = _example(one.cell, one.description, one.kind, token, shown[0])
+        if len(words) >= MIN_WORDS:
+            return example
+        best = best or example
     return best
 
 
-def _by_last_token(index: Index, layer: int, taken: set[str | None]) -> Example | None:
+def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> Example | None:
     """Return the memory whose strongest triggers end most unusually often with one token.
 
     score = n/25 · log(n/25 ÷ the token's share among the last tokens of all triggers of the layer)
     """
     best: tuple[float, int, int, int, int, int] | None = None
     for sign in (1, -1) if index.manifest.model.gated else (1,):
-        last = trigger_table(index, layer, sign).last[:, :STRONGEST]
-        every = Counter(last[last != NONE].tolist())
-        total = sum(every.values())
+        last = trigger_table(index, layer, sign).last[:, :N_TRIGGERS]
+        totals = Counter(last[last != NONE].tolist())
         for memory, ids in enumerate(last.tolist()):
             known = [id for id in ids if id != NONE]
             if not known:
                 continue
             id, n = Counter(known).most_common(1)[0]
-            score = n / len(ids) * math.log(n / len(known) / (every[id] / total))
+            score = n / len(ids) * math.log(n / len(known) / (totals[id] / totals.total()))
             candidate = (score, -memory, sign, id, n, len(known))
             is_word = sum(character.isalnum() for character in index.token(id)) > 1
             if is_word and index.token(id) not in taken and (best is None or candidate > best):
@@ -333,23 +338,21 @@ def _by_last_token(index: Index, layer: int, taken: set[str | None]) -> Example 
         return None
     _, memory, sign, id, n, of = best
     cell, token = index.layout.cell(layer, -memory), index.token(id)
-    both = index.memory(cell)
-    triggers = both.triggers if sign > 0 else both.negative_triggers
+    found = index.memory(cell)
+    triggers = found.triggers if sign > 0 else found.negative_triggers
     shown = next(one for one in triggers if one.last_token == token)
-    return _example(
-        cell, f"{n} of {of} triggers end with {visible_token(token)}", None, token, shown
-    )
+    description = f"{n} of {of} triggers end with {visible_token(token)}"
+    return _example(cell, description, None, token, shown)
 
 
 def _example(
-    cell: Cell, says: str, kind: str | None, token: str | None, trigger: Trigger
+    cell: Cell, description: str, kind: str | None, token: str | None, trigger: Trigger
 ) -> Example:
-    last = trigger.last_token or ""
     end = shorten_prefix(trigger.prefix)
-    before = end.removesuffix(last)
+    before = end.removesuffix(trigger.last_token or "")
     return Example(
         str(cell),
-        says,
+        description,
         kind,
         token,
         visible(before),

@@ -1,11 +1,11 @@
-"""The search page: one box for layers and memories by name, tokens, triggers and patterns.
+"""The search page: one box for layers, experts and memories by name, tokens, triggers and patterns.
 
 Results come in groups, and each group can be paged through alone. Very frequent words are counted
-over the first triggers that contain them, and the answer says so.
+over the first triggers that contain them, and the response says so. Of an unfinished index, only
+names and values are searched.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -21,39 +21,46 @@ from ffmem.indexing.query import Query as TextQuery
 from ffmem.indexing.search import Match
 from ffmem.indexing.search_db import NotSearchable
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import GROUP, layer_file, read_group
 from ffmem.patterns.search import PatternSearch
 from ffmem.web.auth import is_cross_site
-from ffmem.web.library import Shelf
-from ffmem.web.limits import MOST_RESULTS, TooMuch
-from ffmem.web.pattern_view import UNREAD, at_hand
-from ffmem.web.site import Site, said
-from ffmem.web.state import Asked, none_if_empty
+from ffmem.web.catalog import ServedIndex
+from ffmem.web.errors import LimitExceeded
+from ffmem.web.patterns import UNREADABLE, stored_patterns
+from ffmem.web.site import Site, error_context
+from ffmem.web.state import StateParam, none_if_empty
 
-FIRST = 8
+GROUP_SIZE = 8
 """Memories per group on a page that shows all groups."""
 
-PAGE = 25
+PAGE_SIZE = 25
 """Memories on a page of one group."""
 
-MOST_OFFSET = 1_000_000
+MAX_OFFSET = 1_000_000
 
-MOST_QUERY = 200
+MAX_RESULTS = 200
+"""Memories per group in one request."""
+
+MAX_QUERY = 200
 """Characters of a query."""
 
-SECONDS = 2.0
+MAX_SECONDS = 2.0
 """Time limit of a regular expression."""
 
-MOST_TRIGGERS = {True: 100_000, False: 1_000_000}
+MAX_TRIGGERS = {True: 100_000, False: 1_000_000}
 """Triggers to examine: while you type, and otherwise."""
 
-TOKENS = 6
+N_TOKENS = 6
 """Tokens beside each memory."""
 
 Place = Literal["values", "triggers", "patterns"]
 PLACES: tuple[Place, ...] = ("values", "triggers", "patterns")
 
-UNWRITABLE = (
+TRIGGERS_LATER = (
+    "Triggers and patterns cannot be searched yet: the index is unfinished, or its search file is"
+    " being made. Values can be searched."
+)
+
+READ_ONLY = (
     "This index has no search file (search.sqlite) yet, and its folder cannot be written to. All"
     " its memories can be browsed. To search, run `ffmem search` on it once where its folder may be"
     " written to."
@@ -68,7 +75,7 @@ class Hit:
     """Its name."""
     layer: int
     memory: int | None = None
-    """None for a layer."""
+    """None for a layer or an expert."""
     matches: int | None = None
     """Entries of its lists that match; None if it was found by its name."""
     rank: int | None = None
@@ -86,13 +93,15 @@ class Hit:
     """Of the best pattern: `shallow` or `semantic`."""
     source: str | None = None
     """Who found that pattern: `human`, `explained` or `automatic`."""
+    bank: str | None = None
+    """Of an expert: its name in its layer, such as E12."""
 
 
 @dataclass(frozen=True)
 class Group:
     """What was found in one place."""
 
-    name: Literal["layers", "memories", "values", "triggers", "patterns"]
+    name: Literal["layers", "experts", "memories", "values", "triggers", "patterns"]
     total: int
     """Memories that match."""
     hits: list[Hit]
@@ -104,7 +113,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class SearchAnswer:
+class SearchResponse:
     """The result of a search."""
 
     index: str
@@ -119,15 +128,24 @@ class SearchAnswer:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What a visitor searches for."""
+class SearchQuery:
+    """What a visitor searches for: URL parameters."""
 
-    text: str
-    place: Place | None = None
-    """None: everywhere."""
-    layer: int | None = None
-    prefix: bool = False
-    """Whether the last word may be incomplete."""
+    text: Annotated[
+        str, Query(alias="q", description="A memory, layer, token, word, phrase or /expression/.")
+    ] = ""
+    place: Annotated[
+        Place | None,
+        BeforeValidator(none_if_empty),
+        Query(alias="in", description="Search in values, triggers or patterns only."),
+    ] = None
+    layer: Annotated[
+        int | None, BeforeValidator(none_if_empty), Query(description="Only this layer, from 0.")
+    ] = None
+    prefix: Annotated[bool, Query(description="Whether the last word may be incomplete.")] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text.strip("\r\n\t"))
 
     @property
     def expression(self) -> str | None:
@@ -136,41 +154,23 @@ class Search:
         return self.text[1:-1] if is_one else None
 
     @property
-    def query(self) -> TextQuery:
+    def text_query(self) -> TextQuery:
         """What to look up."""
-        most = MOST_TRIGGERS[self.prefix]
+        most = MAX_TRIGGERS[self.prefix]
         if self.expression is not None:
-            return TextQuery(self.expression, regex=True, max_triggers=most, seconds=SECONDS)
-        return TextQuery(self.text, prefix=self.prefix, max_triggers=most, seconds=SECONDS)
+            return TextQuery(self.expression, regex=True, max_triggers=most, seconds=MAX_SECONDS)
+        return TextQuery(self.text, prefix=self.prefix, max_triggers=most, seconds=MAX_SECONDS)
 
     def parameters(self, **other: object) -> dict[str, object]:
-        """Return its parameters in an address."""
-        named = {"q": self.text, "in": self.place, "layer": self.layer}
-        return {**named, "prefix": 1 if self.prefix else None, **other}
+        """Return its URL parameters."""
+        own = {"q": self.text, "in": self.place, "layer": self.layer}
+        return {**own, "prefix": 1 if self.prefix else None, **other}
 
 
-def search_of(
-    q: Annotated[
-        str, Query(description="A memory, layer, token, word, phrase or /expression/.")
-    ] = "",
-    place: Annotated[
-        Place | None,
-        BeforeValidator(none_if_empty),
-        Query(alias="in", description="Search in values, triggers or patterns only."),
-    ] = None,
-    layer: Annotated[
-        int | None, BeforeValidator(none_if_empty), Query(description="Only this layer, from 0.")
-    ] = None,
-    prefix: Annotated[bool, Query(description="Whether the last word may be incomplete.")] = False,
-) -> Search:
-    """Return the search that an address names."""
-    return Search(q.strip("\r\n\t"), place, layer, prefix)
-
-
-SearchOf = Annotated[Search, Depends(search_of)]
-Page = Annotated[int, Query(ge=1, le=MOST_OFFSET // PAGE, description="Of one group, from 1.")]
-Offset = Annotated[int, Query(ge=0, le=MOST_OFFSET, description="Memories to skip.")]
-Limit = Annotated[int, Query(ge=1, le=MOST_RESULTS, description="Memories per group.")]
+QueryParam = Annotated[SearchQuery, Depends(SearchQuery)]
+Page = Annotated[int, Query(ge=1, le=MAX_OFFSET // PAGE_SIZE, description="Of one group, from 1.")]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="Memories to skip.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Memories per group.")]
 
 
 def router(site: Site) -> APIRouter:
@@ -178,74 +178,83 @@ def router(site: Site) -> APIRouter:
     routes = APIRouter(tags=["search"])
 
     @routes.get("/search", response_class=HTMLResponse, include_in_schema=False)
-    def page(request: Request, state: Asked, search: SearchOf, page: Page = 1) -> Response:
-        shelf = site.shelf(state)
+    def page(request: Request, state: StateParam, query: QueryParam, page: Page = 1) -> Response:
+        served = site.served(state)
         groups: list[Group] = []
         error = None
-        is_empty, alone = not search.text.strip(), search.place is not None
+        is_empty, is_one_group = not query.text.strip(), query.place is not None
         # A link on another site fills in the expression; the visitor decides whether to run it.
-        held = search.expression is not None and is_cross_site(request)
-        if not is_empty and not held:
+        needs_consent = query.expression is not None and is_cross_site(request)
+        if not is_empty and not needs_consent:
+            offset, limit = ((page - 1) * PAGE_SIZE, PAGE_SIZE) if is_one_group else (0, GROUP_SIZE)
             try:
-                offset, limit = ((page - 1) * PAGE, PAGE) if alone else (0, FIRST)
-                groups = find(shelf, search, offset, limit)
-            except FfmemError as refused:
-                error = said(refused)
+                groups = find(served, query, offset, limit)
+            except FfmemError as problem:
+                error = error_context(problem)
         return site.page(
             request,
             state,
             "search.html",
             status=422 if error else 200,
-            search=search,
+            served=served,
+            query=query,
             groups=groups,
             error=error,
-            held=held,
-            page=page if alone else None,
-            escaped=re.escape(search.text),
-            examples=examples(shelf.index) if is_empty else None,
-            hand=at_hand(shelf.index),
-            per_page=PAGE,
-            seconds=SECONDS,
-            most=MOST_QUERY,
+            needs_consent=needs_consent,
+            page=page if is_one_group else None,
+            escaped=re.escape(query.text),
+            examples=examples(served.index) if is_empty else None,
+            patterns=stored_patterns(served.index),
+            per_page=PAGE_SIZE,
+            seconds=MAX_SECONDS,
+            max_length=MAX_QUERY,
         )
 
     @routes.get("/api/search")
-    def api(state: Asked, search: SearchOf, offset: Offset = 0, limit: Limit = 10) -> SearchAnswer:
+    def api(
+        state: StateParam, query: QueryParam, offset: Offset = 0, limit: Limit = 10
+    ) -> SearchResponse:
         """Return the memories that match a name, token, text or /expression/, in groups."""
-        shelf = site.shelf(state)
-        return SearchAnswer(
-            shelf.name,
-            search.text,
-            search.expression is not None,
-            search.prefix,
-            search.layer,
-            shelf.index.manifest.model.kind.notes,
-            find(shelf, search, offset, limit),
+        served = site.served(state)
+        notes = list(served.index.manifest.model.kind.notes)
+        if served.search.values_only:
+            notes.append(TRIGGERS_LATER)
+        return SearchResponse(
+            served.name,
+            query.text,
+            query.expression is not None,
+            query.prefix,
+            query.layer,
+            notes,
+            find(served, query, offset, limit),
         )
 
     return routes
 
 
-def find(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]:
+def find(served: ServedIndex, query: SearchQuery, offset: int, limit: int) -> list[Group]:
     """Return every group, with `limit` hits each from the `offset`-th on."""
-    if len(search.text) > MOST_QUERY:
-        raise TooMuch(
-            f"The search has {len(search.text):,} characters; the page takes {MOST_QUERY}."
+    if len(query.text) > MAX_QUERY:
+        raise LimitExceeded(
+            f"The search has {len(query.text):,} characters; the page takes {MAX_QUERY}."
             " Search for a part of it, or use `ffmem search`."
         )
-    index = shelf.index
+    index = served.index
     places = PLACES if index.manifest.model.has_values else PLACES[1:]
-    groups = _by_name(index, search) if search.place is None else []
-    for place in places if search.place is None else (search.place,):
+    groups = _by_name(index, query) if query.place is None else []
+    for place in places if query.place is None else (query.place,):
         if place == "patterns":
-            groups += _by_pattern(shelf, search, offset, limit)
+            groups += _by_pattern(index, query, offset, limit)
+            continue
+        if place == "triggers" and served.search.values_only:
+            if query.place is not None:
+                raise FfmemError(TRIGGERS_LATER)
             continue
         try:
-            with shelf.searching() as opened:
-                found = opened.search(search.query, place, search.layer, offset, limit)
+            found = served.search.search(query.text_query, place, query.layer, offset, limit)
         except NotSearchable:  # its message names a folder of the server
-            raise FfmemError(UNWRITABLE) from None
-        hits = _hits(index, found.hits, with_tokens=not search.prefix)
+            raise FfmemError(READ_ONLY) from None
+        hits = _hits(index, found.hits, with_tokens=not query.prefix)
         examined = found.n_examined
         groups.append(Group(place, found.total, hits, offset, examined, examined is not None))
     return groups
@@ -256,85 +265,86 @@ def examples(index: Index) -> dict[str, str]:
     cell = index.layout.cell(index.layout.memory_layers[-1], 0)
     tokens: Iterable[str] = ()
     if index.manifest.model.has_values:
-        columns = read_group(index.folder / layer_file("values", cell.layer), 0, ["top_ids"])
-        tokens = (index.token(id).strip() for id in columns["top_ids"].T.reshape(-1).tolist())
+        ids = index.columns("values", cell.layer, ["top_ids"])["top_ids"][:128]
+        tokens = (index.token(id).strip() for id in ids.T.reshape(-1).tolist())
     words = re.findall(r"\w+", index.sentences.row(0).text or "")
-    found = {"cell": str(cell), "layer": f"L{cell.layer}"}
+    found = {"cell": str(cell), "layer": f"L{cell.layer}", "expert": ""}
+    for layer, n_experts in enumerate(index.layout.n_experts):
+        found["expert"] = f"L{layer}E{n_experts - 1}" if n_experts else found["expert"]
     for name, texts in (("token", tokens), ("words", words)):
         plain = (text for text in texts if text.isalpha() and text.islower() and len(text) > 3)
         found[name] = next(plain, "")
     return found
 
 
-def _by_name(index: Index, search: Search) -> list[Group]:
-    """Return the layer or the memory of this name, in a group of its own."""
-    name = re.fullmatch(r"\s*(?:L|layer\s*)(\d{1,9})\s*", search.text, re.IGNORECASE | re.ASCII)
+def _by_name(index: Index, query: SearchQuery) -> list[Group]:
+    """Return the layer, the expert or the memory of this name, in a group of its own."""
+    name = re.fullmatch(
+        r"\s*(?:L|layer\s*)(\d{1,9})\s*([ES]\d{0,9})?\s*", query.text, re.IGNORECASE | re.ASCII
+    )
     if name is not None:
         layer = int(name[1])
-        if layer >= index.n_layers or search.layer not in (None, layer):
+        if layer >= index.n_layers or query.layer not in (None, layer):
             return []
+        if name[2]:
+            bank = name[2].upper()
+            there = bank in (one.name for one in index.layout.banks(layer))
+            hit = Hit(f"L{layer}{bank}", layer, match=f"L{layer}{bank}", bank=bank)
+            return [Group("experts", 1, [hit])] if there else []
         return [Group("layers", 1, [Hit(f"L{layer}", layer, match=f"L{layer}")])]
     try:
-        cell = index.layout.resolve(search.text)
+        cell = index.layout.resolve(query.text)
     except UnknownCell:
         return []
-    if search.layer not in (None, cell.layer):
+    if query.layer not in (None, cell.layer):
         return []
     (tokens,) = _tokens(index, [(cell, "top")])
     hit = Hit(str(cell), cell.layer, cell.memory, match=str(cell), tokens=tokens)
     return [Group("memories", 1, [hit])]
 
 
-def _by_pattern(shelf: Shelf, search: Search, offset: int, limit: int) -> list[Group]:
+def _by_pattern(index: Index, query: SearchQuery, offset: int, limit: int) -> list[Group]:
     """Return the memories with matching patterns, in a group of its own; none without patterns."""
-    index, stored = shelf.index, at_hand(shelf.index).patterns
-    if not stored:
+    sources = stored_patterns(index).sources
+    if not sources:
         return []
     try:
-        with closing(PatternSearch(index, stored)) as opened:
-            total, found = opened.search(search.query, search.layer, offset, limit)
+        with closing(PatternSearch(index, sources)) as opened:
+            total, found = opened.search(query.text_query, query.layer, offset, limit)
     except NotSearchable:
-        raise FfmemError(UNWRITABLE) from None
+        raise FfmemError(READ_ONLY) from None
     except StoreError:
-        raise FfmemError(UNREAD) from None
-    hits = _hits(index, [one.match for one in found], with_tokens=not search.prefix)
+        raise FfmemError(UNREADABLE) from None
+    hits = _hits(index, [one.match for one in found], with_tokens=not query.prefix)
     named = [
         replace(hit, kind=one.kind, source=one.source) for hit, one in zip(hits, found, strict=True)
     ]
     return [Group("patterns", total, named, offset)]
 
 
-def _hits(index: Index, found: Sequence[Match], with_tokens: bool) -> list[Hit]:
-    cells = [index.layout.resolve(match.cell) for match in found]
+def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[Hit]:
     gated = index.manifest.model.gated
-    wanted = [
+    cells = [index.layout.resolve(match.cell) for match in matches]
+    ends = [
         (cell, "bottom" if gated and match.side in ("bottom", "negative") else "top")
-        for cell, match in zip(cells, found, strict=True)
+        for cell, match in zip(cells, matches, strict=True)
     ]
-    tokens = _tokens(index, wanted) if with_tokens else [[] for _ in found]
+    tokens = _tokens(index, ends) if with_tokens else [[] for _ in matches]
     return [
         Hit(
             *(str(cell), cell.layer, cell.memory, match.matches, match.rank, match.side),
             *match.excerpt,
-            tokens=beside,
+            tokens=promoted,
         )
-        for match, cell, beside in zip(found, cells, tokens, strict=True)
+        for match, cell, promoted in zip(matches, cells, tokens, strict=True)
     ]
 
 
-def _tokens(index: Index, wanted: Sequence[tuple[Cell, str]]) -> list[list[str]]:
-    """Return the first tokens at one end of some values, reading every row group once."""
+def _tokens(index: Index, ends: Sequence[tuple[Cell, str]]) -> list[list[str]]:
+    """Return the first tokens at one end of some values."""
     if not index.manifest.model.has_values:
-        return [[] for _ in wanted]
-    places: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
-    for number, (cell, end) in enumerate(wanted):
-        group, row = divmod(cell.memory, GROUP)
-        places[cell.layer, group].append((number, row, end))
-    found: dict[int, list[str]] = {}
-    for (layer, group), rows in places.items():
-        names = sorted({f"{end}_ids" for _, _, end in rows})
-        columns = read_group(index.folder / layer_file("values", layer), group, names)
-        for number, row, end in rows:
-            ids = columns[f"{end}_ids"][row][:TOKENS].tolist()
-            found[number] = [index.token(id) for id in ids]
-    return [found[number] for number in range(len(found))]
+        return [[] for _ in ends]
+    return [
+        [index.token(id) for id in index.value_ids(cell, end)[:N_TOKENS].tolist()]
+        for cell, end in ends
+    ]

@@ -1,7 +1,7 @@
 """The trace page, and `/api/trace` and `/api/effect`: the JSON of `ffmem trace` and `ffmem effect`.
 
-Everything that the page shows is in its address: the state of all pages, and `ViewOptions`. Every
-number is one of `TraceResult` or `EffectResult`.
+Everything that the page shows is in its URL: the state of all pages, and `ViewOptions`. Every
+number comes from `TraceResult` or `EffectResult`.
 """
 
 from collections import OrderedDict
@@ -16,62 +16,46 @@ from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.indexing.memory import from_visible, visible_token
 from ffmem.interventions.edits import Edit, Edits, parse_cells, resolve_position
+from ffmem.interventions.results import (
+    EffectResult,
+    GridPoint,
+    MemoryContribution,
+    TokenProbability,
+    TracedLayer,
+    TraceResult,
+    TraceRun,
+)
 from ffmem.text import format_share
 from ffmem.web.auth import is_cross_site
-from ffmem.web.library import Shelf
-from ffmem.web.limits import (
-    MOST_EDITS,
-    MOST_GENERATED,
-    MOST_RESULTS,
-    MOST_TOKENS,
-    NotHere,
-    TooMuch,
-    refuse_long,
-)
+from ffmem.web.catalog import ServedIndex
+from ffmem.web.errors import LimitExceeded
+from ffmem.web.layer_table import check_layer
 from ffmem.web.site import Site
-from ffmem.web.state import Asked, State
+from ffmem.web.state import MAX_EDITS, State, StateParam, check_length
 
-if TYPE_CHECKING:  # these load torch, which the first page does without
-    from ffmem.interventions.effect import EffectResult
-    from ffmem.interventions.prompts import LoadedModel
-    from ffmem.interventions.results import TokenProbability
-    from ffmem.interventions.trace import (
-        Continuation,
-        GridPoint,
-        MemoryContribution,
-        TracedLayer,
-        TraceResult,
-        TraceRun,
-    )
+if TYPE_CHECKING:  # loads torch, which the first page does without
+    from ffmem.interventions.forward import LoadedModel
 
-EXAMPLES = (
-    "In the last election the party won 48",
-    "The capital of France is",
-    "She was born in New York and grew up in",
-)
+MAX_TOKENS = 256
+"""Tokens of a prompt: every layer is read at every one of them."""
 
-COLUMNS = 40
+MAX_GENERATED = 64
+"""Tokens of a continuation."""
+
+MAX_RESULTS = 200
+"""Entries of a list."""
+
+MAX_ABLATED = 1_024
+"""Tokens that ablations may run in one request: memories × tokens of the prompt."""
+
+N_COLUMNS = 40
 """Positions of a prompt that the grid shows at once."""
 
-CANDIDATES = 50
+N_CANDIDATES = 50
 """Memories that `/api/effect` measures if none is named."""
-
-MOST_ABLATED = 1_024
-"""Tokens that ablations may run in one request: memories × tokens of the prompt."""
 
 View = Literal["before", "after", "ff"]
 Run = Literal["plain", "edited", "changes"]
-
-VIEWS: dict[View, tuple[str, str]] = {
-    "before": ("before", "top(r): what the layer is given, before its feed-forward part"),
-    "ff": ("feed-forward", "top(y): what the feed-forward part adds"),
-    "after": ("after", "top(o): the layer's output, o = r + y"),
-}
-RUNS: dict[Run, tuple[str, str]] = {
-    "plain": ("unedited", "The model as it is"),
-    "edited": ("edited", "Under your edits; changed cells are marked"),
-    "changes": ("changes only", "Only cells whose top token the edits change"),
-}
 
 
 @dataclass(frozen=True)
@@ -87,32 +71,21 @@ class ViewOptions:
     generate: int = 12
     effects: bool = False
     target: str | None = None
-    """The token whose log p the effects change. None: the model's own next token."""
+    """The token whose log p the effects change. None or empty: the model's own next token."""
+
+    def __post_init__(self) -> None:
+        check_generate(self.generate)
+        check_length(self.target or "")
 
     def extra(self, **other: object) -> dict[str, object]:
-        """Return the parameters that an address needs beside the state; `other` overrides."""
+        """Return its URL parameters, without defaults; `other` overrides."""
         default = ViewOptions()
-        found: dict[str, object] = {
+        changed = {
             name: int(value) if isinstance(value, bool) else value
             for name, value in vars(self).items()
-            if value != getattr(default, name)
+            if value not in (getattr(default, name), "")
         }
-        return found | other
-
-
-def read_options(
-    view: View = "after",
-    run: Run = "edited",
-    layer: int | None = None,
-    first: int | None = None,
-    generate: int = 12,
-    effects: bool = False,
-    target: str | None = None,
-) -> ViewOptions:
-    """Return the options in an address."""
-    check_generate(generate)
-    target = refuse_long(target or "") or None
-    return ViewOptions(view, run, layer, first, generate, effects, target)
+        return {**changed, **other}
 
 
 def router(site: Site) -> APIRouter:
@@ -123,15 +96,14 @@ def router(site: Site) -> APIRouter:
     @routes.get("/trace", include_in_schema=False)
     async def page(
         request: Request,
-        state: Asked,
-        options: Annotated[ViewOptions, Depends(read_options)],
+        state: StateParam,
+        options: Annotated[ViewOptions, Depends(ViewOptions)],
         typed: bool = False,
     ) -> Response:
-        shelf = site.shelf(state)
-        resolve_edits(state, shelf)
-        n_layers = shelf.index.n_layers
-        if options.layer is not None and not 0 <= options.layer < n_layers:
-            raise NotHere(f"No layer {options.layer}: the model has layers 0 to {n_layers - 1}.")
+        served = site.served(state)
+        resolve_edits(state, served)
+        if options.layer is not None:
+            check_layer(served.index, options.layer)
         if typed:  # browsers send line ends of a text field as two characters
             text = state.text.replace("\r\n", "\n") or None
             kept = ViewOptions(view=options.view, run=options.run, generate=options.generate)
@@ -141,48 +113,54 @@ def router(site: Site) -> APIRouter:
         context: dict[str, Any] = {
             "options": options,
             "extra": options.extra(),
-            "examples": EXAMPLES,
-            "views": VIEWS,
-            "runs": RUNS,
-            "held": bool(state.text) and is_cross_site(request),
+            "needs_consent": bool(state.text) and is_cross_site(request),
+            "served": served,
         }
-        if not state.text or context["held"]:
+        if not state.text or context["needs_consent"]:
             return site.page(request, state, "trace.html", **context)
 
         def job(loaded: "LoadedModel") -> TracePage:
-            return make_page(loaded, cache, shelf.name, state, options)
+            return make_page(loaded, cache, served.name, state, options)
 
-        async def coming() -> dict[str, Any]:
-            return {"trace_page": await site.worker.run(shelf, job, request)}
+        async def content() -> dict[str, Any]:
+            return {"trace_page": await site.worker.run(served, job, request)}
 
-        return await site.page_when_ready(
-            request, state, "trace.html", coming(), waiting="Tracing the prompt …", **context
+        return await site.stream_page(
+            request, state, "trace.html", content(), waiting="Tracing the prompt", **context
         )
 
-    @routes.get("/api/trace", summary="A prompt, layer by layer, as `ffmem trace --json` prints it")
+    @routes.get(
+        "/api/trace",
+        summary="A prompt, layer by layer, as `ffmem trace --json` prints it",
+        response_model=TraceResult,
+    )
     async def trace(
         request: Request,
-        state: Asked,
+        state: StateParam,
         top: Annotated[int, Query(description="Tokens and memories per layer.")] = 10,
         generate: Annotated[int, Query(description="Tokens of a continuation.")] = 0,
         grid: Annotated[bool, Query(description="Also every layer at every position.")] = True,
     ) -> JSONResponse:
-        shelf = site.shelf(state)
+        served = site.served(state)
         check_generate(generate)
         check_top(top)
-        edits = resolve_edits(state, shelf)
+        edits = resolve_edits(state, served)
 
         def job(loaded: "LoadedModel") -> dict[str, Any]:
             return run_trace(
-                loaded, cache, shelf.name, state, edits, top=top, generate=generate, grid=grid
+                loaded, cache, served.name, state, edits, top=top, generate=generate, grid=grid
             ).to_dict()
 
-        return JSONResponse(await site.worker.run(shelf, job, request))
+        return JSONResponse(await site.worker.run(served, job, request))
 
-    @routes.get("/api/effect", summary="Exact effects, as `ffmem effect --json` prints them")
+    @routes.get(
+        "/api/effect",
+        summary="Exact effects, as `ffmem effect --json` prints them",
+        response_model=EffectResult,
+    )
     async def effect(
         request: Request,
-        state: Asked,
+        state: StateParam,
         target: Annotated[str | None, Query(description="A token; the model's own next.")] = None,
         cells: Annotated[str | None, Query(description="Memories by name: L1N2,L3N4.")] = None,
         candidates: Annotated[
@@ -191,48 +169,48 @@ def router(site: Site) -> APIRouter:
         top: Annotated[int, Query(description="Memories to return.")] = 20,
     ) -> JSONResponse:
         """Return what switching memories off, one at a time, does to a token; ignores edits."""
-        shelf = site.shelf(state)
+        served = site.served(state)
         check_top(top)
         names = [name for name in (cells or "").split(",") if name.strip()]
         named = list(
-            dict.fromkeys(shelf.index.layout.resolve(cell) for cell in parse_cells("cells", names))
+            dict.fromkeys(served.index.layout.resolve(cell) for cell in parse_cells("cells", names))
         )
-        n = (0 if named else CANDIDATES) if candidates is None else candidates
+        n = (0 if named else N_CANDIDATES) if candidates is None else candidates
         if n < 0:
             raise FfmemError(f"candidates must be 0 or more; got {n}.")
-        measured = refuse_long(target or "") or None
+        check_length(target or "")
 
         def job(loaded: "LoadedModel") -> dict[str, Any]:
             return run_effect(
-                loaded, cache, shelf.name, state, measured, named, candidates=n, top=top
+                loaded, cache, served.name, state, target or None, named, candidates=n, top=top
             ).to_dict()
 
-        return JSONResponse(await site.worker.run(shelf, job, request))
+        return JSONResponse(await site.worker.run(served, job, request))
 
     return routes
 
 
-def resolve_edits(state: State, shelf: Shelf) -> Edits:
+def resolve_edits(state: State, served: ServedIndex) -> Edits:
     """Return the active edits; raise if the model lacks one of their memories."""
-    return state.edits().resolve(shelf.index.layout)
+    return state.edits().resolve(served.index.layout)
 
 
 def check_generate(generate: int) -> None:
     """Raise if a continuation is too long."""
-    if not 0 <= generate <= MOST_GENERATED:
-        raise TooMuch(
-            f"The page generates 0 to {MOST_GENERATED} tokens; {generate:,} were requested."
+    if not 0 <= generate <= MAX_GENERATED:
+        raise LimitExceeded(
+            f"The page generates 0 to {MAX_GENERATED} tokens; {generate:,} were requested."
             " `ffmem trace --generate` has no limit."
         )
 
 
 def check_top(top: int) -> None:
-    """Raise unless a list can have so many entries."""
-    if not 1 <= top <= MOST_RESULTS:
-        raise TooMuch(f"top is {top:,}. Use 1 to {MOST_RESULTS}.")
+    """Raise unless a list can have this many entries."""
+    if not 1 <= top <= MAX_RESULTS:
+        raise LimitExceeded(f"top is {top:,}. Use 1 to {MAX_RESULTS}.")
 
 
-# What runs in the worker's thread
+# Run in the worker's thread
 
 
 class PartCache:
@@ -241,30 +219,32 @@ class PartCache:
     Switching a memory off then costs the edited run alone, and another position no grid.
     """
 
-    def __init__(self, room: int = 100_000) -> None:
-        self.room = room
+    def __init__(self, capacity: int = 100_000) -> None:
+        self.capacity = capacity
         """Points of grids, or as much of something else, to keep: about 50 MB."""
         self.parts: OrderedDict[tuple[Hashable, ...], tuple[int, Any]] = OrderedDict()
-        self.held = 0
+        self.size = 0
 
     def remember(self, key: tuple[Hashable, ...], size: int, compute: Callable[[], Any]) -> Any:
-        """Return what is kept under a key; compute it first if it is not."""
+        """Return the part with a key; compute it first if it is missing."""
         if key in self.parts:
             self.parts.move_to_end(key)
             return self.parts[key][1]
         found = compute()
         self.parts[key] = (size, found)
-        self.held += size
-        while self.held > self.room:
+        self.size += size
+        while self.size > self.capacity:
             _, (freed, _) = self.parts.popitem(last=False)
-            self.held -= freed
+            self.size -= freed
         return found
 
     def of_model(self, loaded: "LoadedModel", name: str) -> Callable[..., Any]:
-        """Return `remember` for one index, its weights, dtype and start token."""
-        assert loaded.index is not None, "a shelf has one"
-        manifest = loaded.index.manifest
-        model = (name, manifest.model.hash, manifest.dtype, loaded.start)
+        """Return `remember` for one index as it is now, its weights, dtype and start token."""
+        index = loaded.index
+        assert index is not None
+        # Percentiles come from the index, and an unfinished one grows.
+        state = (index.n_prefixes, index.live is None)
+        model = (name, index.manifest.model.hash, index.manifest.dtype, loaded.start, *state)
         return lambda key, size, compute: self.remember((*model, *key), size, compute)
 
 
@@ -278,7 +258,7 @@ def run_trace(
     top: int = 10,
     generate: int = 0,
     grid: bool = True,
-) -> "TraceResult":
+) -> TraceResult:
     """Return what `ffmem.trace` returns, on the index of this name."""
     from ffmem.interventions.trace import trace
 
@@ -305,20 +285,20 @@ def run_effect(
     *,
     candidates: int = 0,
     top: int,
-) -> "EffectResult":
+) -> EffectResult:
     """Return what `ffmem.effect` returns, without edits, on the index of this name."""
     from ffmem.interventions.effect import effect
 
     n_tokens = check_tokens(loaded, state.text)
     position = resolve_position(-1 if state.position is None else state.position, n_tokens)
-    wanted, most = len(cells) + candidates, MOST_ABLATED // (position + 1)
-    if wanted > most:
-        raise TooMuch(
-            f"The page measures {most} memories on {position + 1} tokens; {wanted} were requested."
-            " Use fewer, or `ffmem effect`, which has no limit."
+    n_memories, most = len(cells) + candidates, MAX_ABLATED // (position + 1)
+    if n_memories > most:
+        raise LimitExceeded(
+            f"The page measures {most} memories on {position + 1} tokens; {n_memories} were"
+            " requested. Use fewer, or `ffmem effect`, which has no limit."
         )
 
-    def compute() -> "EffectResult":
+    def compute() -> EffectResult:
         return effect(
             loaded,
             state.text,
@@ -330,19 +310,19 @@ def run_effect(
         )
 
     key = ("effect", state.text, position, target, tuple(cells), candidates, top)
-    found: EffectResult = cache.of_model(loaded, name)(key, 4 * min(top, wanted), compute)
+    found: EffectResult = cache.of_model(loaded, name)(key, 4 * min(top, n_memories), compute)
     return found
 
 
 def check_tokens(loaded: "LoadedModel", text: str) -> int:
     """Return how many tokens a prompt has; raise if they are too many."""
-    from ffmem.interventions.prompts import read_prompt
+    from ffmem.interventions.forward import read_prompt
 
     n_tokens = len(read_prompt(loaded, text).ids)
-    if n_tokens > MOST_TOKENS:
-        raise TooMuch(
+    if n_tokens > MAX_TOKENS:
+        raise LimitExceeded(
             f"The prompt has {n_tokens:,} tokens, including any start token; the page takes"
-            f" {MOST_TOKENS}. Shorten it, or use `ffmem trace`, which has no limit."
+            f" {MAX_TOKENS}. Shorten it, or use `ffmem trace`, which has no limit."
         )
     return n_tokens
 
@@ -356,15 +336,16 @@ def make_page(
     if not options.effects:
         return page
     cells = page.listed_cells()
-    measured = cells[: max(1, MOST_ABLATED // (trace.position + 1))]
+    measured = cells[: max(1, MAX_ABLATED // (trace.position + 1))]
     try:
-        effect = run_effect(loaded, cache, name, state, options.target, measured, top=len(measured))
+        target, top = options.target or None, len(measured)
+        effect = run_effect(loaded, cache, name, state, target, measured, top=top)
     except FfmemError as error:  # such as a target that is not a token: the trace is fine
         return TracePage(trace, state, options, problem=str(error))
     return TracePage(trace, state, options, effect)
 
 
-# What the template shows
+# Shown by the template
 
 
 class GridCell(NamedTuple):
@@ -384,7 +365,7 @@ class MemoryRow(NamedTuple):
 
     edit: Edit | None
     toggle: str | None
-    """The address with the memory off, or as it was. None: there are too many edits."""
+    """The URL with the memory off, or as it was. None: there are too many edits."""
     change: float | None
     """The exact change of log p when it is off. None: not measured."""
     bar: tuple[float, float]
@@ -395,15 +376,15 @@ class MemoryRow(NamedTuple):
 class TracePage:
     """A trace with its links."""
 
-    trace: "TraceResult"
+    trace: TraceResult
     state: State
     options: ViewOptions
-    effect: "EffectResult | None" = None
+    effect: EffectResult | None = None
     problem: str | None = None
     """Why requested effects could not be measured."""
 
     @property
-    def shown(self) -> "TraceRun":
+    def shown(self) -> TraceRun:
         """The run whose memories are shown."""
         edited = self.trace.edited
         return self.trace.plain if edited is None or self.options.run == "plain" else edited
@@ -414,7 +395,7 @@ class TracePage:
         return self.shown.saturation if self.options.layer is None else self.options.layer
 
     def link(self, **other: object) -> str:
-        """Return the address of this page with other options."""
+        """Return the URL of this page with other options."""
         return self.state.link("/trace", **self.options.extra(**other))
 
     @property
@@ -423,19 +404,19 @@ class TracePage:
         n = len(self.trace.tokens)
         first = self.options.first
         if first is None:
-            first = self.trace.position - COLUMNS * 3 // 4
-        first = max(0, min(first, n - COLUMNS))
-        return range(first, min(first + COLUMNS, n))
+            first = self.trace.position - N_COLUMNS * 3 // 4
+        first = max(0, min(first, n - N_COLUMNS))
+        return range(first, min(first + N_COLUMNS, n))
 
     @property
     def earlier(self) -> str | None:
-        """The address of the positions before."""
+        """The URL of the positions before."""
         first = self.positions.start
-        return self.link(first=max(0, first - COLUMNS)) if first else None
+        return self.link(first=max(0, first - N_COLUMNS)) if first else None
 
     @property
     def later(self) -> str | None:
-        """The address of the positions after."""
+        """The URL of the positions after."""
         end = self.positions.stop
         return self.link(first=end) if end < len(self.trace.tokens) else None
 
@@ -457,7 +438,7 @@ class TracePage:
         ]
 
     def _grid_cell(
-        self, layer: int, position: int, plain: "GridPoint", shown: "GridPoint", base: str
+        self, layer: int, position: int, plain: GridPoint, shown: GridPoint, base: str
     ) -> GridCell:
         here, before = self._viewed(shown), self._viewed(plain)
         changed = here is not None and before is not None and here.id != before.id
@@ -476,7 +457,7 @@ class TracePage:
             changed,
         )
 
-    def _viewed(self, point: "GridPoint") -> "TokenProbability | None":
+    def _viewed(self, point: GridPoint) -> TokenProbability | None:
         """Return what a cell shows; None for y if the layer has no memories."""
         return {"before": point.residual, "ff": point.ff, "after": point.output}[self.options.view]
 
@@ -489,55 +470,60 @@ class TracePage:
                 found += before is not None and after is not None and before.id != after.id
         return found
 
-    def continuations(self) -> "list[tuple[str, Continuation]]":
-        """Return what the model writes, unedited and edited."""
-        found = (("unedited", self.trace.generated), ("edited", self.trace.edited_generated))
-        return [(name, written) for name, written in found if written is not None]
+    def continuations(self) -> list[tuple[str, str, str | None]]:
+        """Return what the model writes, unedited and edited, and why it ended."""
+        trace = self.trace
+        found = (
+            ("unedited", trace.generated, trace.generated_ended),
+            ("edited", trace.edited_generated, trace.edited_generated_ended),
+        )
+        return [(name, text, ended) for name, text, ended in found if text is not None]
 
     def layer_edits(self, layer: int) -> list[tuple[Edit, str]]:
-        """Return the edits of a layer, each with the address without it."""
-        edits = [edit for edit in self.trace.edits if edit.cell.layer == layer]
+        """Return the edits of a layer, each with the URL without it."""
+        edits = [edit for edit in self.trace.edits if Cell.parse(edit.cell).layer == layer]
         return [(edit, self._without(edit.cell)) for edit in edits]
 
     def back(self, layer: int) -> str:
         """Return where a form about a memory leads back to; it carries the state itself."""
         return f"{State().link('/trace', **self.options.extra(layer=layer))}#L{layer}"
 
-    def memory_rows(self, layer: "TracedLayer") -> "list[tuple[MemoryContribution, MemoryRow]]":
+    def memory_rows(self, layer: TracedLayer) -> list[tuple[MemoryContribution, MemoryRow]]:
         """Return the memories of a layer that contribute most."""
         changes = {row.cell: row.change for row in self.effect.memories} if self.effect else {}
         largest = max(map(abs, changes.values()), default=0.0)
         return [
-            (memory, self._memory_row(memory.cell, changes.get(memory.cell), largest))
+            (memory, self._memory_row(layer.layer, memory.cell, changes.get(memory.cell), largest))
             for memory in layer.memories
         ]
 
-    def _memory_row(self, cell: Cell, change: float | None, largest: float) -> MemoryRow:
+    def _memory_row(self, layer: int, cell: str, change: float | None, largest: float) -> MemoryRow:
         edit = next((edit for edit in self.trace.edits if edit.cell == cell), None)
         toggle: str | None = None
         if edit is not None:
             toggle = self._without(cell)
-        elif len(self.trace.edits) < MOST_EDITS:
-            off = self.state.with_edit(cell, "off")
-            toggle = f"{off.link('/trace', **self.options.extra(layer=cell.layer))}#L{cell.layer}"
+        elif len(self.trace.edits) < MAX_EDITS:
+            off = self.state.with_edit(Cell.parse(cell), "off")
+            toggle = f"{off.link('/trace', **self.options.extra(layer=layer))}#L{layer}"
         half = 50 * abs(change) / largest if change and largest else 0.0
         begin = 50 - half if change is not None and change < 0 else 50.0
         return MemoryRow(edit, toggle, change, (begin, half))
 
-    def _without(self, cell: Cell) -> str:
+    def _without(self, cell: str) -> str:
         return self.state.without(cell).link("/trace", **self.options.extra())
 
     def listed_cells(self) -> list[Cell]:
         """Return the memories on the page: edited ones, the open layer's, then by their share."""
-        by_share = sorted(
-            (memory for layer in self.shown.layers for memory in layer.memories),
-            key=lambda memory: (memory.cell.layer != self.selected, -memory.share, memory.cell),
-        )
-        edited = [edit.cell for edit in self.trace.edits]
-        return list(dict.fromkeys([*edited, *(memory.cell for memory in by_share)]))
+        found = [
+            (layer.layer != self.selected, -memory.share, Cell.parse(memory.cell))
+            for layer in self.shown.layers
+            for memory in layer.memories
+        ]
+        edited = [Cell.parse(edit.cell) for edit in self.trace.edits]
+        return list(dict.fromkeys([*edited, *(cell for _, _, cell in sorted(found))]))
 
 
-def _format_token(token: "TokenProbability | None") -> str:
+def _format_token(token: TokenProbability | None) -> str:
     return (
         "–" if token is None else f"{visible_token(token.token)} {format_share(token.probability)}"
     )

@@ -1,0 +1,28 @@
+"""An experiment of your own: do the triggers of a memory end in few tokens, or in many?
+
+python examples/own_experiment.py demo
+"""
+
+import sys
+
+import numpy as np
+
+import ffmem
+
+index = ffmem.open(sys.argv[1])
+rng = np.random.default_rng(0)
+names = ["memory", "sign", "last_token"]
+
+
+def distinct(table):
+    """Return the mean number of different last tokens in a list of ten triggers."""
+    lists = table.group_by(["memory", "sign"]).aggregate([("last_token", "count_distinct")])
+    return lists["last_token_count_distinct"].to_numpy().mean()
+
+
+print("different last tokens of a memory's first ten triggers; the same, shuffled in the layer")
+for layer in index.layout.memory_layers:
+    table = index.table("triggers", layer=layer, top=10, columns=names)
+    shuffled = table["last_token"].take(rng.permutation(len(table)))
+    control = distinct(table.set_column(2, "last_token", shuffled))
+    print(f"layer {layer + 1:2}  {distinct(table):4.1f}  {control:4.1f}")
