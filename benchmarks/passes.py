@@ -17,7 +17,8 @@ import ffmem
 from ffmem.indexing.chunks import Batch, Chunk, batches, cut_chunks, prefix_range
 from ffmem.indexing.results import draw_sample
 from ffmem.indexing.scan import Scan, _ChunkReader
-from ffmem.models.memories import Bank, Memories
+from ffmem.models.banks import Bank, Routing
+from ffmem.models.memories import Memories
 
 T, CHUNK_TOKENS, BATCH_TOKENS, START = 50, 65_536, 4096, 0
 
@@ -69,7 +70,10 @@ def indexing(bench: Bench, chunk: Chunk) -> Callable[[Batch], None]:
 
     def run(batch: Batch) -> None:
         reader.begin(batch)
-        with bench.memories.read_coefficients(reader.read):
+        with (
+            bench.memories.read_coefficients(reader.read),
+            bench.memories.skip_padding(batch.is_token),
+        ):
             bench.memories.forward(batch.tokens)
 
     return run
@@ -85,7 +89,9 @@ def straightforward(memories: Memories) -> Callable[[Batch], None]:
     def run(batch: Batch) -> None:
         mask, prefixes = _prefixes(batch)
 
-        def read(bank: Bank, coefficients: Tensor, gate: Tensor | None) -> None:
+        def read(
+            bank: Bank, coefficients: Tensor, gate: Tensor | None, routing: Routing | None
+        ) -> None:
             layer = bank.layer
             seen = torch.cat([best[layer], coefficients[mask]])
             named = torch.cat([places[layer], prefixes[:, None].expand(-1, seen.shape[1])])

@@ -24,6 +24,7 @@ MODEL = "smollm2-135m"
 
 sys.path.insert(0, str(Path(__file__).parent))
 import effect  # noqa: E402
+import experts  # noqa: E402
 import explorer  # noqa: E402
 import passes  # noqa: E402
 import patterns  # noqa: E402
@@ -238,6 +239,8 @@ BENCHMARKS: dict[str, Callable[[], dict[str, Any]]] = {
     "bfloat16": passes_bfloat16,
     "memory": memory_of_a_pass,
     "values": values_of_smollm2,
+    "experts": experts.experts_pass,
+    "million": experts.million,
     "section5": section5.section5,
     "effect": effect.effect_of_smollm2,
     "lookups": look_ups,
