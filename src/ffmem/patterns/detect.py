@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +49,6 @@ from ffmem.patterns.shallow import (
     WORD_GROUP,
     Candidates,
     TriggerLists,
-    as_marks,
     find_shallow,
     is_minor,
     n_ranks,
@@ -186,12 +185,12 @@ def detect(
         )
     features, vocabulary = extract_features(index, seed, progress)
     layers = index.layout.memory_layers
-    tasks = [LayerTask(layer, seed if shuffled else None) for layer in layers]
+    tasks = [(layer, shuffled) for layer in layers]
     if not shuffled:
         n = min(N_CONTROLS, len(layers))
-        tasks += [LayerTask(layers[place * len(layers) // n], seed) for place in range(n)]
-    examiner = LayerExaminer(index, features, fit_space(vocabulary), seed)
-    every = examine_layers(examiner, tasks, execution, progress)
+        tasks += [(layers[place * len(layers) // n], True) for place in range(n)]
+    space = fit_space(vocabulary)
+    every = examine_layers(index, features, space, tasks, seed, execution, progress)
     tests, controls = every[: len(layers)], every[len(layers) :]
     q_values = _q_values(tests)
     found = [choose(features, one, q <= alpha) for one, q in zip(tests, q_values, strict=True)]
@@ -232,27 +231,7 @@ def detect(
 # Examining a layer
 
 
-class LayerTask(NamedTuple):
-    """A layer to examine."""
-
-    layer: int
-    shuffle_seed: int | None = None
-    """Shuffle the layer's triggers among its lists: what chance finds."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        shuffled = "" if self.shuffle_seed is None else " in shuffled triggers"
-        return f"the patterns of layer {self.layer}{shuffled}"
-
-    @property
-    def file(self) -> str:
-        """Where a worker leaves the tests."""
-        return f"{'layer' if self.shuffle_seed is None else 'shuffled'}-{self.layer:03d}.npz"
-
-
-@dataclass(frozen=True)
-class LayerTests:
+class LayerTests(NamedTuple):
     """Everything that was tested in one layer."""
 
     layer: int
@@ -261,74 +240,108 @@ class LayerTests:
     """Shallow candidates, then topics."""
 
 
-@dataclass(frozen=True)
-class LayerExaminer:
-    """Examines layers of one index."""
+def examine_layer(
+    index: Index, features: CorpusFeatures, space: Space, layer: int, shuffled: bool, seed: int
+) -> LayerTests:
+    """Return the tests of a layer: shallow candidates first, then topics in what they leave.
 
-    index: Index
-    features: CorpusFeatures
-    space: Space
-    seed: int
+    With `shuffled`, the layer's triggers are shuffled among its lists first.
 
-    @cached_property
-    def sample(self) -> PrefixPool:
-        """Random prefixes in the topic space."""
-        return PrefixPool.of(self.features, self.space, self.features.sample)
+    Which shallow patterns explain a trigger's words is decided here, at a fixed p-value: the
+    false-discovery control comes after, over all tests of all layers together.
+    """
+    from threadpoolctl import threadpool_limits
 
-    def lists(self, task: LayerTask) -> TriggerLists:
-        """Return the trigger lists of a layer."""
-        return read_lists(self.index, self.features, task.layer, task.shuffle_seed)
-
-    def examine(self, task: LayerTask) -> LayerTests:
-        """Return the tests of a layer: shallow candidates first, then topics in what they leave.
-
-        Which shallow patterns explain a trigger's words is decided here, at a fixed p-value: the
-        false-discovery control comes after, over all tests of all layers together.
-        """
-        from threadpoolctl import threadpool_limits
-
-        features, space, lists = self.features, self.space, self.lists(task)
-        with threadpool_limits(1):  # the same sums in the same order, on any machine
-            found = find_shallow(features, lists)
-            holds = found.holds(shallow.MIN_LIFT) & (found.p_value <= MAX_EXPLAINED_P)
-            patterns = found.where(select_shallow(lists, found, holds))
-            explained = explained_words(features, lists, patterns, len(space))
-            seed = self.seed + task.layer
-            semantic = find_topics(features, lists, space, explained, self.sample, seed)
-        return LayerTests(task.layer, lists, Candidates.join([found, semantic]))
-
-
-# Workers. They read the index's own triggers, so they must see its folder. They get the features
-# and the topic space through files in a scratch folder, and leave the tests of each layer there.
+    lists = read_lists(index, features, layer, seed if shuffled else None)
+    with threadpool_limits(1):  # the same sums in the same order, on any machine
+        found = find_shallow(features, lists)
+        holds = found.holds(shallow.MIN_LIFT) & (found.p_value <= MAX_EXPLAINED_P)
+        patterns = found.where(select_shallow(lists, found, holds))
+        explained = explained_words(features, lists, patterns, len(space))
+        sample = PrefixPool.of(features, space, features.sample)
+        semantic = find_topics(features, lists, space, explained, sample, seed + layer)
+    return LayerTests(layer, lists, Candidates.join([found, semantic]))
 
 
 def examine_layers(
-    examiner: LayerExaminer,
-    tasks: Sequence[LayerTask],
+    index: Index,
+    features: CorpusFeatures,
+    space: Space,
+    tasks: Sequence[tuple[int, bool]],
+    seed: int,
     execution: ExecutionConfig,
     progress: Progress,
 ) -> list[LayerTests]:
-    """Return the tests of some layers, in order."""
+    """Return the tests of some layers, given as (layer, shuffled), in order."""
     with progress.bar("Patterns", len(tasks), "layers") as step:
         if execution.is_serial:
-            found = []
-            for task in tasks:
-                found.append(examiner.examine(task))
+            tests = []
+            for layer, shuffled in tasks:
+                tests.append(examine_layer(index, features, space, layer, shuffled, seed))
                 step(1)
-            return found
-        with _scratch_folder(examiner.index, execution) as folder:
-            examiner.features.save(folder)
-            np.save(folder / "space.npy", examiner.space, allow_pickle=False)
-            make = partial(
-                make_worker,
-                folder=str(folder),
-                index=str(examiner.index.folder.absolute()),
-                seed=examiner.seed,
-            )
-            calls = [Task(task.name, "examine", tuple(task)) for task in tasks]
+            return tests
+        with _scratch_folder(index, execution) as folder:
+            features.save(folder)
+            np.save(folder / "space.npy", space, allow_pickle=False)
+            make = partial(LayerWorker, str(folder), str(index.folder.absolute()), seed)
+            calls = [
+                Task(
+                    f"the patterns of layer {layer}{' in shuffled triggers' if shuffled else ''}",
+                    "examine",
+                    (layer, shuffled),
+                )
+                for layer, shuffled in tasks
+            ]
             with executor(execution, make, progress) as pool:
                 pool.run(calls, step)
-            return [load_tests(folder, examiner, task) for task in tasks]
+            return [
+                LayerTests(
+                    layer,
+                    read_lists(index, features, layer, seed if shuffled else None),
+                    load_candidates(folder, layer, shuffled),
+                )
+                for layer, shuffled in tasks
+            ]
+
+
+class LayerWorker:
+    """Examines layers in a process of its own.
+
+    It reads the triggers of the index itself, gets the features and the topic space from files in
+    the scratch folder, and leaves the candidates of each layer there.
+    """
+
+    def __init__(self, folder: str, index: str, seed: int) -> None:
+        self.folder, self.seed = Path(folder), seed
+        if not Path(index).is_dir() or not self.folder.is_dir():
+            raise StoreError(
+                f"There is no index at {index} here. Workers read the index itself: put it on a"
+                " disk that all of them share."
+            )
+        self.index = Index(index)
+        self.features = CorpusFeatures.load(self.folder)
+        self.space = np.load(self.folder / "space.npy", allow_pickle=False)
+
+    def examine(self, layer: int, shuffled: bool) -> None:
+        """Leave the candidates of a layer in the scratch folder."""
+        tests = examine_layer(self.index, self.features, self.space, layer, shuffled, self.seed)
+        path = _candidates_file(self.folder, layer, shuffled)
+        temporary = path.with_name(f".{path.name}")
+        np.savez(temporary, allow_pickle=False, **tests.found._asdict())
+        temporary.replace(path)
+
+    def flush(self) -> None:
+        """Do nothing: every result is written at once."""
+
+
+def load_candidates(folder: Path, layer: int, shuffled: bool) -> Candidates:
+    """Return the candidates that a worker has left."""
+    with np.load(_candidates_file(folder, layer, shuffled), allow_pickle=False) as arrays:
+        return Candidates(**arrays)
+
+
+def _candidates_file(folder: Path, layer: int, shuffled: bool) -> Path:
+    return folder / f"{'shuffled' if shuffled else 'layer'}-{layer:03d}.npz"
 
 
 @contextmanager
@@ -344,45 +357,6 @@ def _scratch_folder(index: Index, execution: ExecutionConfig) -> Iterator[Path]:
         ) from None
     with scratch as name:
         yield Path(name)
-
-
-class LayerWorker:
-    """Examines layers in a process of its own."""
-
-    def __init__(self, examiner: LayerExaminer, folder: Path) -> None:
-        self.examiner = examiner
-        self.folder = folder
-
-    def examine(self, layer: int, shuffle_seed: int | None) -> None:
-        """Leave the tests of a layer in the scratch folder."""
-        task = LayerTask(layer, shuffle_seed)
-        found = self.examiner.examine(task).found
-        temporary = self.folder / f".{task.file}"
-        np.savez(temporary, allow_pickle=False, **found._asdict())
-        temporary.replace(self.folder / task.file)
-
-    def flush(self) -> None:
-        """Do nothing: every result is written at once."""
-
-
-def load_tests(folder: Path, examiner: LayerExaminer, task: LayerTask) -> LayerTests:
-    """Return the tests that a worker has left."""
-    with np.load(folder / task.file, allow_pickle=False) as arrays:
-        found = Candidates(*(arrays[name] for name in Candidates._fields))
-    return LayerTests(task.layer, examiner.lists(task), found)
-
-
-def make_worker(folder: str, index: str, seed: int) -> LayerWorker:
-    """Return a worker for the detection whose scratch folder this is."""
-    scratch = Path(folder)
-    if not Path(index).is_dir() or not scratch.is_dir():
-        raise StoreError(
-            f"There is no index at {index} here. Workers read the index itself: put it on a disk"
-            " that all of them share."
-        )
-    space = np.load(scratch / "space.npy", allow_pickle=False)
-    examiner = LayerExaminer(Index(index), CorpusFeatures.load(scratch), space, seed)
-    return LayerWorker(examiner, scratch)
 
 
 # From tests to patterns
@@ -407,12 +381,12 @@ def choose(
     """
     lists, found = tests.lists, tests.found
     is_topic = found.kind >= TOPIC
-    often = np.bitwise_count(found.marks & as_marks(lists.first)[found.owner]) >= LEAST
+    often = (found.shown & lists.first[found.owner]).sum(axis=1) >= LEAST
     kept = (is_topic & often & passes & found.holds(topics.MIN_LIFT)).nonzero()[0]
-    about = np.zeros(len(lists.memory), np.uint64)
-    np.bitwise_or.at(about, found.owner[kept], found.marks[kept])
-    n_inside = np.bitwise_count(found.marks & about[found.owner])
-    of_topic = is_minor(features, found) & (2 * n_inside >= np.bitwise_count(found.marks))
+    about = np.zeros(lists.rows.shape, bool)
+    np.logical_or.at(about, found.owner[kept], found.shown[kept])
+    n_inside = (found.shown & about[found.owner]).sum(axis=1)
+    of_topic = is_minor(features, found) & (2 * n_inside >= found.shown.sum(axis=1))
     holds = ~is_topic & passes & found.holds(shallow.MIN_LIFT) & ~of_topic
     return np.concatenate([select_shallow(lists, found, holds), kept])
 
@@ -483,7 +457,7 @@ class PatternNamer:
         words_said = [said.get(owner, set()) for owner in semantic.owner.tolist()]
         named = name_topics(self.features, self.vocabulary, lists, semantic, words_said)
         what[n_shallow:] = [", ".join(words) for words in named]
-        held = some.marks & as_marks(lists.held)[some.owner]
+        held = some.shown & lists.held[some.owner]
         surprises, found = some.surprise, []
         order = np.lexsort(
             (np.array(what), -surprises, -lists.sign[some.owner], lists.memory[some.owner])
@@ -503,8 +477,8 @@ class PatternNamer:
                     description=_describe(kind, what[place]),
                     rule=RULES[kind],
                     what=what[place],
-                    ranks=_ranks(int(some.marks[place])),
-                    held_ranks=_ranks(int(held[place])),
+                    ranks=_ranks(some.shown[place]),
+                    held_ranks=_ranks(held[place]),
                     held=int(some.n_held[place]),
                     precision=recall / (recall + base),
                     recall=recall,
@@ -584,5 +558,5 @@ def _describe(kind: int, what: str) -> str:
     return f"ends with “{what}”{name}"
 
 
-def _ranks(marks: int) -> tuple[int, ...]:
-    return tuple(rank + 1 for rank in range(64) if marks >> rank & 1)
+def _ranks(shown: Bool[ndarray, " rank"]) -> tuple[int, ...]:
+    return tuple((np.flatnonzero(shown) + 1).tolist())

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int32, Int64, UInt32, UInt64
+from jaxtyping import Bool, Float32, Int8, Int32, Int64, Shaped, UInt32, UInt64
 from numpy import ndarray
 
 from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
@@ -500,12 +500,12 @@ class Vocabulary:
         return cls(words, codes[order], share, vectorizer.idf_[order], tfidf)
 
 
-def _places(ascending: UInt64[ndarray, " known"], codes: ndarray) -> Int32[ndarray, "..."]:
-    """Return where codes are among some; −1 for those that are not."""
-    if not len(ascending):
+def lookup(known: Shaped[ndarray, " known"], codes: ndarray) -> Int32[ndarray, "..."]:
+    """Return where codes are among known ones, which ascend; −1 for those that are not."""
+    if not len(known):
         return np.full(codes.shape, -1, np.int32)
-    place = np.minimum(np.searchsorted(ascending, codes), len(ascending) - 1)
-    return np.where(ascending[place] == codes, place, -1).astype(np.int32)
+    place = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+    return np.where(known[place] == codes, place, -1).astype(np.int32)
 
 
 # The corpus
@@ -619,15 +619,15 @@ def extract_features(
         for block in read_blocks(index, types):
             counter.count(block)
             step(block.n_sentences)
-    words = np.where(rows["gram_size"] == 1, _places(vocabulary.codes, rows["gram"]), -1)
+    words = np.where(rows["gram_size"] == 1, lookup(vocabulary.codes, rows["gram"]), -1)
     n_words = np.concatenate([[0], np.cumsum(words >= 0)])
     features = CorpusFeatures(
         **{name: rows[name] for name in ("numbers", "sentence", "length", "context", "shapes")},
         passage=rows["sentence"] // min(max(n // 20, 1), PASSAGE),
-        endings=_places(counter.codes, rows["endings"]),
-        last_words=_places(vocabulary.codes, rows["last_words"]),
+        endings=lookup(counter.codes, rows["endings"]),
+        last_words=lookup(vocabulary.codes, rows["last_words"]),
         gram_slices=rows["gram_slices"],
-        grams=_places(counter.codes, rows["gram"]),
+        grams=lookup(counter.codes, rows["gram"]),
         word_slices=n_words[rows["gram_slices"]],
         words=words[words >= 0].astype(np.int32),
         sample=np.searchsorted(rows["numbers"], sample),
@@ -635,7 +635,7 @@ def extract_features(
         counts=counter.counts,
         totals=counter.totals,
         examples=counter.examples,
-        content=_places(vocabulary.codes, counter.words),
+        content=lookup(vocabulary.codes, counter.words),
         neighbors=counter.neighbor_vectors(),
         stems=counter.stems(types),
     )
@@ -726,11 +726,11 @@ class _FeatureCounter:
             shown = (shapes >> np.uint32(bit) & np.uint32(1)).astype(bool)
             self.counts[first_shape + bit] += np.bincount(bins[shown], minlength=len(BINS))
         for codes in block.endings()[0].T:
-            found = _places(self.codes, codes)
+            found = lookup(self.codes, codes)
             known = found >= 0
             np.add.at(self.counts, (found[known], bins[known]), 1)
         grams = block.grams()
-        found = _places(self.codes, grams.code)
+        found = lookup(self.codes, grams.code)
         known = found >= 0
         # A gram is in every prefix from the first that contains it to the sentence's longest.
         longest = np.zeros(block.n_sentences, np.int64)
@@ -747,7 +747,7 @@ class _FeatureCounter:
         from scipy.sparse import csr_matrix
 
         hashes = block.unit_hashes
-        entry = _places(self.codes, _code(hashes, LAST_WORD))
+        entry = lookup(self.codes, _code(hashes, LAST_WORD))
         column = (hashes % np.uint64(HASHED)).astype(np.int64)
         left = np.flatnonzero(block.unit_sentence[1:] == block.unit_sentence[:-1])
         rows = np.concatenate([entry[left + 1], entry[left]])
@@ -778,7 +778,7 @@ class _FeatureCounter:
 
     def stems(self, types: UnitTypes) -> UInt64[ndarray, "feature stem"]:
         """Return the stems of each last word."""
-        entries = _places(self.codes, _code(np.array(types.hashes, np.uint64), LAST_WORD))
+        entries = lookup(self.codes, _code(np.array(types.hashes, np.uint64), LAST_WORD))
         found = np.zeros((len(self.kinds), N_STEMS), np.uint64)
         stems = np.array(types.stems, np.uint64).reshape(-1, N_STEMS)
         found[entries[entries >= 0]] = stems[entries >= 0]

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int8, Int32, Int64, UInt64
+from jaxtyping import Bool, Float64, Int8, Int32, Int64
 from numpy import ndarray
 
 from ffmem.indexing.store import Index
@@ -39,6 +39,7 @@ from ffmem.patterns.features import (
     SUFFIX,
     SUFFIXES,
     CorpusFeatures,
+    lookup,
     trigger_columns,
 )
 from ffmem.patterns.store import HELD_OUT, LEAST, SEEN, TOP
@@ -125,7 +126,7 @@ class TriggerLists(NamedTuple):
 
 
 def n_ranks(index: Index) -> int:
-    """Return how many triggers of each list are examined: one bit each in a 64-bit number."""
+    """Return how many triggers of each list are examined."""
     return min(2 * TOP, index.manifest.t)
 
 
@@ -189,18 +190,6 @@ def surprise(k: ndarray, n: ndarray, p: ndarray) -> Float64[ndarray, " test"]:
     return np.where(share > p, n * divergence, 0.0)
 
 
-def as_marks(shown: Bool[ndarray, "list rank"]) -> UInt64[ndarray, " list"]:
-    """Return which ranks are marked, a bit each."""
-    bits = np.uint64(1) << np.arange(shown.shape[1], dtype=np.uint64)
-    marks: ndarray = np.where(shown, bits, np.uint64(0)).sum(axis=1, dtype=np.uint64)
-    return marks
-
-
-def as_ranks(marks: UInt64[ndarray, " one"], n: int) -> Bool[ndarray, "one rank"]:
-    """Return which of n ranks are marked."""
-    return (marks[:, None] >> np.arange(n, dtype=np.uint64) & np.uint64(1)).astype(bool)
-
-
 def count_distinct(
     values: Int64[ndarray, "list rank"], which: Bool[ndarray, "list rank"]
 ) -> Int64[ndarray, " list"]:
@@ -230,8 +219,8 @@ class Candidates(NamedTuple):
     """In the held-out triggers."""
     p_value: Float64[ndarray, " candidate"]
     """In the held-out triggers."""
-    marks: UInt64[ndarray, " candidate"]
-    """Triggers that show it, a bit per rank, fresh or not."""
+    shown: Bool[ndarray, "candidate rank"]
+    """Triggers that show it, fresh or not."""
     words: Int32[ndarray, "candidate word"]
     """The last words of a group, as features; −1: none."""
 
@@ -250,7 +239,7 @@ class Candidates(NamedTuple):
         lists: TriggerLists,
         owner: ndarray,
         kind: ndarray | int,
-        marks: ndarray,
+        shown: ndarray,
         base_seen: ndarray,
         base: ndarray,
         feature: ndarray | None = None,
@@ -258,10 +247,7 @@ class Candidates(NamedTuple):
     ) -> "Candidates":
         """Return candidates with their counts and p-values."""
         (n_seen, k_seen), (n_held, k_held) = (
-            (
-                which.sum(axis=1)[owner],
-                np.bitwise_count(marks & as_marks(which)[owner]).astype(np.int64),
-            )
+            (which.sum(axis=1)[owner], (shown & which[owner]).sum(axis=1))
             for which in (lists.seen, lists.held)
         )
         n = len(owner)
@@ -276,7 +262,7 @@ class Candidates(NamedTuple):
             base_seen=base_seen,
             base=base,
             p_value=tail_probability(k_held, n_held, base),
-            marks=marks,
+            shown=shown,
             words=(np.full((n, MAX_GROUP), -1) if words is None else words).astype(np.int32),
         )
 
@@ -396,15 +382,13 @@ def _recurring(
     keys = place * n_features + feature
     distinct, counts = np.unique(keys[lists.seen[place, rank]], return_counts=True)
     kept = distinct[counts >= LEAST]
-    marks = np.zeros(len(kept), np.uint64)
-    if len(kept):
-        where = np.minimum(np.searchsorted(kept, keys), len(kept) - 1)
-        known = kept[where] == keys
-        np.bitwise_or.at(marks, where[known], np.uint64(1) << rank[known].astype(np.uint64))
+    place_of = lookup(kept, keys)
+    shown = np.zeros((len(kept), lists.rows.shape[1]), bool)
+    shown[place_of[place_of >= 0], rank[place_of >= 0]] = True
     owner, found = np.divmod(kept, n_features)
     in_layer = np.bincount(feature, minlength=n_features)[found] / rates.n_triggers
     bases = rates.matched(rates.by_length[found], owner, in_layer)
-    made = Candidates.make(lists, owner, features.kinds[found], marks, *bases, found)
+    made = Candidates.make(lists, owner, features.kinds[found], shown, *bases, found)
     return made.improbable(MAX_CHOICE_P, MIN_LIFT)
 
 
@@ -418,7 +402,7 @@ def _count_last_words(
     words = np.where(words < 0, -1 - np.arange(n), words)
     in_seen_half = np.zeros(n, bool)
     in_seen_half[SEEN] = True
-    return count_distinct(words, as_ranks(found.marks, n) & in_seen_half)
+    return count_distinct(words, found.shown & in_seen_half)
 
 
 def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates) -> Candidates:
@@ -450,11 +434,11 @@ def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates
             groups.append(group + [-1] * (MAX_GROUP - len(group)))
     lists_of, words = np.array(found, np.int64), np.array(groups, np.int64).reshape(-1, MAX_GROUP)
     there = words >= 0
-    marks = as_marks((last[lists_of][:, :, None] == np.where(there, words, -2)[:, None]).any(2))
+    shown = (last[lists_of][:, :, None] == np.where(there, words, -2)[:, None]).any(axis=2)
     by_length = (rates.by_length[np.maximum(words, 0)] * there[..., None]).sum(axis=1)
     layer_rate = np.where(there, in_layer[np.maximum(words, 0)], 0).sum(axis=1)
     bases = rates.matched(by_length, lists_of, layer_rate)
-    made = Candidates.make(lists, lists_of, WORD_GROUP, marks, *bases, words=words)
+    made = Candidates.make(lists, lists_of, WORD_GROUP, shown, *bases, words=words)
     return made.improbable(MAX_CHOICE_P, MIN_LIFT)
 
 
@@ -561,8 +545,11 @@ def select_shallow(
     """Return which of the shallow candidates that hold are shown, list by list."""
     places = holds.nonzero()[0]
     some = found.where(places)
-    marks = (some.marks & np.uint64((1 << TOP) - 1)).tolist()
-    fresh = (some.marks & as_marks(lists.first)[some.owner]).tolist()
+    bits = 1 << np.arange(lists.rows.shape[1])[:TOP]
+    marks, fresh = (
+        (shown[:, :TOP] @ bits).tolist()
+        for shown in (some.shown, some.shown & lists.first[some.owner])
+    )
     efforts = [EFFORT[RULES[kind]] for kind in some.kind.tolist()]
     columns = zip(range(len(places)), some.surprise.tolist(), marks, fresh, efforts, strict=True)
     of_list: dict[int, list[Option]] = {}

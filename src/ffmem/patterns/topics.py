@@ -39,8 +39,6 @@ from ffmem.patterns.shallow import (
     TOPIC,
     Candidates,
     TriggerLists,
-    as_marks,
-    as_ranks,
     count_distinct,
     is_minor,
     spread,
@@ -158,7 +156,7 @@ def explained_words(
     n_last = np.where(is_run, found.kind, is_form)
     slots, words = [], []
     for part in range(N_WORDS):
-        place, rank = (as_ranks(found.marks, n_ranks) & (n_last > part)[:, None]).nonzero()
+        place, rank = (found.shown & (n_last > part)[:, None]).nonzero()
         owner = found.owner[place]
         slots.append(owner * n_ranks + rank)
         words.append(features.last_words[lists.rows[owner, rank], part])
@@ -293,7 +291,7 @@ def _topics_of(
         )
         members &= sizes_left > 0
         shown, *bases = _compare(vectors_left, members, sizes_left, lists, sample, of_layer)
-        found = Candidates.make(lists, owner, TOPIC + number, as_marks(shown), *bases)
+        found = Candidates.make(lists, owner, TOPIC + number, shown, *bases)
         seen, held = (
             count_distinct(passages, shown & which) >= LEAST for which in (lists.seen, lists.held)
         )
@@ -437,7 +435,7 @@ def name_topics(
     patterns of the list name already.
     """
     rows = lists.rows[found.owner]
-    topic, rank = as_ranks(found.marks, rows.shape[1]).nonzero()
+    topic, rank = found.shown.nonzero()
     row = rows[topic, rank]
     passages, passage = np.unique(
         np.column_stack([topic, features.passage[row]]), axis=0, return_inverse=True
