@@ -36,7 +36,7 @@ def test_a_restored_checkpoint_continues_as_if_it_had_never_stopped(tmp_path):
     model, optimizer = make(0)
     step(model, optimizer)
     run_dir = RunDir(tmp_path)
-    state = TrainState(step=1, seconds=0.1, pending=[1 / 3], best_step=None)
+    state = TrainState(step=1, seconds=0.1, rows=3, best_step=None)
     run_dir.write_state(state, model, optimizer)
     for _ in range(3):
         step(model, optimizer)  # dropout draws random numbers

@@ -15,7 +15,7 @@ from ffmem.models.tokenizer import WordTokenizer
 from ffmem.progress import Progress
 from ffmem.training.config import KINDS
 from ffmem.training.run_dir import RunDir, read_tensors, write_tensors
-from ffmem.training.trainer import DivergenceError, perplexity
+from ffmem.training.trainer import DivergenceError, Trainer, perplexity
 from tests.training.small import curve, run, sentence, weights, write_corpus
 
 FILES = {
@@ -129,13 +129,24 @@ def test_a_folder_is_finished_only_when_all_is_written(whole, corpus, tmp_path):
     assert weights(folder) == weights(whole)
 
 
-@pytest.mark.parametrize("every", [1, 7])
-def test_how_often_checkpoints_are_written_changes_nothing(whole, corpus, tmp_path, every):
+def test_a_run_resumes_from_a_checkpoint_between_evaluations(corpus, tmp_path, monkeypatch):
+    run(tmp_path / "whole", corpus, evaluate_every=12)
+    take_step = Trainer.step
+
+    def stop_at_12(trainer):
+        if trainer.state.step == 11:
+            raise Stopped
+        take_step(trainer)
+
+    monkeypatch.setattr(Trainer, "step", stop_at_12)
     with pytest.raises(Stopped):
-        run(tmp_path / "model", corpus, progress=Stopping(6), checkpoint_every=every)
-    run(tmp_path / "model", corpus, checkpoint_every=every)
-    assert weights(tmp_path / "model") == weights(whole)
-    assert curve(tmp_path / "model") == curve(whole)
+        run(tmp_path / "model", corpus, evaluate_every=12, checkpoint_every=7)
+    monkeypatch.undo()
+    listening = Listening()
+    run(tmp_path / "model", corpus, evaluate_every=12, progress=listening)
+    assert listening.lines[0] == "Resuming after step 10 of 12."
+    assert weights(tmp_path / "model") == weights(tmp_path / "whole")
+    assert curve(tmp_path / "model") == curve(tmp_path / "whole")
 
 
 COMMAND = "from ffmem.cli.train import train; train()"

@@ -103,7 +103,7 @@ class TrainConfig(Record):
         "Minutes between checkpoints.", 5.0, minimum=0, compare=False
     )
     checkpoint_every: int | None = option(
-        "Also write a checkpoint every N steps.", None, minimum=1, compare=False
+        "Also write a checkpoint every N steps (rounded up to 10).", None, minimum=1, compare=False
     )
     keep_checkpoint: bool = option(
         "Keep the last checkpoint of a finished run.", False, compare=False
