@@ -1,10 +1,7 @@
 """Patterns, and where an index keeps them: `DIR/patterns/SOURCE/`, by who saw them.
 
 The paper's rule (Section 3.1): a pattern is seen in at least three of a memory's first 25 triggers,
-has a description, and is shallow (a recurring n-gram, say) or semantic (a recurring topic). A
-trigger may show several patterns of either kind:
-
-    label of a trigger = kinds of the patterns that it shows;    none: not covered
+has a description, and is shallow (a recurring n-gram, say) or semantic (a recurring topic).
 
     manifest.json             written last: settings, hash of the index's manifest, of every file
     found/layer-000.parquet   one row per pattern, by memory, sign and number
@@ -70,9 +67,6 @@ SEEN, HELD_OUT = slice(0, 2 * TOP, 2), slice(1, 2 * TOP, 2)
 
 The halves are alike: a word that only 20 sentences contain is in 10 of each, while ranks 1 to 25
 would use up all 20."""
-
-LABELS = ("shallow", "both", "semantic", "uncovered")
-"""What a trigger can be called, in the order of Figure 2."""
 
 SCORES = ("precision", "recall", "base", "lift", "p_value", "q_value")
 """Numbers of a pattern that somebody may have measured."""
@@ -162,24 +156,6 @@ class ExaminedList(NamedTuple):
     sign: int
     n: int
     """Triggers that were looked at, at most TOP."""
-
-
-def label(kinds: Iterable[str]) -> str:
-    """Return what a trigger is called that shows patterns of some kinds."""
-    shown = set(kinds)
-    if len(shown) > 1:
-        return "both"
-    return shown.pop() if shown else "uncovered"
-
-
-def labels(n: int, patterns: Iterable[tuple[str, Iterable[int]]]) -> list[str]:
-    """Return the label of each of the first n triggers, from the (kind, ranks) of the patterns."""
-    kinds: list[set[str]] = [set() for _ in range(n)]
-    for kind, ranks in patterns:
-        for rank in ranks:
-            if rank <= n:
-                kinds[rank - 1].add(kind)
-    return [label(shown) for shown in kinds]
 
 
 def format_patterns(patterns: Sequence[Pattern], gated: bool) -> list[str]:
