@@ -66,11 +66,12 @@ CREATE TABLE revision (key TEXT NOT NULL, owner TEXT NOT NULL, version INTEGER N
                        FOREIGN KEY (key, owner) REFERENCES assignment);
 """
 
+COLUMNS = "a.key, a.owner, a.place, r.version, r.saved_by, r.saved_at, r.sheet"
 WITH_NEWEST = """
 FROM assignment a LEFT JOIN revision r ON r.key = a.key AND r.owner = a.owner AND r.version =
     (SELECT max(version) FROM revision WHERE key = a.key AND owner = a.owner)
 """
-NEWEST = f"SELECT a.key, a.owner, a.place, r.version, r.saved_at, r.sheet {WITH_NEWEST}"
+NEWEST = f"SELECT {COLUMNS} {WITH_NEWEST}"
 
 
 class StudyExists(StoreError):
@@ -245,7 +246,7 @@ _SHEETS = TypeAdapter(Sheet)
 
 
 class Judgment(NamedTuple):
-    """An item, and what one person or program says about it."""
+    """An item, and what one person or program says about it; or a revision of that."""
 
     item: Item
     annotator: str
@@ -257,16 +258,8 @@ class Judgment(NamedTuple):
     saved_at: str | None = None
     place: int = 0
     """In the person's queue, from 1."""
-
-
-class Revision(NamedTuple):
-    """A sheet as it was saved."""
-
-    version: int
-    saved_by: str
+    saved_by: str | None = None
     """A name, or `import`."""
-    saved_at: str
-    sheet: Sheet
 
 
 class Person(NamedTuple):
@@ -458,7 +451,7 @@ class AnnotationStudy:
             self._insert(db, now, sheet, "import")
         return True
 
-    def history(self, owner: str, key: str) -> list[Revision]:
+    def history(self, owner: str, key: str) -> list[Judgment]:
         """Return every revision of a sheet, oldest first."""
         with self._transaction() as db:
             return self._history(db, key, owner)
@@ -483,13 +476,14 @@ class AnnotationStudy:
         owner: str,
         place: int,
         version: int | None,
+        saved_by: str | None,
         saved_at: str | None,
         sheet: str | None,
     ) -> Judgment:
         item = self.items[key]
         role = ADJUDICATOR if owner == ADJUDICATORS else ANNOTATOR
         filled = Sheet() if sheet is None else Sheet.parse(json.loads(sheet), item)
-        return Judgment(item, owner, filled, role, version or 0, saved_at, place)
+        return Judgment(item, owner, filled, role, version or 0, saved_at, place, saved_by)
 
     def _ready(self) -> set[str]:
         """Return the items that enough annotators have handed in."""
@@ -505,23 +499,22 @@ class AnnotationStudy:
         row = db.execute(f"{NEWEST} WHERE a.key = ? AND a.owner = ?", (key, owner)).fetchone()
         return self._judgment(*row)
 
-    def _history(self, db: sqlite3.Connection, key: str, owner: str) -> list[Revision]:
+    def _history(self, db: sqlite3.Connection, key: str, owner: str) -> list[Judgment]:
         rows = db.execute(
-            "SELECT version, saved_by, saved_at, sheet FROM revision"
-            " WHERE key = ? AND owner = ? ORDER BY version",
+            f"SELECT {COLUMNS} FROM assignment a JOIN revision r USING (key, owner)"
+            " WHERE key = ? AND owner = ? ORDER BY r.version",
             (key, owner),
         ).fetchall()
-        return [
-            Revision(version, saved_by, saved_at, Sheet.parse(json.loads(sheet), self.items[key]))
-            for version, saved_by, saved_at, sheet in rows
-        ]
+        return [self._judgment(*row) for row in rows]
 
     def _insert(
         self, db: sqlite3.Connection, before: Judgment, sheet: Sheet, saved_by: str
     ) -> Judgment:
         """Add a revision after the newest one."""
         saved_at = datetime.now(UTC).isoformat()
-        now = before._replace(sheet=sheet, version=before.version + 1, saved_at=saved_at)
+        now = before._replace(
+            sheet=sheet, version=before.version + 1, saved_by=saved_by, saved_at=saved_at
+        )
         content = json.dumps(sheet.to_dict())
         db.execute(
             "INSERT INTO revision VALUES (?, ?, ?, ?, ?, ?, ?)",
