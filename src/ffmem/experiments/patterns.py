@@ -22,8 +22,8 @@ from ffmem.patterns.labels import LABELS, KeyCounts, labels, shares
 from ffmem.patterns.store import (
     SOURCES,
     Patterns,
-    is_stale,
     main_sign,
+    no_patterns,
     open_patterns,
 )
 from ffmem.text import format_number, format_share
@@ -46,24 +46,12 @@ DEPTHS = PaperValue("layers of shallow and of semantic patterns", "1â€“9 and 10â
 class NoPatterns(StoreError):
     """Figure 2 of an index in which nobody has looked for patterns."""
 
-    def __init__(self, index: Index) -> None:
-        stale = [source for source in SOURCES if is_stale(index, source)]
-        found = (
-            f"those there ({', '.join(stale)}) are of another state of it"
-            if stale
-            else "it has none"
-        )
-        super().__init__(
-            f"The experiment `patterns` reads the patterns of an index, and {found}."
-            f" Find them with `ffmem patterns detect {index.folder}`."
-        )
-
 
 def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure the shares of labels by layer and source."""
     index, sources = context.index, open_patterns(context.index)
     if not sources:
-        raise NoPatterns(index)
+        raise NoPatterns(no_patterns(index))
     rows = [
         {"layer": layer, "source": found.source}
         | layer_row(index, found, layer, context.config.seed)

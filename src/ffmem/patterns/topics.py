@@ -209,11 +209,6 @@ class PrefixPool(NamedTuple):
         """Return the bin of prefixes with this many content words (at least one)."""
         return np.maximum(np.searchsorted(self.least, sizes, side="right") - 1, 0)
 
-    def cosines(self, centers: Float32[ndarray, "list axis"]) -> Float32[ndarray, "list prefix"]:
-        """Return how close the prefixes are to the centers of topics."""
-        found: ndarray = centers @ self.vectors.T
-        return found
-
     def thresholds(
         self, cosines: Float32[ndarray, "list prefix"], share: float
     ) -> Float32[ndarray, "list bin"]:
@@ -350,7 +345,7 @@ def _grow(
     members[lists[:, None], nearest[lists, seed]] = True
     members &= left
     for _ in range(ROUNDS):
-        thresholds = sample.thresholds(sample.cosines(_centers(usable, members)), SHARES[1])
+        thresholds = sample.thresholds(_centers(usable, members) @ sample.vectors.T, SHARES[1])
         members = left & _reaches(usable, members, bins, thresholds)
     return members
 
@@ -368,7 +363,7 @@ def _compare(
     How wide a topic is taken is decided by the triggers where it was seen.
     """
     centers = _centers(vectors, members)
-    cosines, in_layer = sample.cosines(centers), of_layer.cosines(centers)
+    cosines, in_layer = centers @ sample.vectors.T, centers @ of_layer.vectors.T
     bins = sample.bins(sizes)
     n_seen = lists.seen.sum(axis=1)
     possible = (sizes > 0) & (lists.rows >= 0) & members.any(axis=1, keepdims=True)

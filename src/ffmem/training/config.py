@@ -171,6 +171,10 @@ class TrainConfig(Record):
         )
         return max(1, tokens // self.context)
 
+    def warmup_steps(self, steps: int) -> int:
+        """Return the number of warm-up steps of a run."""
+        return min(500, steps // 20) if self.warmup is None else self.warmup
+
     @property
     def vocabulary_size(self) -> int:
         """How many words or tokens the vocabulary may have."""

@@ -38,7 +38,7 @@ from ffmem.training.run_dir import (
     TrainResult,
     TrainRunConfig,
 )
-from ffmem.training.trainer import Trainer, default_warmup, model_config, new_model
+from ffmem.training.trainer import Trainer, model_config, new_model
 
 
 def train(
@@ -131,7 +131,7 @@ def make_plan(config: TrainConfig, streams: TokenStreams) -> TrainPlan:
         matched_parameters=target,
         steps=steps,
         steps_per_epoch=blocks.n_steps(1, config.blocks_per_step),
-        warmup=default_warmup(steps) if config.warmup is None else config.warmup,
+        warmup=config.warmup_steps(steps),
         train=streams.train_stats,
         valid=streams.valid_stats,
     )

@@ -118,11 +118,6 @@ def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
 
 
-def default_warmup(steps: int) -> int:
-    """Return the default number of warm-up steps."""
-    return min(500, steps // 20)
-
-
 def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
     """Return the learning rate of a step, counted from 0.
 
@@ -191,7 +186,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config.weight_decay)
         self.weights = list(model.parameters())
         self.routers = [module for module in model.modules() if isinstance(module, Router)]
-        self.warmup = default_warmup(steps) if config.warmup is None else config.warmup
+        self.warmup = config.warmup_steps(steps)
         self.evaluate_every = config.evaluate_every or blocks.n_steps(1, config.blocks_per_step)
         self._losses: list[Tensor] = []
         """Loss, load-balancing loss and gradient norm of each step since the last row."""
