@@ -92,7 +92,7 @@ def test_a_worker_finds_what_this_process_finds(index, tmp_path, shuffled):
     np.save(tmp_path / "space.npy", space)
     LayerWorker(str(tmp_path), str(index.folder), seed=3).examine(1, shuffled)
     found = load_candidates(tmp_path, 1, shuffled)
-    expected = examine_layer(index, features, space, 1, shuffled, seed=3).found
+    expected = examine_layer(index, features, space, 1, shuffled, seed=3).candidates
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.asarray(one).dtype == np.asarray(other).dtype

@@ -5,7 +5,7 @@
 A pattern is looked for in the triggers of odd rank, and kept if those of even rank, which had no
 part in the choice, show it too often for chance, and at least three of the first 25 show it. Over
 all tests of all memories, the false-discovery rate is controlled (Benjamini and Hochberg 1995). The
-same index and settings give the same bytes, whoever examines the layers.
+same index and settings give the same bytes, with any number of workers.
 """
 
 import re
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool
 from numpy import ndarray
 
 from ffmem.errors import FfmemError, StoreError
@@ -71,7 +71,7 @@ N_CONTROLS = 4
 """Layers whose triggers are shuffled beside a detection, to see what chance alone finds."""
 
 MAX_EXPLAINED_P = 0.01
-"""p-value of shallow patterns whose words say nothing about a list's topic."""
+"""Shallow patterns up to this p-value explain their words, which then say nothing about a topic."""
 
 
 @dataclass
@@ -100,20 +100,19 @@ class DetectionResult:
         """The share of lists with a pattern."""
         return self.lists_with_pattern / self.lists if self.lists else None
 
-    def add(self, tests: "LayerTests", chosen: Int64[ndarray, " chosen"]) -> None:
-        """Count what was tested and chosen in a layer."""
-        lists, found = tests.lists, tests.found
+    def add(self, tests: "LayerTests", kept: Candidates) -> None:
+        """Count what was tested and kept in a layer."""
+        lists = tests.lists
         there = (lists.rows >= 0).any(axis=1)
         self.lists += int(there.sum())
         self.lists_too_short_to_test += int((there & (lists.held.sum(axis=1) < MIN_HELD)).sum())
         self.memories += len(np.unique(lists.memory[there]))
-        kept = found.where(chosen)
         owners = np.unique(kept.owner)
         self.lists_with_pattern += len(owners)
         self.memories_with_pattern += len(np.unique(lists.memory[owners]))
         for kind, which in zip(KINDS, (kept.kind < TOPIC, kept.kind >= TOPIC), strict=True):
             self.lists_by_kind[kind] += len(np.unique(kept.owner[which]))
-        self.tested.update(RULES[kind] for kind in found.kind.tolist())
+        self.tested.update(RULES[kind] for kind in tests.candidates.kind.tolist())
         self.kept.update(RULES[kind] for kind in kept.kind.tolist())
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,6 +170,8 @@ def detect(
     what is found then is what chance finds. With `workers`, processes of this machine share the
     layers, with `ray` actors there, which must see the folder of the index.
     """
+    from scipy.stats import false_discovery_control
+
     execution = ExecutionConfig(workers, ray)
     execution.check()
     if n_ranks(index) < 2 * MIN_HELD:
@@ -192,26 +193,28 @@ def detect(
     space = fit_space(vocabulary)
     every = examine_layers(index, features, space, tasks, seed, execution, progress)
     tests, controls = every[: len(layers)], every[len(layers) :]
-    q_values = _q_values(tests)
-    found = [choose(features, one, q <= alpha) for one, q in zip(tests, q_values, strict=True)]
-    summary = DetectionResult(shuffled)
-    for one, q, chosen in zip(tests, q_values, found, strict=True):
-        summary.add(one, chosen)
-        passed = one.found.p_value[q <= alpha]
-        summary.p_limit = max(summary.p_limit, float(passed.max(initial=0.0)))
+    p_values = np.concatenate([one.candidates.p_value for one in tests])
+    q_values = false_discovery_control(p_values) if len(p_values) else p_values
+    ends = np.cumsum([len(one.candidates.p_value) for one in tests])[:-1]
+    summary = DetectionResult(shuffled, p_limit=float(p_values[q_values <= alpha].max(initial=0.0)))
+    kept = []
+    for one, q_value in zip(tests, np.split(q_values, ends), strict=True):
+        tested = one._replace(candidates=one.candidates._replace(q_value=q_value))
+        kept.append(tested._replace(candidates=choose(features, tested, q_value <= alpha)))
+        summary.add(tested, kept[-1].candidates)
     if shuffled:
         return summary
     control = DetectionResult(shuffled=True)
     for one in controls:
-        control.add(one, choose(features, one, one.found.p_value <= summary.p_limit))
+        control.add(one, choose(features, one, one.candidates.p_value <= summary.p_limit))
     summary.shuffled_control = {
         "lists": control.lists,
         "lists_with_pattern": control.lists_with_pattern,
     }
-    namer = PatternNamer(index, features, vocabulary, tests, found)
+    namer = PatternNamer(index, features, vocabulary, kept)
     writer = PatternWriter(index, "automatic")
-    for one, chosen, q in zip(tests, found, q_values, strict=True):
-        writer.layer(one.layer, _examined(index, one), namer.patterns(one, chosen, q))
+    for one in kept:
+        writer.layer(one.layer, _examined(index, one), namer.patterns(one))
     writer.commit(
         {
             "source": "automatic",
@@ -232,12 +235,12 @@ def detect(
 
 
 class LayerTests(NamedTuple):
-    """Everything that was tested in one layer."""
+    """The lists of one layer, and what was tested in them; or what was kept of it."""
 
     layer: int
     lists: TriggerLists
-    found: Candidates
-    """Shallow candidates, then topics."""
+    candidates: Candidates
+    """Shallow ones, then topics."""
 
 
 def examine_layer(
@@ -327,7 +330,7 @@ class LayerWorker:
         tests = examine_layer(self.index, self.features, self.space, layer, shuffled, self.seed)
         path = _candidates_file(self.folder, layer, shuffled)
         temporary = path.with_name(f".{path.name}")
-        np.savez(temporary, allow_pickle=False, **tests.found._asdict())
+        np.savez(temporary, allow_pickle=False, **tests.candidates._asdict())
         temporary.replace(path)
 
     def flush(self) -> None:
@@ -362,24 +365,15 @@ def _scratch_folder(index: Index, execution: ExecutionConfig) -> Iterator[Path]:
 # From tests to patterns
 
 
-def _q_values(tests: Sequence[LayerTests]) -> list[ndarray]:
-    """Return the least false-discovery rate at which each test is accepted, by layer."""
-    from scipy.stats import false_discovery_control
-
-    p_values = np.concatenate([one.found.p_value for one in tests])
-    q_values = false_discovery_control(p_values) if len(p_values) else p_values
-    return np.split(q_values, np.cumsum([len(one.found.p_value) for one in tests])[:-1])
-
-
 def choose(
     features: CorpusFeatures, tests: LayerTests, passes: Bool[ndarray, " candidate"]
-) -> Int64[ndarray, " chosen"]:
-    """Return what becomes a pattern, of those that passed a test.
+) -> Candidates:
+    """Return what becomes a pattern, of the candidates that passed a test.
 
     A content word that fewer than half of the triggers contain, most of them about a topic that is
     a pattern, is one of the words of that topic.
     """
-    lists, found = tests.lists, tests.found
+    lists, found = tests.lists, tests.candidates
     is_topic = found.kind >= TOPIC
     often = (found.shown & lists.first[found.owner]).sum(axis=1) >= LEAST
     kept = (is_topic & often & passes & found.holds(topics.MIN_LIFT)).nonzero()[0]
@@ -388,7 +382,7 @@ def choose(
     n_inside = (found.shown & about[found.owner]).sum(axis=1)
     of_topic = is_minor(features, found) & (2 * n_inside >= found.shown.sum(axis=1))
     holds = ~is_topic & passes & found.holds(shallow.MIN_LIFT) & ~of_topic
-    return np.concatenate([select_shallow(lists, found, holds), kept])
+    return found.where(np.concatenate([select_shallow(lists, found, holds), kept]))
 
 
 def _examined(index: Index, tests: LayerTests) -> list[ExaminedList]:
@@ -429,27 +423,21 @@ class PatternNamer:
         index: Index,
         features: CorpusFeatures,
         vocabulary: Vocabulary,
-        tests: Sequence[LayerTests],
-        found: Sequence[ndarray],
+        kept: Sequence[LayerTests],
     ) -> None:
         self.index, self.features, self.vocabulary = index, features, vocabulary
         self.places = {
-            one.layer: [self._places(one, place) for place in chosen.tolist()]
-            for one, chosen in zip(tests, found, strict=True)
+            one.layer: [self._places(one, place) for place in range(len(one.candidates.owner))]
+            for one in kept
         }
         every = {place for layer in self.places.values() for each in layer for place in each}
         self.texts = self._read_texts(every)
 
-    def patterns(
-        self,
-        tests: LayerTests,
-        chosen: Int64[ndarray, " chosen"],
-        q_values: Float64[ndarray, " candidate"],
-    ) -> list[Pattern]:
+    def patterns(self, kept: LayerTests) -> list[Pattern]:
         """Return the patterns of a layer, those of a list numbered from the best."""
-        lists, some = tests.lists, tests.found.where(chosen)
+        lists, some = kept.lists, kept.candidates
         n_shallow = int((some.kind < TOPIC).sum())
-        what = list(map(self._what, some.kind.tolist(), self.places[tests.layer]))
+        what = list(map(self._what, some.kind.tolist(), self.places[kept.layer]))
         said: dict[int, set[str]] = {}
         for owner, text in zip(some.owner.tolist(), what[:n_shallow], strict=False):
             said.setdefault(owner, set()).update(re.findall(r"\w+", text.casefold()))
@@ -470,7 +458,7 @@ class PatternNamer:
             base = float(some.base[place])
             found.append(
                 Pattern(
-                    cell=self.index.layout.cell(tests.layer, int(lists.memory[owner])),
+                    cell=self.index.layout.cell(kept.layer, int(lists.memory[owner])),
                     sign=int(lists.sign[owner]),
                     number=n_of[owner],
                     kind=KINDS[kind >= TOPIC],
@@ -485,23 +473,24 @@ class PatternNamer:
                     base=base,
                     lift=recall / base,
                     p_value=float(some.p_value[place]),
-                    q_value=float(q_values[chosen[place]]),
+                    q_value=float(some.q_value[place]),
                 )
             )
         return found
 
-    def _places(self, tests: LayerTests, place: int) -> list[Place]:
+    def _places(self, kept: LayerTests, place: int) -> list[Place]:
         """Return where the features of a candidate are: in the first trigger that shows each."""
-        kind, feature = int(tests.found.kind[place]), int(tests.found.feature[place])
+        some = kept.candidates
+        kind, feature = int(some.kind[place]), int(some.feature[place])
         if GRAM <= kind < SHAPE:
             return [(kind, feature)]
         if kind == WORD_GROUP:
-            kind, wanted = LAST_WORD, tests.found.words[place].tolist()
+            kind, wanted = LAST_WORD, some.words[place].tolist()
         elif kind < GRAM:
             wanted = [feature]
         else:
             return []
-        rows = tests.lists.rows[tests.found.owner[place]]
+        rows = kept.lists.rows[some.owner[place]]
         shown = np.where(rows >= 0, self.features.endings[np.maximum(rows, 0), kind], -1)
         return [(kind, int(rows[(shown == one).argmax()])) for one in wanted if one >= 0]
 

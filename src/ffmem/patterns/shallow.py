@@ -219,6 +219,8 @@ class Candidates(NamedTuple):
     """In the held-out triggers."""
     p_value: Float64[ndarray, " candidate"]
     """In the held-out triggers."""
+    q_value: Float64[ndarray, " candidate"]
+    """After false-discovery control over all tests; 1 before."""
     shown: Bool[ndarray, "candidate rank"]
     """Triggers that show it, fresh or not."""
     words: Int32[ndarray, "candidate word"]
@@ -262,6 +264,7 @@ class Candidates(NamedTuple):
             base_seen=base_seen,
             base=base,
             p_value=tail_probability(k_held, n_held, base),
+            q_value=np.ones(n),
             shown=shown,
             words=(np.full((n, MAX_GROUP), -1) if words is None else words).astype(np.int32),
         )
