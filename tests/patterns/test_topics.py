@@ -6,7 +6,7 @@ from scipy.sparse import csr_matrix
 
 from ffmem.patterns.features import extract_features
 from ffmem.patterns.shallow import TriggerLists, find_shallow, is_fresh
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import MIN_TRIGGERS
 from ffmem.patterns.topics import (
     SHARES,
     PrefixPool,
@@ -103,7 +103,7 @@ def found_in(features, space, holding):
     found = find_topics(
         features, lists, space, nothing, PrefixPool.of(features, space, features.sample), 0
     )
-    assert (found.k_seen >= LEAST).all()
+    assert (found.k_seen >= MIN_TRIGGERS).all()
     return len({owner for owner in found.owner[found.p_value < 1e-3].tolist() if owner < 4})
 
 

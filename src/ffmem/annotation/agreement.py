@@ -36,7 +36,7 @@ from ffmem.annotation.study import (
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
 from ffmem.patterns.labels import LABELS, KeyCounts, labels
-from ffmem.patterns.store import LEAST, Patterns, open_patterns
+from ffmem.patterns.store import MIN_TRIGGERS, Patterns, open_patterns
 from ffmem.stats import bootstrap_interval, bootstrap_weights, number, ratio, with_interval
 
 Row = dict[str, Any]
@@ -371,7 +371,7 @@ def _machine_sheet(patterns: Patterns, item: Item) -> Sheet:
     found = []
     for one in patterns.of(str(item.cell)):
         marks = frozenset(rank for rank in one.ranks if rank <= len(item.texts))
-        if one.sign == item.sign and len(marks) >= LEAST:
+        if one.sign == item.sign and len(marks) >= MIN_TRIGGERS:
             kind: Any = one.kind  # one of KINDS
             found.append(SheetPattern(f"{one.number}", one.description, kind, marks))
     return Sheet(tuple(found), no_pattern=not found, done=True)

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ffmem.errors import FfmemError, StorageFull, StoreError
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import MIN_TRIGGERS
 
 TRIGGERS, CONTROL, COMPOSITION = "triggers", "control", "composition"
 """Kinds of items: a memory's triggers, random prefixes, two words of a composition."""
@@ -114,7 +114,7 @@ class Item(NamedTuple):
     """One thing to judge."""
 
     key: str
-    """A random name that tells nothing."""
+    """A random name that reveals nothing."""
     kind: str
     """TRIGGERS, CONTROL or COMPOSITION."""
     cell: str | None
@@ -231,10 +231,10 @@ class Sheet:
                 found.append(f"Pattern {number} has no description.")
             if pattern.kind is None:
                 found.append(f"Pattern {number} is not marked shallow or semantic.")
-            if len(pattern.marks) < LEAST:
+            if len(pattern.marks) < MIN_TRIGGERS:
                 found.append(
                     f"Pattern {number} is marked in {len(pattern.marks)} of the texts; a pattern"
-                    f" occurs in at least {LEAST}."
+                    f" occurs in at least {MIN_TRIGGERS}."
                 )
             earlier = first.setdefault((words, pattern.kind), number)
             if words and earlier != number:
@@ -364,7 +364,7 @@ class AnnotationStudy:
     def find_person(self, code: str) -> Person:
         """Return the person with a code."""
         given, found = code.encode(errors="replace"), None
-        for person in self.people():  # compare with all of them: the time must tell nothing
+        for person in self.people():  # compare with all of them: the time must reveal nothing
             if hmac.compare_digest(given, person.code.encode()):
                 found = person
         if found is None:
@@ -599,7 +599,7 @@ def _insert_plan(db: sqlite3.Connection, plan: Plan) -> None:
     roles = dict.fromkeys(plan.orders, ANNOTATOR) | dict.fromkeys(plan.adjudicators, ADJUDICATOR)
     people = [(name, secrets.token_urlsafe(16), role) for name, role in roles.items()]
     db.executemany("INSERT INTO person VALUES (?, ?, ?)", people)
-    # By key: the order of rows must tell nothing.
+    # By key: the order of rows must reveal nothing.
     items = sorted(plan.items, key=lambda item: item.key)
     db.executemany(
         "INSERT INTO item VALUES (?, ?, ?, ?, ?, ?)",

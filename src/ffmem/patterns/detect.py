@@ -55,7 +55,14 @@ from ffmem.patterns.shallow import (
     read_lists,
     select_shallow,
 )
-from ffmem.patterns.store import KINDS, LEAST, TOP, ExaminedList, Pattern, PatternWriter
+from ffmem.patterns.store import (
+    KINDS,
+    MIN_TRIGGERS,
+    TOP_TRIGGERS,
+    ExaminedList,
+    Pattern,
+    PatternWriter,
+)
 from ffmem.patterns.topics import (
     PrefixPool,
     Space,
@@ -178,7 +185,7 @@ def detect(
         raise FfmemError(
             f"The index keeps {index.manifest.t} triggers of each memory. Patterns are looked for"
             f" in half of them and tested on the other half, of at least {MIN_HELD}: index with"
-            f" -t {2 * TOP}."
+            f" -t {2 * TOP_TRIGGERS}."
         )
     if not 0 < alpha < 1:
         raise FfmemError(
@@ -218,7 +225,7 @@ def detect(
     writer.commit(
         {
             "source": "automatic",
-            "top": TOP,
+            "top": TOP_TRIGGERS,
             "split": "odd ranks against even",
             "alpha": alpha,
             "seed": seed,
@@ -375,7 +382,7 @@ def choose(
     """
     lists, found = tests.lists, tests.candidates
     is_topic = found.kind >= TOPIC
-    often = (found.shown & lists.first[found.owner]).sum(axis=1) >= LEAST
+    often = (found.shown & lists.first[found.owner]).sum(axis=1) >= MIN_TRIGGERS
     kept = (is_topic & often & passes & found.holds(topics.MIN_LIFT)).nonzero()[0]
     about = np.zeros(lists.rows.shape, bool)
     np.logical_or.at(about, found.owner[kept], found.shown[kept])
@@ -388,7 +395,7 @@ def choose(
 def _examined(index: Index, tests: LayerTests) -> list[ExaminedList]:
     """Return the lists of a layer that have a trigger."""
     lists = tests.lists
-    n = (lists.rows[:, :TOP] >= 0).sum(axis=1).tolist()
+    n = (lists.rows[:, :TOP_TRIGGERS] >= 0).sum(axis=1).tolist()
     pairs = zip(lists.memory.tolist(), lists.sign.tolist(), n, strict=True)
     cell = index.layout.cell
     return [ExaminedList(cell(tests.layer, memory), sign, k) for memory, sign, k in pairs if k]

@@ -1,4 +1,4 @@
-"""What prefixes end with, contain and look like, as numbers, and how common each of it is.
+"""Features of prefixes: what they end with, contain and look like, and how common each is.
 
 A text is a sequence of *units*: words, and other signs one by one (scripts without spaces, such as
 Chinese, give one unit per character). A *feature* is something that a prefix can show, without
@@ -31,7 +31,7 @@ from numpy import ndarray
 from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import MIN_TRIGGERS
 from ffmem.progress import Progress
 
 BLOCK_SENTENCES = 4096
@@ -49,7 +49,7 @@ SHAPE = GRAM + N_GRAM
 GRAM + n − 1 for a gram of n units; SHAPE + place in SHAPES. Those below GRAM are *endings*: a
 prefix has at most one of each."""
 
-SAME = 8
+CONTEXT_UNITS = 8
 """Prefixes with the same last 8 units (all units of shorter ones) have the same context."""
 
 PASSAGE = 200
@@ -103,7 +103,7 @@ SHAPES = (
 _BIT = {shape.name: 1 << bit for bit, shape in enumerate(SHAPES)}
 _INNER = ("word", "upper-first", "double", "opened", "closed", "hyphen")
 _BIT |= {name: 1 << len(SHAPES) + bit for bit, name in enumerate(_INNER)}
-"""Further properties of units, which shapes of whole prefixes follow from."""
+"""Further properties of units, from which the shapes of whole prefixes follow."""
 
 _TITLE_WORDS, _TITLE_SHARE = 4, 0.75
 
@@ -123,7 +123,7 @@ N_STEMS = 4
 
 
 class UnitTypes(dict[str, int]):
-    """Numbers of distinct units, given as they come, with what follows from their characters."""
+    """Numbers distinct units in order of appearance, with what follows from their characters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def stems(word: str) -> list[str]:
 
 
 def hash_text(text: str) -> int:
-    """Return 64 bits that stand for a text; the same in every process."""
+    """Return a 64-bit hash of a text, the same in every process."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
@@ -315,7 +315,7 @@ class SentenceBlock:
         hashes = np.array(self.types.hashes, np.uint64)
         last = np.where(self.last_type >= 0, hashes[self.last_type], NONE)
         run, context = last, last
-        for back in range(SAME):
+        for back in range(CONTEXT_UNITS):
             has = self.n_units > back
             unit = np.maximum(self.last_unit - back, 0)
             if back:
@@ -414,7 +414,7 @@ def read_blocks(index: Index, types: UnitTypes) -> Iterator[SentenceBlock]:
 
 
 def _code(numbers: ndarray, kind: int) -> ndarray:
-    """Return codes that differ between kinds of features; never NONE."""
+    """Return codes of features, other ones for another kind; never NONE."""
     return _mix(numbers * np.uint64(31) + np.uint64(kind)) | np.uint64(1)
 
 
@@ -432,11 +432,11 @@ def _mix(numbers: ndarray) -> ndarray:
 MAX_CONTENT_WORDS = 30_000
 MIN_SENTENCES = 3
 MAX_SHARE = 0.1
-"""A word in more of the sentences is no content word."""
+"""A word in a larger share of the sentences is not a content word."""
 
 FITTED_SENTENCES = 40_000
-"""Sentences from which content words and topics are learned, in runs of RUN."""
-RUN = 50
+"""Sentences from which content words and topics are learned, in runs of RUN_SENTENCES."""
+RUN_SENTENCES = 50
 
 
 @dataclass(frozen=True)
@@ -459,13 +459,15 @@ class Vocabulary:
         from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
 
         n = index.sentences.n_sentences
-        n_runs = -(-n // RUN)
+        n_runs = -(-n // RUN_SENTENCES)
         rng = np.random.default_rng([seed, n])
-        runs = np.sort(rng.choice(n_runs, min(FITTED_SENTENCES // RUN, n_runs), replace=False))
+        runs = np.sort(
+            rng.choice(n_runs, min(FITTED_SENTENCES // RUN_SENTENCES, n_runs), replace=False)
+        )
         texts = (
             sentence_text(index, row)[0]
-            for first in (runs * RUN).tolist()
-            for row in index.sentences.rows(first, min(RUN, n - first))
+            for first in (runs * RUN_SENTENCES).tolist()
+            for row in index.sentences.rows(first, min(RUN_SENTENCES, n - first))
         )
 
         def content_words(text: str) -> list[str]:
@@ -702,7 +704,7 @@ class _FeatureCounter:
             [np.repeat(np.arange(GRAM), endings.shape[1]), rows["gram_size"][order] + GRAM - 1]
         )
         distinct, first, n = np.unique(codes, return_index=True, return_counts=True)
-        recurs = (n >= LEAST) & (distinct != NONE)
+        recurs = (n >= MIN_TRIGGERS) & (distinct != NONE)
         self.codes = distinct[recurs]
         """Ascending; the shapes, which come after, have none."""
         shapes = np.arange(SHAPE, SHAPE + len(SHAPES))

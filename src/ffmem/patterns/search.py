@@ -164,7 +164,7 @@ def restore_search(index: Index) -> bool:
 
 
 def _origin(patterns: list[Patterns]) -> tuple[int, str]:
-    """Return what tells these patterns from others."""
+    """Return the hashes that identify these patterns."""
     return VERSION, " ".join(sha256(one.folder / "manifest.json") for one in patterns)
 
 

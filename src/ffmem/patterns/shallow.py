@@ -1,4 +1,4 @@
-"""Shallow patterns: what a memory's triggers end with, contain or look like too often for chance.
+"""Shallow patterns: what a memory's triggers end with, contain or look like beyond chance.
 
 Patterns are looked for in one half of a list's first 50 triggers and tested on the other (SEEN and
 HELD_OUT in `store`). Repetitions are one piece of evidence: a trigger counts (it is *fresh*) unless
@@ -42,13 +42,13 @@ from ffmem.patterns.features import (
     lookup,
     trigger_columns,
 )
-from ffmem.patterns.store import HELD_OUT, LEAST, SEEN, TOP
+from ffmem.patterns.store import HELD_OUT, MIN_TRIGGERS, SEEN, TOP_TRIGGERS
 
 MAX_CHOICE_P = 0.001
-"""A candidate is as improbable as this in the triggers where it was seen."""
+"""Largest p-value of a candidate in the triggers where it was seen."""
 
 MIN_LIFT = 2.0
-"""So many times as often as by chance, both where it was seen and where it is tested."""
+"""Least lift over chance, both where a candidate was seen and where it is tested."""
 
 MIN_HELD = 10
 """Fresh held-out triggers that a list must have for a test."""
@@ -57,12 +57,14 @@ MAX_COMMON = 0.3
 """Grams in a larger share of prefixes are not looked for."""
 
 MAX_GROUP, MIN_GROUP_LIFT, MIN_GROUP_SHARE = 6, 10.0, 0.2
-"""Of “ends with one of”: the most words, the least lift of each where it was seen, and the least
-share of the held-out triggers (chosen so freely, few would say little)."""
+"""“Ends with one of” has at most this many words, each with at least this lift where it was seen.
+At least this share of the held-out triggers must show it: the words are chosen freely, so that a
+few hits say little."""
 
 RELATED_SHARE = 0.05
 MIN_COSINE = 0.2
-"""Two last words belong together if only this share of random pairs is closer, and not by less."""
+"""Two last words belong together if their cosine is at least this, and only this share of random
+pairs is closer."""
 
 RULES = (
     *("last-token", "last-word", *["last-n-gram"] * (N_WORDS - 1)),
@@ -83,7 +85,7 @@ EFFORT = {
     "suffix": 4,
     "anywhere": 5,
 }
-"""To read a pattern of each rule."""
+"""How hard a pattern of each rule is to read."""
 
 ABOUT_WORD = np.array(
     [
@@ -91,7 +93,8 @@ ABOUT_WORD = np.array(
         for kind in range(WORD_GROUP)
     ]
 )
-"""By kind: whether it is about the form of the last word. With one word alone, the word is it."""
+"""By kind: whether it is about the form of the last word. If there is only one such word, the word
+itself is the pattern, not its form."""
 
 
 class TriggerLists(NamedTuple):
@@ -104,7 +107,7 @@ class TriggerLists(NamedTuple):
     fresh: Bool[ndarray, "list rank"]
 
     def fresh_in(self, ranks: slice) -> Bool[ndarray, "list rank"]:
-        """Return the fresh triggers of some ranks: SEEN, HELD_OUT or the first TOP."""
+        """Return the fresh triggers of some ranks: SEEN, HELD_OUT or the first TOP_TRIGGERS."""
         found = np.zeros_like(self.fresh)
         found[:, ranks] = self.fresh[:, ranks]
         return found
@@ -122,12 +125,12 @@ class TriggerLists(NamedTuple):
     @property
     def first(self) -> Bool[ndarray, "list rank"]:
         """The fresh triggers among which a pattern must recur."""
-        return self.fresh_in(slice(TOP))
+        return self.fresh_in(slice(TOP_TRIGGERS))
 
 
 def n_ranks(index: Index) -> int:
     """Return how many triggers of each list are examined."""
-    return min(2 * TOP, index.manifest.t)
+    return min(2 * TOP_TRIGGERS, index.manifest.t)
 
 
 def read_lists(
@@ -272,7 +275,7 @@ class Candidates(NamedTuple):
     def improbable(self, max_p: float, min_lift: float) -> "Candidates":
         """Return those that are improbable where they were seen, and can be tested."""
         return self.where(
-            (self.k_seen >= LEAST)
+            (self.k_seen >= MIN_TRIGGERS)
             & (self.n_held >= MIN_HELD)
             & (self.k_seen >= min_lift * self.base_seen * self.n_seen)
             & (tail_probability(self.k_seen, self.n_seen, self.base_seen) <= max_p)
@@ -284,7 +287,7 @@ class Candidates(NamedTuple):
         As many of the held-out triggers must show it as 3 of 25 (more, if it is a group of words),
         at the least lift.
         """
-        enough = (self.k_held > 0) & (self.k_held * TOP >= LEAST * self.n_held)
+        enough = (self.k_held > 0) & (self.k_held * TOP_TRIGGERS >= MIN_TRIGGERS * self.n_held)
         enough &= (self.kind != WORD_GROUP) | (self.k_held >= MIN_GROUP_SHARE * self.n_held)
         holds: ndarray = enough & (self.k_held >= min_lift * self.base * self.n_held)
         return holds
@@ -337,7 +340,7 @@ def find_shallow(features: CorpusFeatures, lists: TriggerLists) -> Candidates:
     ]
     found = Candidates.join([*parts, _word_groups(features, lists, rates)])
     about_word = np.flatnonzero(np.append(ABOUT_WORD, False)[found.kind])
-    several = _count_last_words(features, lists, found.where(about_word)) >= LEAST
+    several = _count_last_words(features, lists, found.where(about_word)) >= MIN_TRIGGERS
     return found.where(np.delete(np.arange(len(found.owner)), about_word[~several]))
 
 
@@ -384,7 +387,7 @@ def _recurring(
     n_features = len(features.kinds)
     keys = place * n_features + feature
     distinct, counts = np.unique(keys[lists.seen[place, rank]], return_counts=True)
-    kept = distinct[counts >= LEAST]
+    kept = distinct[counts >= MIN_TRIGGERS]
     place_of = lookup(kept, keys)
     shown = np.zeros((len(kept), lists.rows.shape[1]), bool)
     shown[place_of[place_of >= 0], rank[place_of >= 0]] = True
@@ -421,8 +424,8 @@ def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates
     in_layer = np.bincount(last[place, rank], minlength=n_features) / rates.n_triggers
     keys = (place * n_features + last[place, rank])[lists.seen[place, rank]]
     distinct, counts = np.unique(keys, return_counts=True)
-    owner, word = np.divmod(distinct[counts >= LEAST], n_features)
-    counts = counts[counts >= LEAST]
+    owner, word = np.divmod(distinct[counts >= MIN_TRIGGERS], n_features)
+    counts = counts[counts >= MIN_TRIGGERS]
     base = rates.matched(rates.by_length[word], owner, in_layer[word])[0]
     often = counts >= MIN_GROUP_LIFT * base * lists.seen.sum(axis=1)[owner]
     owner, word, counts = owner[often], word[often], counts[often]
@@ -521,7 +524,7 @@ def select(options: list[Option]) -> list[int]:
     left = sorted(options, key=lambda one: (-one.surprise, one.effort, one.number))
     taken: list[int] = []
     covered = 0
-    while left := [one for one in left if (one.fresh & ~covered).bit_count() >= LEAST]:
+    while left := [one for one in left if (one.fresh & ~covered).bit_count() >= MIN_TRIGGERS]:
         best = max(
             (one for one in left if one is left[0] or _is_better(one, left[0])),
             key=lambda one: (one is not left[0], one.surprise, -one.effort, -one.number),
@@ -537,7 +540,7 @@ def _is_better(other: Option, best: Option) -> bool:
     if best.marks & ~other.marks:
         return False
     n_more = (other.fresh & ~best.marks).bit_count()
-    if n_more >= LEAST and other.surprise >= WIDER_SHARE * best.surprise:
+    if n_more >= MIN_TRIGGERS and other.surprise >= WIDER_SHARE * best.surprise:
         return True
     return other.effort < best.effort and other.surprise >= READABLE_SHARE * best.surprise
 
@@ -548,9 +551,9 @@ def select_shallow(
     """Return which of the shallow candidates that hold are shown, list by list."""
     places = holds.nonzero()[0]
     some = found.where(places)
-    bits = 1 << np.arange(lists.rows.shape[1])[:TOP]
+    bits = 1 << np.arange(lists.rows.shape[1])[:TOP_TRIGGERS]
     marks, fresh = (
-        (shown[:, :TOP] @ bits).tolist()
+        (shown[:, :TOP_TRIGGERS] @ bits).tolist()
         for shown in (some.shown, some.shown & lists.first[some.owner])
     )
     efforts = [EFFORT[RULES[kind]] for kind in some.kind.tolist()]
