@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int32, Int64, Shaped, UInt32, UInt64
+from jaxtyping import Bool, Float32, Int8, Int32, Int64, Shaped, UInt64
 from numpy import ndarray
 
 from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
@@ -98,12 +98,13 @@ SHAPES = (
     Shape("in-quotes", "punctuation", "inside quotation marks"),
     Shape("title", "casing", "mostly capitalized words, as in titles and lists of names"),
 )
-"""In the order of their bits."""
 
-_BIT = {shape.name: 1 << bit for bit, shape in enumerate(SHAPES)}
-_INNER = ("word", "upper-first", "double", "opened", "closed", "hyphen")
-_BIT |= {name: 1 << len(SHAPES) + bit for bit, name in enumerate(_INNER)}
-"""Further properties of units, from which the shapes of whole prefixes follow."""
+_PROPERTIES = (
+    *(shape.name for shape in SHAPES),
+    *("word", "upper-first", "double", "opened", "closed", "hyphen"),
+)
+"""Of units: shapes, and what the shapes of whole prefixes follow from."""
+_COLUMN = {name: column for column, name in enumerate(_PROPERTIES)}
 
 _TITLE_WORDS, _TITLE_SHARE = 4, 0.75
 
@@ -128,7 +129,8 @@ class UnitTypes(dict[str, int]):
     def __init__(self) -> None:
         super().__init__()
         self.hashes: list[int] = []
-        self.shapes: list[int] = []
+        self.properties: list[bytes] = []
+        """A byte for each of _PROPERTIES, 1 if the unit has it."""
         self.suffixes: list[tuple[int, ...]] = []
         self.stems: list[tuple[int, ...]] = []
 
@@ -136,11 +138,11 @@ class UnitTypes(dict[str, int]):
         number = self[text] = len(self)
         folded = text.casefold()
         self.hashes.append(hash_text(folded))
-        self.shapes.append(_unit_shapes(text))
+        properties = _unit_properties(text)
+        self.properties.append(bytes(name in properties for name in _PROPERTIES))
         long = [n for n in SUFFIXES if len(folded) >= n + 2]
         self.suffixes.append(tuple(hash_text(folded[-n:]) if n in long else 0 for n in SUFFIXES))
-        is_word = self.shapes[number] & _BIT["word"]
-        hashes = [hash_text(stem) for stem in stems(folded)] if is_word else []
+        hashes = [hash_text(stem) for stem in stems(folded)] if "word" in properties else []
         self.stems.append((*hashes, *[0] * (N_STEMS - len(hashes))))
         return number
 
@@ -181,7 +183,7 @@ def find_units(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in regex.finditer(unit, text, regex.V1)]
 
 
-def _unit_shapes(text: str) -> int:
+def _unit_properties(text: str) -> set[str]:
     """Return what a unit looks like, by its characters alone."""
     first = unicodedata.category(text[0])
     if not (first[0] in "LN" or first in ("Co", "Mn", "Mc")):
@@ -189,7 +191,7 @@ def _unit_shapes(text: str) -> int:
         names |= {name for name, signs in _SIGNS.items() if text in signs}
         if not names & {shape.name for shape in SHAPES}:
             names.add("symbol")
-        return sum(_BIT[name] for name in names)
+        return names
     kinds = [unicodedata.category(character) for character in text]
     n, upper, lower = len(text), sum(k in ("Lu", "Lt") for k in kinds), kinds.count("Ll")
     digits, starts_upper = kinds.count("Nd"), first in ("Lu", "Lt")
@@ -205,7 +207,7 @@ def _unit_shapes(text: str) -> int:
         "capitalized": starts_upper and lower > 0 and upper == 1,
         "camel": upper > starts_upper and lower > 0 and digits == 0,
     }
-    return sum(_BIT[name] for name, is_shown in shown.items() if is_shown)
+    return {name for name, is_shown in shown.items() if is_shown}
 
 
 def sentence_text(index: Index, row: StoredSentence) -> tuple[str, list[int]]:
@@ -288,15 +290,19 @@ class SentenceBlock:
             origin = self.text_starts[self.sentence[at]]
             shown = slice(self.unit_start[self.last_unit[at]] - origin, self.end[at] - origin)
             self.last_type[at] = types[texts[self.sentence[at]][shown]]
+        joined = np.frombuffer(b"".join(types.properties), bool)
+        self.properties = joined.reshape(-1, len(_PROPERTIES))
+        """By type of unit."""
 
     @property
     def unit_hashes(self) -> UInt64[ndarray, " unit"]:
         """The hash of every unit."""
         return np.array(self.types.hashes, np.uint64)[self.unit_type]
 
-    def has(self, name: str) -> Bool[ndarray, " type"]:
-        """Return which types of units have a property."""
-        return (np.array(self.types.shapes, np.uint32) & np.uint32(_BIT[name])) > 0
+    def units_with(self, name: str) -> Bool[ndarray, " unit"]:
+        """Return which units have a property."""
+        found: ndarray = self.properties[self.unit_type, _COLUMN[name]]
+        return found
 
     def endings(self) -> tuple[ndarray, ndarray, ndarray]:
         """Return the codes of what each prefix ends with, its context and its last words.
@@ -325,7 +331,8 @@ class SentenceBlock:
                 codes[:, LAST_WORD + back] = np.where(has, _code(run, LAST_WORD + back), NONE)
                 word = _code(whole[unit] if back else last, GRAM)
                 last_words[:, back] = np.where(has, word, NONE)
-        is_word = self.has("word")[self.last_type] & (self.last_type >= 0) & ~self.is_cut
+        is_word = self.properties[self.last_type, _COLUMN["word"]] & (self.last_type >= 0)
+        is_word &= ~self.is_cut
         suffixes = np.array(self.types.suffixes, np.uint64)[self.last_type]
         for place in range(len(SUFFIXES)):
             has = is_word & (suffixes[:, place] != NONE)
@@ -333,42 +340,41 @@ class SentenceBlock:
             codes[:, SUFFIX + place] = np.where(has, code, NONE)
         return codes, context, last_words
 
-    def shapes(self) -> UInt32[ndarray, " prefix"]:
-        """Return the shapes of prefixes, a bit each."""
-        found = np.zeros(len(self.token), np.uint32)
+    def shapes(self) -> Bool[ndarray, "prefix shape"]:
+        """Return which of SHAPES each prefix has."""
+        found = np.zeros((len(self.token), len(_PROPERTIES)), bool)
 
         def mark(name: str, shown: Bool[ndarray, " prefix"]) -> None:
-            found[shown] |= np.uint32(_BIT[name])
+            found[shown, _COLUMN[name]] = True
 
         has = self.n_units > 0
         if len(self.unit_type):
-            found[has] = np.array(self.types.shapes, np.uint32)[self.last_type[has]]
+            found[has] = self.properties[self.last_type[has]]
             unit, start = np.maximum(self.last_unit, 0), self.last_unit + 1 - self.n_units
-            found[self.n_units == 1] &= ~np.uint32(_BIT["capitalized"])
+            found[self.n_units == 1, _COLUMN["capitalized"]] = False
             mark("inside-word", self.is_cut)
-            hyphen = self.has("hyphen")[self.unit_type]
+            hyphen = self.units_with("hyphen")
             before, earlier = np.maximum(unit - 1, 0), np.maximum(unit - 2, 0)
             joined = (self.unit_end[before] == self.unit_start[unit]) & hyphen[before]
             joined &= (self.unit_end[earlier] == self.unit_start[before]) & ~hyphen[earlier]
-            is_word = (found & np.uint32(_BIT["word"])) > 0
-            mark("hyphenated", has & is_word & joined & (self.n_units > 2))
+            mark("hyphenated", has & found[:, _COLUMN["word"]] & joined & (self.n_units > 2))
 
             def count(name: str, past: ndarray) -> Int64[ndarray, " prefix"]:
                 """Count units of a property from the sentence's first to the one before `past`."""
-                sums = np.concatenate([[0], np.cumsum(self.has(name)[self.unit_type])])
+                sums = np.concatenate([[0], np.cumsum(self.units_with(name))])
                 n: ndarray = sums[past] - sums[start]
                 return n
 
             last, past = self.last_unit, self.last_unit + 1
             mark("in-brackets", has & (count("opening", last) > count("closing", past)))
             quotes = count("double", last) % 2 + count("opened", last) - count("closed", past)
-            mark("in-quotes", has & (quotes > 0) & ((found & np.uint32(_BIT["double"])) == 0))
+            mark("in-quotes", has & (quotes > 0) & ~found[:, _COLUMN["double"]])
             n_words, n_upper = count("word", past), count("upper-first", past)
             mark("title", has & (n_words >= _TITLE_WORDS) & (n_upper >= _TITLE_SHARE * n_words))
         mark("first", self.length == 1)
         mark("first-three", (self.length >= 1) & (self.length <= 3))
         mark("whole", self.is_whole)
-        return found & np.uint32((1 << len(SHAPES)) - 1)
+        return found[:, : len(SHAPES)]
 
     def grams(self) -> Grams:
         """Return the grams of all sentences, each where its sentence first has it."""
@@ -376,7 +382,7 @@ class SentenceBlock:
         reached = np.searchsorted(self.end, self.unit_end)
         inside = reached < len(self.end)
         inside[inside] = self.sentence[reached[inside]] == self.unit_sentence[inside]
-        whole, is_word = self.unit_hashes, self.has("word")[self.unit_type]
+        whole, is_word = self.unit_hashes, self.units_with("word")
         parts, run = [], whole
         for size in range(1, N_GRAM + 1):
             begin, end = np.arange(len(whole) - size + 1), np.arange(size - 1, len(whole))
@@ -533,7 +539,7 @@ class CorpusFeatures:
     """Which part of the corpus a prefix is from: about an article."""
     endings: Int32[ndarray, "row ending"]
     """What a prefix ends with, by kind; −1: nothing that recurs."""
-    shapes: UInt32[ndarray, " row"]
+    shapes: Bool[ndarray, "row shape"]
     last_words: Int32[ndarray, "row back"]
     """Content words among the last units, the last first; −1: none."""
     gram_slices: Int64[ndarray, "row two"]
@@ -723,10 +729,8 @@ class _FeatureCounter:
         """Count the prefixes of a block."""
         bins = bins_of(block.length)
         self.totals += np.bincount(bins, minlength=len(BINS))
-        shapes, first_shape = block.shapes(), len(self.codes)
-        for bit in range(len(SHAPES)):
-            shown = (shapes >> np.uint32(bit) & np.uint32(1)).astype(bool)
-            self.counts[first_shape + bit] += np.bincount(bins[shown], minlength=len(BINS))
+        for feature, shown in enumerate(block.shapes().T, start=len(self.codes)):
+            self.counts[feature] += np.bincount(bins[shown], minlength=len(BINS))
         for codes in block.endings()[0].T:
             found = lookup(self.codes, codes)
             known = found >= 0

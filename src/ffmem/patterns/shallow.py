@@ -304,9 +304,8 @@ class BaseRates:
     def __init__(self, features: CorpusFeatures, lists: TriggerLists) -> None:
         self.overall = features.counts.sum(axis=1) / max(int(features.totals.sum()), 1)
         self.by_length = features.counts / np.maximum(features.totals, 1)
-        for bit, shape in enumerate(SHAPES):
+        for at, shape in enumerate(SHAPES, start=features.first_shape):
             if shape.rule == "position":
-                at = features.first_shape + bit
                 self.by_length[at] = self.overall[at]
         self.n_triggers = max(int((lists.rows >= 0).sum()), 1)
         bins = features.bins[np.maximum(lists.rows, 0)]
@@ -359,10 +358,8 @@ def _shown_features(
     grams = features.grams[at].astype(np.int64)
     rare = (grams >= 0) & (rates.overall[np.maximum(grams, 0)] < MAX_COMMON)
     yield place[which][rare], rank[which][rare], grams[rare]
-    shapes = np.where(there, features.shapes[rows], np.uint32(0))
-    bits = np.arange(len(SHAPES), dtype=np.uint32)
-    place, rank, bit = (shapes[..., None] >> bits & np.uint32(1)).nonzero()
-    yield place, rank, features.first_shape + bit
+    place, rank, shape = (features.shapes[rows] & there[..., None]).nonzero()
+    yield place, rank, features.first_shape + shape
 
 
 def spread(
