@@ -313,8 +313,8 @@ class BaseRates:
         """How the lengths of each list's seen and held-out triggers are spread over the bins."""
         for which in (lists.seen, lists.held):
             counts = np.zeros((len(bins), len(BINS)))
-            place, rank = which.nonzero()
-            np.add.at(counts, (place, bins[place, rank]), 1)
+            owner, rank = which.nonzero()
+            np.add.at(counts, (owner, bins[owner, rank]), 1)
             self.lengths.append(counts / np.maximum(which.sum(axis=1, keepdims=True), 1))
 
     def matched(
@@ -334,8 +334,8 @@ def find_shallow(features: CorpusFeatures, lists: TriggerLists) -> Candidates:
     """Return every shallow candidate of a layer with its test."""
     rates = BaseRates(features, lists)
     parts = [
-        _recurring(features, lists, rates, place, rank, feature)
-        for place, rank, feature in _shown_features(features, lists, rates)
+        _recurring(features, lists, rates, owner, rank, feature)
+        for owner, rank, feature in _shown_features(features, lists, rates)
     ]
     found = Candidates.join([*parts, _word_groups(features, lists, rates)])
     about_word = np.flatnonzero(np.append(ABOUT_WORD, False)[found.kind])
@@ -351,15 +351,15 @@ def _shown_features(
     there = lists.rows >= 0
     for kind in range(GRAM):
         shown = np.where(there, features.endings[rows, kind], -1).astype(np.int64)
-        place, rank = (shown >= 0).nonzero()
-        yield place, rank, shown[place, rank]
-    place, rank = there.nonzero()
-    which, at = spread(features.gram_slices[rows[place, rank]])
+        owner, rank = (shown >= 0).nonzero()
+        yield owner, rank, shown[owner, rank]
+    owner, rank = there.nonzero()
+    which, at = spread(features.gram_slices[rows[owner, rank]])
     grams = features.grams[at].astype(np.int64)
     rare = (grams >= 0) & (rates.overall[np.maximum(grams, 0)] < MAX_COMMON)
-    yield place[which][rare], rank[which][rare], grams[rare]
-    place, rank, shape = (features.shapes[rows] & there[..., None]).nonzero()
-    yield place, rank, features.first_shape + shape
+    yield owner[which][rare], rank[which][rare], grams[rare]
+    owner, rank, shape = (features.shapes[rows] & there[..., None]).nonzero()
+    yield owner, rank, features.first_shape + shape
 
 
 def spread(
@@ -376,22 +376,22 @@ def _recurring(
     features: CorpusFeatures,
     lists: TriggerLists,
     rates: BaseRates,
-    place: Int64[ndarray, " shown"],
+    owner: Int64[ndarray, " shown"],
     rank: Int64[ndarray, " shown"],
     feature: Int64[ndarray, " shown"],
 ) -> Candidates:
-    """Return the candidates among features that triggers show."""
+    """Return the candidates among the features that triggers show, given by list and rank."""
     n_features = len(features.kinds)
-    keys = place * n_features + feature
-    distinct, counts = np.unique(keys[lists.seen[place, rank]], return_counts=True)
-    kept = distinct[counts >= MIN_TRIGGERS]
-    place_of = lookup(kept, keys)
-    shown = np.zeros((len(kept), lists.rows.shape[1]), bool)
-    shown[place_of[place_of >= 0], rank[place_of >= 0]] = True
-    owner, found = np.divmod(kept, n_features)
-    in_layer = np.bincount(feature, minlength=n_features)[found] / rates.n_triggers
-    bases = rates.matched(rates.by_length[found], owner, in_layer)
-    made = Candidates.make(lists, owner, features.kinds[found], shown, *bases, found)
+    in_layer = np.bincount(feature, minlength=n_features) / rates.n_triggers
+    keys = owner * n_features + feature
+    distinct, counts = np.unique(keys[lists.seen[owner, rank]], return_counts=True)
+    recurring = distinct[counts >= MIN_TRIGGERS]
+    candidate = lookup(recurring, keys)
+    shown = np.zeros((len(recurring), lists.rows.shape[1]), bool)
+    shown[candidate[candidate >= 0], rank[candidate >= 0]] = True
+    owner, feature = np.divmod(recurring, n_features)
+    bases = rates.matched(rates.by_length[feature], owner, in_layer[feature])
+    made = Candidates.make(lists, owner, features.kinds[feature], shown, *bases, feature)
     return made.improbable(MAX_CHOICE_P, MIN_LIFT)
 
 
@@ -417,9 +417,9 @@ def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates
     n_features = len(features.kinds)
     last = np.where(lists.rows >= 0, features.endings[np.maximum(lists.rows, 0), LAST_WORD], -1)
     last = last.astype(np.int64)
-    place, rank = (last >= 0).nonzero()
-    in_layer = np.bincount(last[place, rank], minlength=n_features) / rates.n_triggers
-    keys = (place * n_features + last[place, rank])[lists.seen[place, rank]]
+    owner, rank = (last >= 0).nonzero()
+    in_layer = np.bincount(last[owner, rank], minlength=n_features) / rates.n_triggers
+    keys = (owner * n_features + last[owner, rank])[lists.seen[owner, rank]]
     distinct, counts = np.unique(keys, return_counts=True)
     owner, word = np.divmod(distinct[counts >= MIN_TRIGGERS], n_features)
     counts = counts[counts >= MIN_TRIGGERS]
