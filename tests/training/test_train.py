@@ -12,35 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from ffmem.errors import CorpusError, StorageFull, StoreError
 from ffmem.models.tokenizer import WordTokenizer
-from ffmem.progress import Progress
 from ffmem.training.config import KINDS
 from ffmem.training.run_dir import RunDir, read_tensors, write_tensors
 from ffmem.training.trainer import DivergenceError, Trainer, perplexity
-from tests.training.small import curve, run, sentence, weights, write_corpus
+from tests.training.small import Stopped, Stopping, curve, run, sentence, weights, write_corpus
 
 FILES = {
     *("config.json", "generation_config.json", "model.safetensors", "dict.txt", "tokenizer.json"),
     *("tokenizer_config.json", "training.json", "curve.jsonl", "curve.svg", "README.md"),
 }
-
-
-class Stopped(Exception):
-    pass
-
-
-class Stopping(Progress):
-    """Stops the run at the n-th line that it says."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.left = n
-        self.lines = []
-
-    def say(self, line):
-        self.lines.append(line)
-        self.left -= 1
-        if self.left == 0:
-            raise Stopped
 
 
 class Listening(Stopping):
@@ -105,7 +85,7 @@ def test_a_run_leaves_the_random_numbers_and_threads_of_the_process_alone(corpus
 def test_a_run_stopped_anywhere_resumes_to_the_same_weights(whole, corpus, tmp_path, line):
     stopping = Stopping(line)
     with pytest.raises(Stopped):
-        run(tmp_path / "model", corpus, progress=stopping, checkpoint_every=3)
+        run(tmp_path / "model", corpus, progress=stopping, checkpoint_minutes=0.0)
     listening = Listening()
     run(tmp_path / "model", corpus, progress=listening)
     assert weights(tmp_path / "model") == weights(whole)
@@ -140,7 +120,7 @@ def test_a_run_resumes_from_a_checkpoint_between_evaluations(corpus, tmp_path, m
 
     monkeypatch.setattr(Trainer, "step", stop_at_12)
     with pytest.raises(Stopped):
-        run(tmp_path / "model", corpus, evaluate_every=12, checkpoint_every=7)
+        run(tmp_path / "model", corpus, evaluate_every=12, checkpoint_minutes=0.0)
     monkeypatch.undo()
     listening = Listening()
     run(tmp_path / "model", corpus, evaluate_every=12, progress=listening)
@@ -159,7 +139,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(whole, corpus, t
         **{"memory": "relu", "layers": 2, "width": 16, "heads": 2, "memories": 12},
         **{"context": 16, "batch-tokens": 64, "steps": 12, "evaluate-every": 5, "cutoffs": "10,20"},
         **{"distances": 4, "key-width": 4, "threads": 1, "unit": "line", "device": "cpu"},
-        **{"checkpoint-every": 1, "corpus": corpus, "out": folder},
+        **{"checkpoint-minutes": 0, "corpus": corpus, "out": folder},
     }
     given = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     state = folder / "checkpoint" / "state.safetensors"
@@ -252,7 +232,7 @@ def test_a_run_that_diverges_later_keeps_the_last_good_checkpoint(corpus, tmp_pa
     write_tensors(state, tensors, metadata)
     before = state.read_bytes()
     with pytest.raises(DivergenceError, match=r"at step 6: .* The checkpoint after step 5 is kept"):
-        run(tmp_path / "model", corpus, checkpoint_every=1)
+        run(tmp_path / "model", corpus, checkpoint_minutes=0.0)
     assert state.read_bytes() == before
 
 
@@ -285,7 +265,7 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_is_an_error_and_the_run_can_be_resumed(whole, corpus, small_disk):
     with pytest.raises(StorageFull, match="Free some space and rerun the command"):
-        run(small_disk / "model", corpus, checkpoint_every=1)
+        run(small_disk / "model", corpus, checkpoint_minutes=0.0)
     assert (small_disk / "model" / "checkpoint" / "prepared.safetensors").exists()
     assert not list(small_disk.rglob("*.tmp"))
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
@@ -323,7 +303,7 @@ def test_the_curve_of_experts_has_their_load_balancing_loss_and_resumes_to_the_s
     for line in (3, 5):
         folder = tmp_path / str(line)
         with pytest.raises(Stopped):
-            run(folder, corpus, progress=Stopping(line), checkpoint_every=3, **MOE)
+            run(folder, corpus, progress=Stopping(line), checkpoint_minutes=0.0, **MOE)
         run(folder, corpus, **MOE)
         assert weights(folder) == weights(tmp_path / "whole")
         assert curve(folder) == rows

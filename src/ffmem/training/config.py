@@ -100,13 +100,7 @@ class TrainConfig(Record):
         compare=False,
     )
     checkpoint_minutes: float = option(
-        "Minutes between checkpoints.", 5.0, minimum=0, compare=False
-    )
-    checkpoint_every: int | None = option(
-        "Also write a checkpoint every N steps (rounded up to 10).", None, minimum=1, compare=False
-    )
-    keep_checkpoint: bool = option(
-        "Keep the last checkpoint of a finished run.", False, compare=False
+        "Minutes between checkpoints; 0: one every 10 steps.", 5.0, minimum=0, compare=False
     )
 
     def __post_init__(self) -> None:

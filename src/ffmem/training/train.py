@@ -90,8 +90,7 @@ def train(
                 progress.say(f"Resuming after step {trainer.state.step:,} of {trainer.steps:,}.")
             trainer.train(progress)
             result = _finish(prepared, trainer, run_dir)
-        if not config.keep_checkpoint:
-            shutil.rmtree(run_dir.checkpoint, ignore_errors=True)
+        shutil.rmtree(run_dir.checkpoint, ignore_errors=True)
     return result
 
 

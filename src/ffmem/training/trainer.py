@@ -193,7 +193,7 @@ class Trainer:
         self._row_seconds = 0.0
         """Spent on these steps."""
         self._last_checkpoint = 0
-        self._last_checkpoint_time = time.monotonic()
+        self._last_save = time.monotonic()
         self._note = ""
 
     def start_or_resume(self) -> bool:
@@ -224,7 +224,7 @@ class Trainer:
                 done = step
                 if evaluate:
                     progress.say(self._evaluate())
-                elif self._is_checkpoint_due():
+                elif time.monotonic() >= self._last_save + 60 * self.config.checkpoint_minutes:
                     self.save()
 
     def step(self) -> None:
@@ -325,17 +325,12 @@ class Trainer:
             f" validation perplexity {found:,.2f}{', the best so far' if is_best else ''}."
         )
 
-    def _is_checkpoint_due(self) -> bool:
-        waited = time.monotonic() - self._last_checkpoint_time
-        every, n_steps = self.config.checkpoint_every, self.state.step - self._last_checkpoint
-        return waited >= 60 * self.config.checkpoint_minutes or bool(every and n_steps >= every)
-
     def save(self) -> None:
         """Write a checkpoint."""
         self.curve.flush()
         self.run_dir.write_state(self.state, self.model, self.optimizer)
         self._last_checkpoint = self.state.step
-        self._last_checkpoint_time = time.monotonic()
+        self._last_save = time.monotonic()
 
 
 def format_numbers(loss: float, perplexity: float | None, rate: float) -> str:
