@@ -27,7 +27,7 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import sentences_of_line
 from ffmem.files import write_text
 from ffmem.networks.experts import Router, reading_routes
-from ffmem.patterns.store import TOP
+from ffmem.patterns.store import TOP_TRIGGERS
 from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
 from ffmem.training.run_dir import TrainResult
@@ -104,7 +104,7 @@ def pattern_row(index: ffmem.Index, layer: int) -> Row:
                 for pattern in own
                 if name in ("any", pattern.kind)
                 for rank in pattern.ranks
-                if rank <= TOP
+                if rank <= TOP_TRIGGERS
             }
             shown[name] += len(ranks)
     n_triggers = sum(one.n for one in lists)

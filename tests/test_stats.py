@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from ffmem.stats import DRAWS, Z95, bootstrap_share, share, spread, wilson
+from ffmem.stats import DRAWS, Z95, bootstrap_weights, share, spread, wilson, with_interval
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -54,9 +54,14 @@ def test_a_bootstrap_interval_is_that_of_items_drawn_one_by_one():
     rng = np.random.default_rng(1)
     wholes = rng.integers(1, 26, 12).astype(float)
     parts = np.floor(wholes * rng.random(12))
-    low, high = bootstrap_share(parts, wholes, seed=0)
+    weights = bootstrap_weights(12, seed=0)
+    found = with_interval("share", parts, wholes, weights)
+    assert found["share"] == parts.sum() / wholes.sum()
     drawn = rng.integers(0, 12, (20 * DRAWS, 12))
     shares = parts[drawn].sum(axis=1) / wholes[drawn].sum(axis=1)
-    assert (low, high) == pytest.approx(tuple(np.quantile(shares, (0.025, 0.975))), abs=0.02)
-    assert bootstrap_share(parts[:1], wholes[:1], seed=0) == (None, None)
-    assert bootstrap_share(parts, 0 * wholes, seed=0) == (None, None)
+    expected = np.quantile(shares, (0.025, 0.975)).tolist()
+    assert [found["share_low"], found["share_high"]] == pytest.approx(expected, abs=0.02)
+    one = with_interval("share", parts[:1], wholes[:1], bootstrap_weights(1, seed=0))
+    assert one["share_low"] is one["share_high"] is None
+    nothing = with_interval("share", parts, 0 * wholes, weights)
+    assert set(nothing.values()) == {None}

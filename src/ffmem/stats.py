@@ -75,9 +75,21 @@ def ratio(above: ArrayLike, below: ArrayLike) -> Float[ndarray, "*draw"]:
     return result
 
 
-def bootstrap_share(
-    parts: Shaped[ndarray, " item"], wholes: Shaped[ndarray, " item"], seed: int
-) -> tuple[float | None, float | None]:
-    """Return the 95 % interval of Σ parts / Σ wholes over items drawn anew; None of one item."""
-    weights = bootstrap_weights(len(parts), seed)
-    return bootstrap_interval(ratio(weights @ parts, weights @ wholes))
+def number(value: Float[ndarray, ""] | float) -> float | None:
+    """Return a number for JSON; None for NaN."""
+    return float(value) if np.isfinite(value) else None
+
+
+def with_interval(
+    name: str,
+    parts: Shaped[ndarray, " item"],
+    wholes: Shaped[ndarray, " item"],
+    weights: Float[ndarray, "draw item"],
+) -> dict[str, float | None]:
+    """Return Σ parts / Σ wholes as `name`, and its bootstrap interval as name_low and name_high."""
+    low, high = bootstrap_interval(ratio(weights @ parts, weights @ wholes))
+    return {
+        name: number(ratio(parts.sum(), wholes.sum())),
+        f"{name}_low": low,
+        f"{name}_high": high,
+    }

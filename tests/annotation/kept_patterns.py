@@ -4,7 +4,7 @@ import shutil
 
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import TOP, ExaminedList, Pattern, PatternWriter, main_sign
+from ffmem.patterns.store import TOP_TRIGGERS, ExaminedList, Pattern, PatternWriter, main_sign
 
 
 def copied(index, folder):
@@ -14,7 +14,7 @@ def copied(index, folder):
 
 def listed(index, cell, sign):
     memory = index.memory(Cell(*cell))
-    return (memory.triggers if sign > 0 else memory.negative_triggers)[:TOP]
+    return (memory.triggers if sign > 0 else memory.negative_triggers)[:TOP_TRIGGERS]
 
 
 def keep(index, source, seen, settings=None):

@@ -27,7 +27,7 @@ from ffmem.annotation.agreement import (
 )
 from ffmem.annotation.study import CONTROL, TRIGGERS, Item, Text
 from ffmem.cells import Cell
-from ffmem.patterns.store import LABELS
+from ffmem.patterns.labels import LABELS
 from tests.annotation.kept_patterns import copied, first_three, keep, listed
 from tests.annotation.studies import composed, judged, sheet, simulated
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from ffmem.annotation.agreement import difference, keys_of, shares
+from ffmem.annotation.agreement import count_keys
 from ffmem.annotation.report import (
     RULE,
     patterns_of,
@@ -22,7 +22,8 @@ from ffmem.annotation.sampling import draw_plan
 from ffmem.annotation.study import AnnotationStudy, Sheet
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
-from ffmem.patterns.store import LABELS, Patterns, damaged_files
+from ffmem.patterns.labels import LABELS, difference, shares
+from ffmem.patterns.store import Patterns, damaged_files
 from tests.annotation.kept_patterns import copied, first_three, keep
 from tests.annotation.studies import composed, judged, sheet, simulated
 from tests.experiments.test_patterns import patterns
@@ -193,13 +194,13 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
             judged(f"k{i:02}", "a", *([("shallow", range(1, 26))] if chance.random() < 0.4 else []))
             for i in range(30)
         ]
-        row = shares(keys_of(study), seed)
+        row = shares(count_keys(study), seed)
         inside += row["covered_low"] <= 0.4 <= row["covered_high"]
     assert inside >= 52
 
 
 def test_a_difference_is_wider_than_its_sides_and_0_of_the_same():
-    keys = keys_of(simulated(0.2, people=1, keys=40, controls=0))
+    keys = count_keys(simulated(0.2, people=1, keys=40, controls=0))
     found = difference(keys, keys)
     assert found["covered"] == 0
     assert found["covered_low"] < 0 < found["covered_high"]

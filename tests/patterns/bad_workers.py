@@ -4,32 +4,31 @@ import os
 import signal
 
 from ffmem.errors import FfmemError
-from ffmem.patterns.detect import LayerWorker, make_worker
+from ffmem.patterns.detect import LayerWorker
 
 
 class DyingWorker(LayerWorker):
-    """Kills its process when it first meets layer 1, or always."""
+    """Kills its process when it first meets layer 1."""
 
-    always = False
-
-    def examine(self, layer, shuffle_seed):
+    def examine(self, layer, shuffled):
         marker = self.folder / "died"
-        if layer == 1 and (self.always or not marker.exists()):
+        if layer == 1 and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        super().examine(layer, shuffle_seed)
+        super().examine(layer, shuffled)
 
 
-def dying(**arguments):
-    made = make_worker(**arguments)
-    return DyingWorker(made.examiner, made.folder)
+class DeadlyWorker(LayerWorker):
+    """Kills its process whenever it meets layer 1."""
+
+    def examine(self, layer, shuffled):
+        if layer == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().examine(layer, shuffled)
 
 
-def deadly(**arguments):
-    made = dying(**arguments)
-    made.always = True
-    return made
+class FailingWorker(LayerWorker):
+    """Cannot start."""
 
-
-def failing(**arguments):
-    raise FfmemError("There is no room here.")
+    def __init__(self, *arguments):
+        raise FfmemError("There is no room here.")

@@ -2,7 +2,7 @@
 
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import TOP, ExaminedList, Pattern, PatternWriter
+from ffmem.patterns.store import TOP_TRIGGERS, ExaminedList, Pattern, PatternWriter
 
 
 def pattern(cell, number=1, description="ends with a date", kind="shallow", sign=1, **fields):
@@ -20,6 +20,6 @@ def plant(index: Index, source: str, *patterns: Pattern) -> None:
         for one in here:
             memory = index[str(one.cell)]
             triggers = memory.triggers if one.sign > 0 else memory.negative_triggers
-            lists.add(ExaminedList(one.cell, one.sign, min(TOP, len(triggers))))
+            lists.add(ExaminedList(one.cell, one.sign, min(TOP_TRIGGERS, len(triggers))))
         writing.layer(layer, lists, here)
     writing.commit({})

@@ -9,7 +9,7 @@ import pytest
 from ffmem.errors import FfmemError
 from ffmem.patterns.detect import detect
 from ffmem.patterns.features import BINS
-from ffmem.patterns.store import LEAST, TOP, Patterns
+from ffmem.patterns.store import MIN_TRIGGERS, TOP_TRIGGERS, Patterns
 from ffmem.progress import Progress
 from tests.indexing.folders import content
 from tests.patterns.planted import (
@@ -215,7 +215,7 @@ def test_the_held_out_triggers_are_counted_as_they_are_listed(found):
         for several in found[1].layer(layer).values():
             for one in several:
                 assert one.recall == len(one.held_ranks) / one.held
-                assert sum(rank <= TOP for rank in one.ranks) >= LEAST
+                assert sum(rank <= TOP_TRIGGERS for rank in one.ranks) >= MIN_TRIGGERS
 
 
 def test_marks_are_exactly_the_triggers_that_show_it(found, lists):

@@ -9,18 +9,12 @@ import ffmem
 from ffmem.errors import FfmemError, StoreError, WorkerError
 from ffmem.parallel import ExecutionConfig
 from ffmem.patterns import detect as detect_module
-from ffmem.patterns.detect import (
-    LayerExaminer,
-    LayerTask,
-    detect,
-    load_tests,
-    make_worker,
-)
+from ffmem.patterns.detect import LayerWorker, detect, examine_layer, load_candidates
 from ffmem.patterns.features import extract_features
 from ffmem.patterns.topics import fit_space
 from ffmem.progress import Progress
 from tests.indexing.folders import content, indexed, write_corpus
-from tests.patterns.bad_workers import deadly, dying, failing
+from tests.patterns.bad_workers import DeadlyWorker, DyingWorker, FailingWorker
 
 QUIET = Progress(quiet=True)
 
@@ -48,20 +42,20 @@ def scratch(tmp_path, monkeypatch):
     return folder
 
 
-def use(monkeypatch, factory):
-    """Let workers be made by a function."""
-    monkeypatch.setattr(detect_module, "make_worker", factory)
+def use(monkeypatch, kind):
+    """Use another kind of workers."""
+    monkeypatch.setattr(detect_module, "LayerWorker", kind)
 
 
 def test_a_killed_worker_changes_nothing(index, plain, scratch, monkeypatch):
-    use(monkeypatch, dying)
+    use(monkeypatch, DyingWorker)
     detect(index, workers=2, progress=QUIET)
     assert content(index.folder / "patterns") == plain
     assert list(scratch.iterdir()) == []
 
 
 def test_a_layer_that_kills_every_worker_ends_the_command(index, plain, scratch, monkeypatch):
-    use(monkeypatch, deadly)
+    use(monkeypatch, DeadlyWorker)
     with pytest.raises(WorkerError, match="3 workers died while working on the patterns of layer"):
         ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain
@@ -69,7 +63,7 @@ def test_a_layer_that_kills_every_worker_ends_the_command(index, plain, scratch,
 
 
 def test_workers_that_cannot_start_end_the_command(index, plain, scratch, monkeypatch):
-    use(monkeypatch, failing)
+    use(monkeypatch, FailingWorker)
     with pytest.raises(FfmemError, match="There is no room here"):
         ffmem.detect(index, workers=2)
     assert content(index.folder / "patterns") == plain
@@ -90,27 +84,20 @@ def test_a_missing_temporary_folder_is_an_error(index, tmp_path, monkeypatch):
         detect(index, workers=2, progress=QUIET)
 
 
-@pytest.fixture(scope="module")
-def examiner(index):
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_worker_finds_what_this_process_finds(index, tmp_path, shuffled):
     features, words = extract_features(index, 0, QUIET)
-    return LayerExaminer(index, features, fit_space(words), seed=0)
-
-
-@pytest.mark.parametrize("shuffled", [None, 3])
-def test_a_worker_finds_what_this_process_finds(examiner, tmp_path, shuffled):
-    examiner.features.save(tmp_path)
-    np.save(tmp_path / "space.npy", examiner.space)
-    worker = make_worker(str(tmp_path), str(examiner.index.folder), 0)
-    task = LayerTask(1, shuffled)
-    worker.examine(*task)
-    found, expected = load_tests(tmp_path, examiner, task), examiner.examine(task)
-    assert found.layer == expected.layer
-    for part in ("lists", "found"):
-        for one, other in zip(getattr(found, part), getattr(expected, part), strict=True):
-            np.testing.assert_array_equal(one, other)
-            assert np.asarray(one).dtype == np.asarray(other).dtype
+    space = fit_space(words)
+    features.save(tmp_path)
+    np.save(tmp_path / "space.npy", space)
+    LayerWorker(str(tmp_path), str(index.folder), seed=3).examine(1, shuffled)
+    found = load_candidates(tmp_path, 1, shuffled)
+    expected = examine_layer(index, features, space, 1, shuffled, seed=3).candidates
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.asarray(one).dtype == np.asarray(other).dtype
 
 
 def test_a_worker_that_does_not_see_the_index_is_refused(tmp_path):
     with pytest.raises(StoreError, match=r"no index at .*elsewhere here.* that all of them share"):
-        make_worker(str(tmp_path), str(tmp_path / "elsewhere"), 0)
+        LayerWorker(str(tmp_path), str(tmp_path / "elsewhere"), 0)

@@ -28,7 +28,7 @@ from ffmem.patterns.explain import (
     format_trigger,
     prompts,
 )
-from ffmem.patterns.store import KINDS, LEAST, TOP, Pattern, Patterns, main_sign
+from ffmem.patterns.store import KINDS, MIN_TRIGGERS, TOP_TRIGGERS, Pattern, Patterns, main_sign
 from ffmem.progress import Progress
 from ffmem.registry import SMOLLM2, fetch
 from tests.indexing.folders import indexed, write_corpus
@@ -88,11 +88,11 @@ def test_what_the_model_names_is_kept_with_scores_that_can_be_counted_by_hand(in
             word = pattern.description.removeprefix("ends with ")
             shows = [one.rank for one in triggers if one.last_token.strip() == word]
             assert (pattern.sign, pattern.kind, pattern.rule) == (sign, "shallow", "explained")
-            assert list(pattern.ranks) == [rank for rank in shows if rank <= 2 * TOP]
-            assert sum(rank <= TOP for rank in shows) >= LEAST
-            held = [rank for rank in shows if rank <= 2 * TOP and rank % 2 == 0]
+            assert list(pattern.ranks) == [rank for rank in shows if rank <= 2 * TOP_TRIGGERS]
+            assert sum(rank <= TOP_TRIGGERS for rank in shows) >= MIN_TRIGGERS
+            held = [rank for rank in shows if rank <= 2 * TOP_TRIGGERS and rank % 2 == 0]
             assert list(pattern.held_ranks) == held
-            assert pattern.held == TOP
+            assert pattern.held == TOP_TRIGGERS
             assert pattern.recall == pytest.approx(len(held) / pattern.held)
             assert 0 <= pattern.p_value <= pattern.q_value <= 1
     examined = {one.cell for layer in range(2) for one in kept.lists(layer)}
@@ -121,7 +121,7 @@ def test_patterns_are_looked_for_in_odd_ranks_and_tested_on_even_ones(index):
         explain(index, endpoint(server), ["L0N0"])
     sign = int(main_sign(index, 0)[0])
     triggers = index["L0N0"].triggers if sign > 0 else index["L0N0"].negative_triggers
-    lines = [format_trigger(one) for one in triggers[: 2 * TOP]]
+    lines = [format_trigger(one) for one in triggers[: 2 * TOP_TRIGGERS]]
     texts = [asked["messages"][1]["content"] for asked in server.asked]
     shown = [re.findall(r"^\d+\. (.*)$", text, re.MULTILINE) for text in texts]
     assert shown[0] == lines[::2]
@@ -376,7 +376,7 @@ def test_a_real_model_behind_a_real_server_answers_in_the_asked_form(llama, tiny
     found = [pattern for cell in cells for pattern in kept.of(cell)]
     assert len(found) == result.patterns
     for pattern in found:
-        assert LEAST <= len(pattern.ranks) <= 6
+        assert MIN_TRIGGERS <= len(pattern.ranks) <= 6
         assert pattern.kind in KINDS
     # Everything is answered by now: the same run asks nothing.
     answered = Endpoint(url, "smollm2-135m", timeout=60.0, retries=0, max_tokens=160)

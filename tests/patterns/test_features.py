@@ -275,9 +275,9 @@ def shown(tmp_path_factory):
     rows = zip(block.sentence.tolist(), block.length.tolist(), block.shapes().tolist(), strict=True)
     return {
         " ".join(lines[sentence].split()[:n]): {
-            shape.name for bit, shape in enumerate(SHAPES) if bits >> bit & 1
+            shape.name for shape, is_shown in zip(SHAPES, shapes, strict=True) if is_shown
         }
-        for sentence, n, bits in rows
+        for sentence, n, shapes in rows
     }
 
 

@@ -17,8 +17,8 @@ from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
+from ffmem.patterns.labels import LABELS, labels
 from ffmem.patterns.store import (
-    LABELS,
     ExaminedList,
     Pattern,
     Patterns,
@@ -26,7 +26,6 @@ from ffmem.patterns.store import (
     damaged_files,
     export_patterns,
     is_stale,
-    labels,
     main_sign,
     open_patterns,
 )

@@ -6,7 +6,7 @@ from scipy.sparse import csr_matrix
 
 from ffmem.patterns.features import extract_features
 from ffmem.patterns.shallow import TriggerLists, find_shallow, is_fresh
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import MIN_TRIGGERS
 from ffmem.patterns.topics import (
     SHARES,
     PrefixPool,
@@ -77,7 +77,7 @@ def test_a_stated_share_of_usual_prefixes_reaches_a_threshold_at_most(corpus, sh
     pool = PrefixPool.of(features, space, features.sample)
     rng = np.random.default_rng(0)
     centres = pool.vectors[rng.integers(0, len(pool.vectors), 20)]
-    cosines = pool.cosines(centres)
+    cosines = centres @ pool.vectors.T
     thresholds = pool.thresholds(cosines, share)
     shares = pool.shares(cosines, thresholds)
     assert (shares <= share).all()
@@ -103,7 +103,7 @@ def found_in(features, space, holding):
     found = find_topics(
         features, lists, space, nothing, PrefixPool.of(features, space, features.sample), 0
     )
-    assert (found.k_seen >= LEAST).all()
+    assert (found.k_seen >= MIN_TRIGGERS).all()
     return len({owner for owner in found.owner[found.p_value < 1e-3].tolist() if owner < 4})
 
 

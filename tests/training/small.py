@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from ffmem.corpus.corpus import Corpus
+from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
 from ffmem.training.train import train
 
@@ -50,6 +51,25 @@ def run(folder: Path, corpus: Path, *, valid=None, progress=None, **options):
         None if valid is None else Corpus(str(valid), unit="line"),
         progress=progress,
     )
+
+
+class Stopped(Exception):
+    pass
+
+
+class Stopping(Progress):
+    """Stops the run at the n-th line that it says."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.left = n
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+        self.left -= 1
+        if self.left == 0:
+            raise Stopped
 
 
 def curve(folder):

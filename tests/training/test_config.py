@@ -74,10 +74,10 @@ def test_a_wrong_value_is_refused_by_its_option(wrong, message):
 
 
 def test_a_config_is_read_back_as_it_was_written():
-    written = tiny_config(match="gelu", warmup=0, threads=3, keep_checkpoint=True)
+    written = tiny_config(match="gelu", warmup=0, threads=3, checkpoint_minutes=0.0)
     read = TrainConfig.of(json.loads(written.to_json()))
     assert read == written
-    assert (read.threads, read.keep_checkpoint) == (3, True)
+    assert (read.threads, read.checkpoint_minutes) == (3, 0.0)
 
 
 def test_a_run_without_steps_and_epochs_stops_early():

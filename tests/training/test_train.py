@@ -12,35 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from ffmem.errors import CorpusError, StorageFull, StoreError
 from ffmem.models.tokenizer import WordTokenizer
-from ffmem.progress import Progress
 from ffmem.training.config import KINDS
 from ffmem.training.run_dir import RunDir, read_tensors, write_tensors
-from ffmem.training.trainer import DivergenceError, perplexity
-from tests.training.small import curve, run, sentence, weights, write_corpus
+from ffmem.training.trainer import DivergenceError, Trainer, perplexity
+from tests.training.small import Stopped, Stopping, curve, run, sentence, weights, write_corpus
 
 FILES = {
     *("config.json", "generation_config.json", "model.safetensors", "dict.txt", "tokenizer.json"),
     *("tokenizer_config.json", "training.json", "curve.jsonl", "curve.svg", "README.md"),
 }
-
-
-class Stopped(Exception):
-    pass
-
-
-class Stopping(Progress):
-    """Stops the run at the n-th line that it says."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.left = n
-        self.lines = []
-
-    def say(self, line):
-        self.lines.append(line)
-        self.left -= 1
-        if self.left == 0:
-            raise Stopped
 
 
 class Listening(Stopping):
@@ -105,7 +85,7 @@ def test_a_run_leaves_the_random_numbers_and_threads_of_the_process_alone(corpus
 def test_a_run_stopped_anywhere_resumes_to_the_same_weights(whole, corpus, tmp_path, line):
     stopping = Stopping(line)
     with pytest.raises(Stopped):
-        run(tmp_path / "model", corpus, progress=stopping, checkpoint_every=3)
+        run(tmp_path / "model", corpus, progress=stopping, checkpoint_minutes=0.0)
     listening = Listening()
     run(tmp_path / "model", corpus, progress=listening)
     assert weights(tmp_path / "model") == weights(whole)
@@ -129,13 +109,24 @@ def test_a_folder_is_finished_only_when_all_is_written(whole, corpus, tmp_path):
     assert weights(folder) == weights(whole)
 
 
-@pytest.mark.parametrize("every", [1, 7])
-def test_how_often_checkpoints_are_written_changes_nothing(whole, corpus, tmp_path, every):
+def test_a_run_resumes_from_a_checkpoint_between_evaluations(corpus, tmp_path, monkeypatch):
+    run(tmp_path / "whole", corpus, evaluate_every=12)
+    take_step = Trainer.step
+
+    def stop_at_12(trainer):
+        if trainer.state.step == 11:
+            raise Stopped
+        take_step(trainer)
+
+    monkeypatch.setattr(Trainer, "step", stop_at_12)
     with pytest.raises(Stopped):
-        run(tmp_path / "model", corpus, progress=Stopping(6), checkpoint_every=every)
-    run(tmp_path / "model", corpus, checkpoint_every=every)
-    assert weights(tmp_path / "model") == weights(whole)
-    assert curve(tmp_path / "model") == curve(whole)
+        run(tmp_path / "model", corpus, evaluate_every=12, checkpoint_minutes=0.0)
+    monkeypatch.undo()
+    listening = Listening()
+    run(tmp_path / "model", corpus, evaluate_every=12, progress=listening)
+    assert listening.lines[0] == "Resuming after step 10 of 12."
+    assert weights(tmp_path / "model") == weights(tmp_path / "whole")
+    assert curve(tmp_path / "model") == curve(tmp_path / "whole")
 
 
 COMMAND = "from ffmem.cli.train import train; train()"
@@ -148,7 +139,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(whole, corpus, t
         **{"memory": "relu", "layers": 2, "width": 16, "heads": 2, "memories": 12},
         **{"context": 16, "batch-tokens": 64, "steps": 12, "evaluate-every": 5, "cutoffs": "10,20"},
         **{"distances": 4, "key-width": 4, "threads": 1, "unit": "line", "device": "cpu"},
-        **{"checkpoint-every": 1, "corpus": corpus, "out": folder},
+        **{"checkpoint-minutes": 0, "corpus": corpus, "out": folder},
     }
     given = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     state = folder / "checkpoint" / "state.safetensors"
@@ -241,7 +232,7 @@ def test_a_run_that_diverges_later_keeps_the_last_good_checkpoint(corpus, tmp_pa
     write_tensors(state, tensors, metadata)
     before = state.read_bytes()
     with pytest.raises(DivergenceError, match=r"at step 6: .* The checkpoint after step 5 is kept"):
-        run(tmp_path / "model", corpus, checkpoint_every=1)
+        run(tmp_path / "model", corpus, checkpoint_minutes=0.0)
     assert state.read_bytes() == before
 
 
@@ -274,7 +265,7 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_is_an_error_and_the_run_can_be_resumed(whole, corpus, small_disk):
     with pytest.raises(StorageFull, match="Free some space and rerun the command"):
-        run(small_disk / "model", corpus, checkpoint_every=1)
+        run(small_disk / "model", corpus, checkpoint_minutes=0.0)
     assert (small_disk / "model" / "checkpoint" / "prepared.safetensors").exists()
     assert not list(small_disk.rglob("*.tmp"))
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
@@ -312,7 +303,7 @@ def test_the_curve_of_experts_has_their_load_balancing_loss_and_resumes_to_the_s
     for line in (3, 5):
         folder = tmp_path / str(line)
         with pytest.raises(Stopped):
-            run(folder, corpus, progress=Stopping(line), checkpoint_every=3, **MOE)
+            run(folder, corpus, progress=Stopping(line), checkpoint_minutes=0.0, **MOE)
         run(folder, corpus, **MOE)
         assert weights(folder) == weights(tmp_path / "whole")
         assert curve(folder) == rows

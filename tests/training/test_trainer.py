@@ -14,7 +14,6 @@ from ffmem.progress import Progress
 from ffmem.training.config import KINDS
 from ffmem.training.train import match_parameters
 from ffmem.training.trainer import (
-    default_warmup,
     format_numbers,
     learning_rate,
     make_optimizer,
@@ -27,7 +26,7 @@ from tests.training.small import tiny_config
 
 @given(st.integers(2, 400), st.floats(1e-5, 1))
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_a_tenth(steps, peak):
-    warmup = default_warmup(steps)
+    warmup = tiny_config().warmup_steps(steps)
     rates = [learning_rate(step, steps, warmup, peak) for step in range(steps)]
     for step, (rate, following) in enumerate(pairwise(rates)):
         assert rate <= following if step < warmup else rate > following

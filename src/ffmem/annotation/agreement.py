@@ -1,4 +1,4 @@
-"""How far people agree, and what share of triggers they label: κ, α, coverage, intervals.
+"""How far people agree: κ, α, and how well their patterns match, with intervals.
 
 Cohen's κ of two people, from how often one said c and the other k:
 
@@ -35,14 +35,9 @@ from ffmem.annotation.study import (
 )
 from ffmem.cells import Cell
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import LABELS, LEAST, Patterns, labels, open_patterns
-from ffmem.stats import (
-    bootstrap_interval,
-    bootstrap_share,
-    bootstrap_weights,
-    ratio,
-    wilson,
-)
+from ffmem.patterns.labels import LABELS, KeyCounts, labels
+from ffmem.patterns.store import MIN_TRIGGERS, Patterns, open_patterns
+from ffmem.stats import bootstrap_interval, bootstrap_weights, number, ratio, with_interval
 
 Row = dict[str, Any]
 
@@ -72,11 +67,6 @@ def alpha(coincidences: Shaped[ndarray, "*draw label label"]) -> Shaped[ndarray,
     expected = n * n - (each * each).sum(-1)
     expected = np.where(expected < 1e-9 * n * n, 0.0, expected)
     return np.asarray(1 - ratio((n - 1) * apart, expected))
-
-
-def as_number(value: Float[ndarray, ""] | float) -> float | None:
-    """Return a number for JSON; None for NaN."""
-    return float(value) if np.isfinite(value) else None
 
 
 # Pairs of sheets
@@ -270,9 +260,9 @@ def agreement(items: Sequence[Sequence[Pair]], confusion: Confusion, seed: int =
         "alpha": (alpha(coincidences.sum(0)), alpha(np.tensordot(drawn, coincidences, 1))),
     }
     total = by_names.sum((0, 1))
-    row: Row = {"agreeing": as_number(ratio(np.trace(total), total.sum()))}
+    row: Row = {"agreeing": number(ratio(np.trace(total), total.sum()))}
     for name, (value, draws) in measured.items():
-        known = as_number(value)
+        known = number(value)
         low, high = (None, None) if known is None else bootstrap_interval(draws)
         why = (ALIKE if counted else NOTHING) if known is None else None
         row |= {name: known, f"{name}_low": low, f"{name}_high": high, f"{name}_why": why}
@@ -314,18 +304,12 @@ def _matched(items: Sequence[Sequence[Pair]], seed: int) -> Row:
             total = 2 * sum(one.jaccard for one in found)
             sums[place] += (len(left) + len(right), 2 * len(found), total)
     patterns, matched, alike = sums.T
+    weights = bootstrap_weights(len(items), seed)
     return {
-        **_with_interval("matched_share", matched, patterns, seed),
-        **_with_interval("mean_jaccard", alike, matched, seed),
+        **with_interval("matched_share", matched, patterns, weights),
+        **with_interval("mean_jaccard", alike, matched, weights),
         "matches": int(matched.sum()) // 2,
     }
-
-
-def _with_interval(name: str, parts: ndarray, wholes: ndarray, seed: int) -> Row:
-    """Return Σ parts / Σ wholes with its bootstrap interval."""
-    low, high = bootstrap_share(parts, wholes, seed)
-    known = as_number(ratio(parts.sum(), wholes.sum()))
-    return {name: known, f"{name}_low": low, f"{name}_high": high}
 
 
 def _mean_kappa(confusions: Float[ndarray, "pair *draw label label"]) -> Float[ndarray, "*draw"]:
@@ -334,12 +318,7 @@ def _mean_kappa(confusions: Float[ndarray, "pair *draw label label"]) -> Float[n
     return ratio(np.where(known, found, 0.0).sum(0), known.sum(0))
 
 
-# Coverage: Figure 2 in numbers (§3.2)
-
-
-Keys = Float[ndarray, "_ column"]
-"""One row per list of triggers: layer, triggers by label, patterns, found (1 if there is a pattern,
-0 if not, between where people differ), triggers. Means where several people count."""
+# What counts of an item
 
 
 def counting_sheets(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
@@ -350,62 +329,12 @@ def counting_sheets(judgments: Iterable[Judgment]) -> dict[str, list[Judgment]]:
     }
 
 
-def keys_of(judgments: Iterable[Judgment]) -> Keys:
-    """Return the keys that were judged; a control counts for the layer whose place it takes."""
-    rows = []
-    for sheets in counting_sheets(judgments).values():
-        layer, n = Cell.parse(str(sheets[0].item.cell)).layer, len(sheets[0].item.texts)
-        each = []
-        for one in sheets:
-            named, k = sheet_labels(one.sheet, n), len(one.sheet.patterns)
-            each.append([layer, *(named.count(label) for label in LABELS), k, k > 0, n])
-        rows.append(np.mean(each, axis=0, dtype=np.float64))
-    return np.array(rows, np.float64).reshape(len(rows), len(LABELS) + 4)
-
-
-def _shares_of(keys: Keys) -> dict[str, tuple[ndarray, ndarray]]:
-    """Return what is summed over keys for each share: parts and wholes."""
-    _, *by_label, patterns, found, n = keys.T
-    each = np.ones(len(keys))
-    return {
-        **{name: (part, n) for name, part in zip(LABELS, by_label, strict=True)},
-        "covered": (n - by_label[LABELS.index("uncovered")], n),
-        "patterns_per_key": (patterns, each),
-        "with_pattern": (found, each),
-    }
-
-
-def shares(keys: Keys, seed: int = 0) -> Row:
-    """Return the share of triggers with each label, pooled over keys as in the paper."""
-    row: Row = {}
-    for name, (parts, wholes) in _shares_of(keys).items():
-        row |= _with_interval(name, parts, wholes, seed)
-    patterns, found, n = keys.T[-3:]
-    # Nearly always 1: bootstrap draws would be too sure of it.
-    low, high = wilson(float(found.sum()), len(keys))
-    row |= {"with_pattern_low": low, "with_pattern_high": high}
-    ends = (float(patterns.min()), float(patterns.max())) if len(keys) else (None, None)
-    row |= dict(zip(("patterns_min", "patterns_max"), ends, strict=True))
-    return row | {"keys": len(keys), "n": int(n.sum())}
-
-
-def difference(keys: Keys, others: Keys, seed: int = 0) -> Row:
-    """Return how much more some keys have than others, with the interval of the difference."""
-    row: Row = {}
-    # Drawn from two seeds: from one, both sides would be drawn alike.
-    weights = bootstrap_weights(len(keys), seed), bootstrap_weights(len(others), seed + 1)
-    sides = _shares_of(keys), _shares_of(others)
-    for name in ("covered", "patterns_per_key", "with_pattern"):
-        one, two = (ratio(side[name][0].sum(), side[name][1].sum()) for side in sides)
-        draws = [
-            ratio(drawn @ side[name][0], drawn @ side[name][1])
-            for drawn, side in zip(weights, sides, strict=True)
-        ]
-        low, high = None, None
-        if all(map(len, draws)):
-            low, high = bootstrap_interval(draws[0] - draws[1])
-        row |= {name: as_number(one - two), f"{name}_low": low, f"{name}_high": high}
-    return row
+def count_keys(judgments: Iterable[Judgment]) -> KeyCounts:
+    """Count the lists of triggers that were judged."""
+    return KeyCounts.of(
+        [(sheet_labels(one.sheet, len(one.item.texts)), len(one.sheet.patterns)) for one in sheets]
+        for sheets in counting_sheets(judgments).values()
+    )
 
 
 # Programs beside people
@@ -442,7 +371,7 @@ def _machine_sheet(patterns: Patterns, item: Item) -> Sheet:
     found = []
     for one in patterns.of(str(item.cell)):
         marks = frozenset(rank for rank in one.ranks if rank <= len(item.texts))
-        if one.sign == item.sign and len(marks) >= LEAST:
+        if one.sign == item.sign and len(marks) >= MIN_TRIGGERS:
             kind: Any = one.kind  # one of KINDS
             found.append(SheetPattern(f"{one.number}", one.description, kind, marks))
     return Sheet(tuple(found), no_pattern=not found, done=True)

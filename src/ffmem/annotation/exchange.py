@@ -86,8 +86,7 @@ def _lines(study: AnnotationStudy, history: bool) -> Iterator[dict[str, Any]]:
     for one in study.judgments():
         if history:
             for past in study.history(one.annotator, one.item.key):
-                saved = one._replace(version=past.version, saved_at=past.saved_at, sheet=past.sheet)
-                yield _line(saved) | {"saved_by": past.saved_by}
+                yield _line(past) | {"saved_by": past.saved_by}
         elif one.version or one.role != ADJUDICATOR:  # adjudicators need not judge every item
             yield _line(one)
 

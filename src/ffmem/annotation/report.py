@@ -14,22 +14,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from ffmem.annotation.agreement import (
     Row,
     agreement,
     agreements,
+    count_keys,
     counting_sheets,
-    difference,
-    keys_of,
     likeness,
     machine_judgments,
     pairs,
     pairs_between,
     related_confusion,
-    shares,
 )
 from ffmem.annotation.study import (
     ADJUDICATOR,
@@ -57,6 +54,7 @@ from ffmem.experiments.last_layer_composition import PAPER_VALUES
 from ffmem.experiments.render import markdown_environment
 from ffmem.files import write_text
 from ffmem.indexing.store import Index
+from ffmem.patterns.labels import difference, shares
 from ffmem.patterns.store import ExaminedList, Pattern, Patterns, PatternWriter, fingerprint
 from ffmem.stats import wilson
 from ffmem.text import format_number, format_share, pluralize
@@ -94,7 +92,8 @@ def summarize(
         real = _of_kind(theirs, TRIGGERS)
         for source, own in by_source.items() if real else ():
             found[f"{source}_{whom}"] = agreements(pairs_between(own, real), seed)
-    false_patterns = shares(keys_of(controls), seed)
+    of_memories, of_controls = count_keys(memories), count_keys(controls)
+    false_patterns = shares(of_controls, seed)
     return {
         "counts": {
             "annotators": len({one.annotator for one in people}),
@@ -112,9 +111,9 @@ def summarize(
             for row in _figure_2(own, source, seed)
         ],
         "control": {
-            "real": shares(keys_of(memories), seed),
+            "real": shares(of_memories, seed),
             "control": false_patterns,
-            "difference": difference(keys_of(memories), keys_of(controls), seed),
+            "difference": difference(of_memories, of_controls, seed),
             "false_pattern_rate": false_patterns["with_pattern"],
         },
         "annotators": [
@@ -259,12 +258,12 @@ def _nothing(study: AnnotationStudy, what: str) -> StoreError:
 
 def _figure_2(judgments: Sequence[Judgment], source: str, seed: int) -> list[Row]:
     """Return a row per layer, and one of all layers (layer None)."""
-    keys = keys_of(judgments)
-    rows = [
-        {"layer": int(layer), "source": source, **shares(keys[keys[:, 0] == layer], seed)}
-        for layer in np.unique(keys[:, 0])
+    layers: list[int | None] = [*sorted({_cell(one).layer for one in judgments}), None]
+    return [
+        {"layer": layer, "source": source}
+        | shares(count_keys(one for one in judgments if layer in (None, _cell(one).layer)), seed)
+        for layer in layers
     ]
-    return [*rows, {"layer": None, "source": source, **shares(keys, seed)}]
 
 
 def _composition(judgments: Sequence[Judgment], seed: int) -> Row:
@@ -291,8 +290,7 @@ def _composition(judgments: Sequence[Judgment], seed: int) -> Row:
 def _annotator(people: Sequence[Judgment], name: str) -> Row:
     """Return what one person handed in, and how often that person saw a pattern in a control."""
     own = [one for one in people if one.annotator == name]
-    real = shares(keys_of(_of_kind(own, TRIGGERS)))
-    control = shares(keys_of(_of_kind(own, CONTROL)))
+    real, control = (shares(count_keys(_of_kind(own, kind))) for kind in (TRIGGERS, CONTROL))
     return {
         "name": name,
         "keys": real["keys"],

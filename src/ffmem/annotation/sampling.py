@@ -1,4 +1,4 @@
-"""What a study asks, and whom: drawn from an index by a seed alone.
+"""What a study asks, and of whom: drawn from an index by a seed alone.
 
     memories   `per_layer` of each layer, uniformly from those with triggers
     controls   a share of all lists: random prefixes of the corpus
@@ -34,7 +34,7 @@ from ffmem.annotation.study import (
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.memory import Trigger
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import NO_SIGN, TOP, fingerprint, main_sign
+from ffmem.patterns.store import NO_SIGN, TOP_TRIGGERS, fingerprint, main_sign
 
 ALL = "all"
 """Every annotator judges every item."""
@@ -46,7 +46,7 @@ MAX_NAME = 60
 def draw_plan(
     index: Index,
     per_layer: int = 10,
-    top: int = TOP,
+    top: int = TOP_TRIGGERS,
     annotators: int | Sequence[str] = 3,
     controls: float | int = 0.2,
     overlap: int | str = ALL,
@@ -248,7 +248,7 @@ def _case(row: dict[str, Any]) -> Item:
 
 
 def _with_keys(items: Sequence[Item], rng: random.Random) -> tuple[Item, ...]:
-    """Return the items with random keys, which tell nothing."""
+    """Return the items with random keys, which reveal nothing."""
     keys: dict[str, None] = {}
     while len(keys) < len(items):
         keys[f"{rng.getrandbits(40):010x}"] = None

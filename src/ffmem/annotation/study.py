@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ffmem.errors import FfmemError, StorageFull, StoreError
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import MIN_TRIGGERS
 
 TRIGGERS, CONTROL, COMPOSITION = "triggers", "control", "composition"
 """Kinds of items: a memory's triggers, random prefixes, two words of a composition."""
@@ -66,11 +66,12 @@ CREATE TABLE revision (key TEXT NOT NULL, owner TEXT NOT NULL, version INTEGER N
                        FOREIGN KEY (key, owner) REFERENCES assignment);
 """
 
+COLUMNS = "a.key, a.owner, a.place, r.version, r.saved_by, r.saved_at, r.sheet"
 WITH_NEWEST = """
 FROM assignment a LEFT JOIN revision r ON r.key = a.key AND r.owner = a.owner AND r.version =
     (SELECT max(version) FROM revision WHERE key = a.key AND owner = a.owner)
 """
-NEWEST = f"SELECT a.key, a.owner, a.place, r.version, r.saved_at, r.sheet {WITH_NEWEST}"
+NEWEST = f"SELECT {COLUMNS} {WITH_NEWEST}"
 
 
 class StudyExists(StoreError):
@@ -113,7 +114,7 @@ class Item(NamedTuple):
     """One thing to judge."""
 
     key: str
-    """A random name that tells nothing."""
+    """A random name that reveals nothing."""
     kind: str
     """TRIGGERS, CONTROL or COMPOSITION."""
     cell: str | None
@@ -230,10 +231,10 @@ class Sheet:
                 found.append(f"Pattern {number} has no description.")
             if pattern.kind is None:
                 found.append(f"Pattern {number} is not marked shallow or semantic.")
-            if len(pattern.marks) < LEAST:
+            if len(pattern.marks) < MIN_TRIGGERS:
                 found.append(
                     f"Pattern {number} is marked in {len(pattern.marks)} of the texts; a pattern"
-                    f" occurs in at least {LEAST}."
+                    f" occurs in at least {MIN_TRIGGERS}."
                 )
             earlier = first.setdefault((words, pattern.kind), number)
             if words and earlier != number:
@@ -245,7 +246,7 @@ _SHEETS = TypeAdapter(Sheet)
 
 
 class Judgment(NamedTuple):
-    """An item, and what one person or program says about it."""
+    """An item, and what one person or program says about it; or a revision of that."""
 
     item: Item
     annotator: str
@@ -257,16 +258,8 @@ class Judgment(NamedTuple):
     saved_at: str | None = None
     place: int = 0
     """In the person's queue, from 1."""
-
-
-class Revision(NamedTuple):
-    """A sheet as it was saved."""
-
-    version: int
-    saved_by: str
+    saved_by: str | None = None
     """A name, or `import`."""
-    saved_at: str
-    sheet: Sheet
 
 
 class Person(NamedTuple):
@@ -371,7 +364,7 @@ class AnnotationStudy:
     def find_person(self, code: str) -> Person:
         """Return the person with a code."""
         given, found = code.encode(errors="replace"), None
-        for person in self.people():  # compare with all of them: the time must tell nothing
+        for person in self.people():  # compare with all of them: the time must reveal nothing
             if hmac.compare_digest(given, person.code.encode()):
                 found = person
         if found is None:
@@ -458,7 +451,7 @@ class AnnotationStudy:
             self._insert(db, now, sheet, "import")
         return True
 
-    def history(self, owner: str, key: str) -> list[Revision]:
+    def history(self, owner: str, key: str) -> list[Judgment]:
         """Return every revision of a sheet, oldest first."""
         with self._transaction() as db:
             return self._history(db, key, owner)
@@ -483,13 +476,14 @@ class AnnotationStudy:
         owner: str,
         place: int,
         version: int | None,
+        saved_by: str | None,
         saved_at: str | None,
         sheet: str | None,
     ) -> Judgment:
         item = self.items[key]
         role = ADJUDICATOR if owner == ADJUDICATORS else ANNOTATOR
         filled = Sheet() if sheet is None else Sheet.parse(json.loads(sheet), item)
-        return Judgment(item, owner, filled, role, version or 0, saved_at, place)
+        return Judgment(item, owner, filled, role, version or 0, saved_at, place, saved_by)
 
     def _ready(self) -> set[str]:
         """Return the items that enough annotators have handed in."""
@@ -505,23 +499,22 @@ class AnnotationStudy:
         row = db.execute(f"{NEWEST} WHERE a.key = ? AND a.owner = ?", (key, owner)).fetchone()
         return self._judgment(*row)
 
-    def _history(self, db: sqlite3.Connection, key: str, owner: str) -> list[Revision]:
+    def _history(self, db: sqlite3.Connection, key: str, owner: str) -> list[Judgment]:
         rows = db.execute(
-            "SELECT version, saved_by, saved_at, sheet FROM revision"
-            " WHERE key = ? AND owner = ? ORDER BY version",
+            f"SELECT {COLUMNS} FROM assignment a JOIN revision r USING (key, owner)"
+            " WHERE key = ? AND owner = ? ORDER BY r.version",
             (key, owner),
         ).fetchall()
-        return [
-            Revision(version, saved_by, saved_at, Sheet.parse(json.loads(sheet), self.items[key]))
-            for version, saved_by, saved_at, sheet in rows
-        ]
+        return [self._judgment(*row) for row in rows]
 
     def _insert(
         self, db: sqlite3.Connection, before: Judgment, sheet: Sheet, saved_by: str
     ) -> Judgment:
         """Add a revision after the newest one."""
         saved_at = datetime.now(UTC).isoformat()
-        now = before._replace(sheet=sheet, version=before.version + 1, saved_at=saved_at)
+        now = before._replace(
+            sheet=sheet, version=before.version + 1, saved_by=saved_by, saved_at=saved_at
+        )
         content = json.dumps(sheet.to_dict())
         db.execute(
             "INSERT INTO revision VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -606,7 +599,7 @@ def _insert_plan(db: sqlite3.Connection, plan: Plan) -> None:
     roles = dict.fromkeys(plan.orders, ANNOTATOR) | dict.fromkeys(plan.adjudicators, ADJUDICATOR)
     people = [(name, secrets.token_urlsafe(16), role) for name, role in roles.items()]
     db.executemany("INSERT INTO person VALUES (?, ?, ?)", people)
-    # By key: the order of rows must tell nothing.
+    # By key: the order of rows must reveal nothing.
     items = sorted(plan.items, key=lambda item: item.key)
     db.executemany(
         "INSERT INTO item VALUES (?, ?, ?, ?, ?, ?)",

@@ -73,8 +73,6 @@ def train(
     device: str = TrainConfig.device,
     threads: int | None = TrainConfig.threads,
     checkpoint_minutes: float = TrainConfig.checkpoint_minutes,
-    checkpoint_every: int | None = TrainConfig.checkpoint_every,
-    keep_checkpoint: bool = TrainConfig.keep_checkpoint,
     progress: Progress | None = None,
 ) -> "TrainResult":
     """Train a small language model, or resume an unfinished run; return losses and settings.

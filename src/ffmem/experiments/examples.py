@@ -26,7 +26,7 @@ from ffmem.experiments.rows import Row
 from ffmem.experiments.triggers import NONE, trigger_table
 from ffmem.indexing.memory import Memory, Trigger, visible, visible_token
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import KINDS, TOP, Patterns, main_sign, open_patterns
+from ffmem.patterns.store import KINDS, TOP_TRIGGERS, Patterns, main_sign, open_patterns
 from ffmem.text import shorten_prefix
 
 LAYERS, STRONGEST, EXCERPTS, VALUES, TOKENS = 5, 25, 3, 6, 8
@@ -204,7 +204,7 @@ def pattern_tables(index: Index) -> tuple[list[KeyExample], KeyTable | None]:
 
     def texts(key: LabelledKey) -> list[Excerpt]:
         triggers = triggers_of_sign(index.memory(key.cell), key.sign)
-        return [trigger_excerpt(one) for one in triggers[:TOP]]
+        return [trigger_excerpt(one) for one in triggers[:TOP_TRIGGERS]]
 
     return key_tables(keys, texts)
 

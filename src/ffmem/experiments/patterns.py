@@ -4,14 +4,13 @@
 
 One row per layer and source of the patterns that the index keeps: people (human), a language model
 (explained), the detector (automatic). Only people's labels follow the paper's protocol. A memory
-stands with its main list of triggers. Intervals draw memories anew, with replacement: the triggers
-of one memory are no independent draws. No model is needed.
+stands with its main list of triggers. Labels and intervals: `patterns/labels.py`. No model is
+needed.
 """
 
 from collections.abc import Sequence
 
 import altair as alt
-import numpy as np
 
 from ffmem.errors import StoreError
 from ffmem.experiments import charts
@@ -19,16 +18,14 @@ from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Paper
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, rows_with, trend, weighted_mean
 from ffmem.indexing.store import Index
+from ffmem.patterns.labels import LABELS, KeyCounts, labels, shares
 from ffmem.patterns.store import (
-    LABELS,
     SOURCES,
     Patterns,
-    is_stale,
-    labels,
     main_sign,
+    no_patterns,
     open_patterns,
 )
-from ffmem.stats import bootstrap_interval, bootstrap_weights
 from ffmem.text import format_number, format_share
 
 PROTOCOL = (
@@ -49,24 +46,12 @@ DEPTHS = PaperValue("layers of shallow and of semantic patterns", "1â€“9 and 10â
 class NoPatterns(StoreError):
     """Figure 2 of an index in which nobody has looked for patterns."""
 
-    def __init__(self, index: Index) -> None:
-        stale = [source for source in SOURCES if is_stale(index, source)]
-        found = (
-            f"those there ({', '.join(stale)}) are of another state of it"
-            if stale
-            else "it has none"
-        )
-        super().__init__(
-            f"The experiment `patterns` reads the patterns of an index, and {found}."
-            f" Find them with `ffmem patterns detect {index.folder}`."
-        )
-
 
 def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure the shares of labels by layer and source."""
     index, sources = context.index, open_patterns(context.index)
     if not sources:
-        raise NoPatterns(index)
+        raise NoPatterns(no_patterns(index))
     rows = [
         {"layer": layer, "source": found.source}
         | layer_row(index, found, layer, context.config.seed)
@@ -80,34 +65,20 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
 def layer_row(index: Index, found: Patterns, layer: int, seed: int) -> Row:
     """Return what one source saw in a layer; without a list, without numbers."""
     main = main_sign(index, layer)
-    sums = []  # of each memory: triggers by label, patterns, whether there is one, triggers
+    keys = []
     for one in found.lists(layer):
         if one.n and one.sign == main[one.cell.memory]:
             own = [pattern for pattern in found.of(one.cell) if pattern.sign == one.sign]
             seen = labels(one.n, [(pattern.kind, pattern.ranks) for pattern in own])
-            counts = [seen.count(label) for label in LABELS]
-            sums.append([*counts, len(own), bool(own), one.n])
-    if not sums:
-        measured = ("with_pattern", "covered", "low", "high", "patterns_min", "patterns_max")
-        names = (*LABELS, "patterns_per_key", "n", "keys", *measured)
-        return dict.fromkeys(names) | {"n": 0, "keys": 0}
-    table = np.array(sums, np.float64)
-    total = table.sum(axis=0)
-    n, patterns = total[-1], table[:, -3]
-    shares = dict(zip(LABELS, (total[: len(LABELS)] / n).tolist(), strict=True))
-    drawn = bootstrap_weights(len(table), seed) @ table
-    low, high = bootstrap_interval(1 - drawn[:, LABELS.index("uncovered")] / drawn[:, -1])
+            keys.append([(seen, len(own))])
+    row = shares(KeyCounts.of(keys), seed)
+    names = (*LABELS, "patterns_per_key", "n", "keys", "with_pattern", "covered")
     return {
-        **shares,
-        "patterns_per_key": float(patterns.mean()),
-        "n": int(n),
-        "keys": len(table),
-        "with_pattern": float(table[:, -2].mean()),
-        "covered": 1 - shares["uncovered"],
-        "low": low,
-        "high": high,
-        "patterns_min": float(patterns.min()),
-        "patterns_max": float(patterns.max()),
+        **{name: row[name] for name in names},
+        "low": row["covered_low"],
+        "high": row["covered_high"],
+        "patterns_min": row["patterns_min"],
+        "patterns_max": row["patterns_max"],
     }
 
 

@@ -5,7 +5,7 @@
 A pattern is looked for in the triggers of odd rank, and kept if those of even rank, which had no
 part in the choice, show it too often for chance, and at least three of the first 25 show it. Over
 all tests of all memories, the false-discovery rate is controlled (Benjamini and Hochberg 1995). The
-same index and settings give the same bytes, whoever examines the layers.
+same index and settings give the same bytes, with any number of workers.
 """
 
 import re
@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool
 from numpy import ndarray
 
 from ffmem.errors import FfmemError, StoreError
@@ -49,14 +49,20 @@ from ffmem.patterns.shallow import (
     WORD_GROUP,
     Candidates,
     TriggerLists,
-    as_marks,
     find_shallow,
     is_minor,
     n_ranks,
     read_lists,
     select_shallow,
 )
-from ffmem.patterns.store import KINDS, LEAST, TOP, ExaminedList, Pattern, PatternWriter
+from ffmem.patterns.store import (
+    KINDS,
+    MIN_TRIGGERS,
+    TOP_TRIGGERS,
+    ExaminedList,
+    Pattern,
+    PatternWriter,
+)
 from ffmem.patterns.topics import (
     PrefixPool,
     Space,
@@ -72,7 +78,7 @@ N_CONTROLS = 4
 """Layers whose triggers are shuffled beside a detection, to see what chance alone finds."""
 
 MAX_EXPLAINED_P = 0.01
-"""p-value of shallow patterns whose words say nothing about a list's topic."""
+"""Shallow patterns up to this p-value explain their words, which then say nothing about a topic."""
 
 
 @dataclass
@@ -101,20 +107,19 @@ class DetectionResult:
         """The share of lists with a pattern."""
         return self.lists_with_pattern / self.lists if self.lists else None
 
-    def add(self, tests: "LayerTests", chosen: Int64[ndarray, " chosen"]) -> None:
-        """Count what was tested and chosen in a layer."""
-        lists, found = tests.lists, tests.found
+    def add(self, tests: "LayerTests", kept: Candidates) -> None:
+        """Count what was tested and kept in a layer."""
+        lists = tests.lists
         there = (lists.rows >= 0).any(axis=1)
         self.lists += int(there.sum())
         self.lists_too_short_to_test += int((there & (lists.held.sum(axis=1) < MIN_HELD)).sum())
         self.memories += len(np.unique(lists.memory[there]))
-        kept = found.where(chosen)
         owners = np.unique(kept.owner)
         self.lists_with_pattern += len(owners)
         self.memories_with_pattern += len(np.unique(lists.memory[owners]))
         for kind, which in zip(KINDS, (kept.kind < TOPIC, kept.kind >= TOPIC), strict=True):
             self.lists_by_kind[kind] += len(np.unique(kept.owner[which]))
-        self.tested.update(RULES[kind] for kind in found.kind.tolist())
+        self.tested.update(RULES[kind] for kind in tests.candidates.kind.tolist())
         self.kept.update(RULES[kind] for kind in kept.kind.tolist())
 
     def to_dict(self) -> dict[str, Any]:
@@ -172,13 +177,15 @@ def detect(
     what is found then is what chance finds. With `workers`, processes of this machine share the
     layers, with `ray` actors there, which must see the folder of the index.
     """
+    from scipy.stats import false_discovery_control
+
     execution = ExecutionConfig(workers, ray)
     execution.check()
     if n_ranks(index) < 2 * MIN_HELD:
         raise FfmemError(
             f"The index keeps {index.manifest.t} triggers of each memory. Patterns are looked for"
             f" in half of them and tested on the other half, of at least {MIN_HELD}: index with"
-            f" -t {2 * TOP}."
+            f" -t {2 * TOP_TRIGGERS}."
         )
     if not 0 < alpha < 1:
         raise FfmemError(
@@ -186,37 +193,39 @@ def detect(
         )
     features, vocabulary = extract_features(index, seed, progress)
     layers = index.layout.memory_layers
-    tasks = [LayerTask(layer, seed if shuffled else None) for layer in layers]
+    tasks = [(layer, shuffled) for layer in layers]
     if not shuffled:
         n = min(N_CONTROLS, len(layers))
-        tasks += [LayerTask(layers[place * len(layers) // n], seed) for place in range(n)]
-    examiner = LayerExaminer(index, features, fit_space(vocabulary), seed)
-    every = examine_layers(examiner, tasks, execution, progress)
+        tasks += [(layers[place * len(layers) // n], True) for place in range(n)]
+    space = fit_space(vocabulary)
+    every = examine_layers(index, features, space, tasks, seed, execution, progress)
     tests, controls = every[: len(layers)], every[len(layers) :]
-    q_values = _q_values(tests)
-    found = [choose(features, one, q <= alpha) for one, q in zip(tests, q_values, strict=True)]
-    summary = DetectionResult(shuffled)
-    for one, q, chosen in zip(tests, q_values, found, strict=True):
-        summary.add(one, chosen)
-        passed = one.found.p_value[q <= alpha]
-        summary.p_limit = max(summary.p_limit, float(passed.max(initial=0.0)))
+    p_values = np.concatenate([one.candidates.p_value for one in tests])
+    q_values = false_discovery_control(p_values) if len(p_values) else p_values
+    ends = np.cumsum([len(one.candidates.p_value) for one in tests])[:-1]
+    summary = DetectionResult(shuffled, p_limit=float(p_values[q_values <= alpha].max(initial=0.0)))
+    kept = []
+    for one, q_value in zip(tests, np.split(q_values, ends), strict=True):
+        tested = one._replace(candidates=one.candidates._replace(q_value=q_value))
+        kept.append(tested._replace(candidates=choose(features, tested, q_value <= alpha)))
+        summary.add(tested, kept[-1].candidates)
     if shuffled:
         return summary
     control = DetectionResult(shuffled=True)
     for one in controls:
-        control.add(one, choose(features, one, one.found.p_value <= summary.p_limit))
+        control.add(one, choose(features, one, one.candidates.p_value <= summary.p_limit))
     summary.shuffled_control = {
         "lists": control.lists,
         "lists_with_pattern": control.lists_with_pattern,
     }
-    namer = PatternNamer(index, features, vocabulary, tests, found)
+    namer = PatternNamer(index, features, vocabulary, kept)
     writer = PatternWriter(index, "automatic")
-    for one, chosen, q in zip(tests, found, q_values, strict=True):
-        writer.layer(one.layer, _examined(index, one), namer.patterns(one, chosen, q))
+    for one in kept:
+        writer.layer(one.layer, _examined(index, one), namer.patterns(one))
     writer.commit(
         {
             "source": "automatic",
-            "top": TOP,
+            "top": TOP_TRIGGERS,
             "split": "odd ranks against even",
             "alpha": alpha,
             "seed": seed,
@@ -232,103 +241,117 @@ def detect(
 # Examining a layer
 
 
-class LayerTask(NamedTuple):
-    """A layer to examine."""
-
-    layer: int
-    shuffle_seed: int | None = None
-    """Shuffle the layer's triggers among its lists: what chance finds."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        shuffled = "" if self.shuffle_seed is None else " in shuffled triggers"
-        return f"the patterns of layer {self.layer}{shuffled}"
-
-    @property
-    def file(self) -> str:
-        """Where a worker leaves the tests."""
-        return f"{'layer' if self.shuffle_seed is None else 'shuffled'}-{self.layer:03d}.npz"
-
-
-@dataclass(frozen=True)
-class LayerTests:
-    """Everything that was tested in one layer."""
+class LayerTests(NamedTuple):
+    """The lists of one layer, and what was tested in them; or what was kept of it."""
 
     layer: int
     lists: TriggerLists
-    found: Candidates
-    """Shallow candidates, then topics."""
+    candidates: Candidates
+    """Shallow ones, then topics."""
 
 
-@dataclass(frozen=True)
-class LayerExaminer:
-    """Examines layers of one index."""
+def examine_layer(
+    index: Index, features: CorpusFeatures, space: Space, layer: int, shuffled: bool, seed: int
+) -> LayerTests:
+    """Return the tests of a layer: shallow candidates first, then topics in what they leave.
 
-    index: Index
-    features: CorpusFeatures
-    space: Space
-    seed: int
+    With `shuffled`, the layer's triggers are shuffled among its lists first.
 
-    @cached_property
-    def sample(self) -> PrefixPool:
-        """Random prefixes in the topic space."""
-        return PrefixPool.of(self.features, self.space, self.features.sample)
+    Which shallow patterns explain a trigger's words is decided here, at a fixed p-value: the
+    false-discovery control comes after, over all tests of all layers together.
+    """
+    from threadpoolctl import threadpool_limits
 
-    def lists(self, task: LayerTask) -> TriggerLists:
-        """Return the trigger lists of a layer."""
-        return read_lists(self.index, self.features, task.layer, task.shuffle_seed)
-
-    def examine(self, task: LayerTask) -> LayerTests:
-        """Return the tests of a layer: shallow candidates first, then topics in what they leave.
-
-        Which shallow patterns explain a trigger's words is decided here, at a fixed p-value: the
-        false-discovery control comes after, over all tests of all layers together.
-        """
-        from threadpoolctl import threadpool_limits
-
-        features, space, lists = self.features, self.space, self.lists(task)
-        with threadpool_limits(1):  # the same sums in the same order, on any machine
-            found = find_shallow(features, lists)
-            holds = found.holds(shallow.MIN_LIFT) & (found.p_value <= MAX_EXPLAINED_P)
-            patterns = found.where(select_shallow(lists, found, holds))
-            explained = explained_words(features, lists, patterns, len(space))
-            seed = self.seed + task.layer
-            semantic = find_topics(features, lists, space, explained, self.sample, seed)
-        return LayerTests(task.layer, lists, Candidates.join([found, semantic]))
-
-
-# Workers. They read the index's own triggers, so they must see its folder. They get the features
-# and the topic space through files in a scratch folder, and leave the tests of each layer there.
+    lists = read_lists(index, features, layer, seed if shuffled else None)
+    with threadpool_limits(1):  # the same sums in the same order, on any machine
+        found = find_shallow(features, lists)
+        holds = found.holds(shallow.MIN_LIFT) & (found.p_value <= MAX_EXPLAINED_P)
+        patterns = found.where(select_shallow(lists, found, holds))
+        explained = explained_words(features, lists, patterns, len(space))
+        sample = PrefixPool.of(features, space, features.sample)
+        semantic = find_topics(features, lists, space, explained, sample, seed + layer)
+    return LayerTests(layer, lists, Candidates.join([found, semantic]))
 
 
 def examine_layers(
-    examiner: LayerExaminer,
-    tasks: Sequence[LayerTask],
+    index: Index,
+    features: CorpusFeatures,
+    space: Space,
+    tasks: Sequence[tuple[int, bool]],
+    seed: int,
     execution: ExecutionConfig,
     progress: Progress,
 ) -> list[LayerTests]:
-    """Return the tests of some layers, in order."""
+    """Return the tests of some layers, given as (layer, shuffled), in order."""
     with progress.bar("Patterns", len(tasks), "layers") as step:
         if execution.is_serial:
-            found = []
-            for task in tasks:
-                found.append(examiner.examine(task))
+            tests = []
+            for layer, shuffled in tasks:
+                tests.append(examine_layer(index, features, space, layer, shuffled, seed))
                 step(1)
-            return found
-        with _scratch_folder(examiner.index, execution) as folder:
-            examiner.features.save(folder)
-            np.save(folder / "space.npy", examiner.space, allow_pickle=False)
-            make = partial(
-                make_worker,
-                folder=str(folder),
-                index=str(examiner.index.folder.absolute()),
-                seed=examiner.seed,
-            )
-            calls = [Task(task.name, "examine", tuple(task)) for task in tasks]
+            return tests
+        with _scratch_folder(index, execution) as folder:
+            features.save(folder)
+            np.save(folder / "space.npy", space, allow_pickle=False)
+            make = partial(LayerWorker, str(folder), str(index.folder.absolute()), seed)
+            calls = [
+                Task(
+                    f"the patterns of layer {layer}{' in shuffled triggers' if shuffled else ''}",
+                    "examine",
+                    (layer, shuffled),
+                )
+                for layer, shuffled in tasks
+            ]
             with executor(execution, make, progress) as pool:
                 pool.run(calls, step)
-            return [load_tests(folder, examiner, task) for task in tasks]
+            return [
+                LayerTests(
+                    layer,
+                    read_lists(index, features, layer, seed if shuffled else None),
+                    load_candidates(folder, layer, shuffled),
+                )
+                for layer, shuffled in tasks
+            ]
+
+
+class LayerWorker:
+    """Examines layers in a process of its own.
+
+    It reads the triggers of the index itself, gets the features and the topic space from files in
+    the scratch folder, and leaves the candidates of each layer there.
+    """
+
+    def __init__(self, folder: str, index: str, seed: int) -> None:
+        self.folder, self.seed = Path(folder), seed
+        if not Path(index).is_dir() or not self.folder.is_dir():
+            raise StoreError(
+                f"There is no index at {index} here. Workers read the index itself: put it on a"
+                " disk that all of them share."
+            )
+        self.index = Index(index)
+        self.features = CorpusFeatures.load(self.folder)
+        self.space = np.load(self.folder / "space.npy", allow_pickle=False)
+
+    def examine(self, layer: int, shuffled: bool) -> None:
+        """Leave the candidates of a layer in the scratch folder."""
+        tests = examine_layer(self.index, self.features, self.space, layer, shuffled, self.seed)
+        path = _candidates_file(self.folder, layer, shuffled)
+        temporary = path.with_name(f".{path.name}")
+        np.savez(temporary, allow_pickle=False, **tests.candidates._asdict())
+        temporary.replace(path)
+
+    def flush(self) -> None:
+        """Do nothing: every result is written at once."""
+
+
+def load_candidates(folder: Path, layer: int, shuffled: bool) -> Candidates:
+    """Return the candidates that a worker has left."""
+    with np.load(_candidates_file(folder, layer, shuffled), allow_pickle=False) as arrays:
+        return Candidates(**arrays)
+
+
+def _candidates_file(folder: Path, layer: int, shuffled: bool) -> Path:
+    return folder / f"{'shuffled' if shuffled else 'layer'}-{layer:03d}.npz"
 
 
 @contextmanager
@@ -346,81 +369,33 @@ def _scratch_folder(index: Index, execution: ExecutionConfig) -> Iterator[Path]:
         yield Path(name)
 
 
-class LayerWorker:
-    """Examines layers in a process of its own."""
-
-    def __init__(self, examiner: LayerExaminer, folder: Path) -> None:
-        self.examiner = examiner
-        self.folder = folder
-
-    def examine(self, layer: int, shuffle_seed: int | None) -> None:
-        """Leave the tests of a layer in the scratch folder."""
-        task = LayerTask(layer, shuffle_seed)
-        found = self.examiner.examine(task).found
-        temporary = self.folder / f".{task.file}"
-        np.savez(temporary, allow_pickle=False, **found._asdict())
-        temporary.replace(self.folder / task.file)
-
-    def flush(self) -> None:
-        """Do nothing: every result is written at once."""
-
-
-def load_tests(folder: Path, examiner: LayerExaminer, task: LayerTask) -> LayerTests:
-    """Return the tests that a worker has left."""
-    with np.load(folder / task.file, allow_pickle=False) as arrays:
-        found = Candidates(*(arrays[name] for name in Candidates._fields))
-    return LayerTests(task.layer, examiner.lists(task), found)
-
-
-def make_worker(folder: str, index: str, seed: int) -> LayerWorker:
-    """Return a worker for the detection whose scratch folder this is."""
-    scratch = Path(folder)
-    if not Path(index).is_dir() or not scratch.is_dir():
-        raise StoreError(
-            f"There is no index at {index} here. Workers read the index itself: put it on a disk"
-            " that all of them share."
-        )
-    space = np.load(scratch / "space.npy", allow_pickle=False)
-    examiner = LayerExaminer(Index(index), CorpusFeatures.load(scratch), space, seed)
-    return LayerWorker(examiner, scratch)
-
-
 # From tests to patterns
-
-
-def _q_values(tests: Sequence[LayerTests]) -> list[ndarray]:
-    """Return the least false-discovery rate at which each test is accepted, by layer."""
-    from scipy.stats import false_discovery_control
-
-    p_values = np.concatenate([one.found.p_value for one in tests])
-    q_values = false_discovery_control(p_values) if len(p_values) else p_values
-    return np.split(q_values, np.cumsum([len(one.found.p_value) for one in tests])[:-1])
 
 
 def choose(
     features: CorpusFeatures, tests: LayerTests, passes: Bool[ndarray, " candidate"]
-) -> Int64[ndarray, " chosen"]:
-    """Return what becomes a pattern, of those that passed a test.
+) -> Candidates:
+    """Return what becomes a pattern, of the candidates that passed a test.
 
     A content word that fewer than half of the triggers contain, most of them about a topic that is
     a pattern, is one of the words of that topic.
     """
-    lists, found = tests.lists, tests.found
+    lists, found = tests.lists, tests.candidates
     is_topic = found.kind >= TOPIC
-    often = np.bitwise_count(found.marks & as_marks(lists.first)[found.owner]) >= LEAST
+    often = (found.shown & lists.first[found.owner]).sum(axis=1) >= MIN_TRIGGERS
     kept = (is_topic & often & passes & found.holds(topics.MIN_LIFT)).nonzero()[0]
-    about = np.zeros(len(lists.memory), np.uint64)
-    np.bitwise_or.at(about, found.owner[kept], found.marks[kept])
-    n_inside = np.bitwise_count(found.marks & about[found.owner])
-    of_topic = is_minor(features, found) & (2 * n_inside >= np.bitwise_count(found.marks))
+    about = np.zeros(lists.rows.shape, bool)
+    np.logical_or.at(about, found.owner[kept], found.shown[kept])
+    n_inside = (found.shown & about[found.owner]).sum(axis=1)
+    of_topic = is_minor(features, found) & (2 * n_inside >= found.shown.sum(axis=1))
     holds = ~is_topic & passes & found.holds(shallow.MIN_LIFT) & ~of_topic
-    return np.concatenate([select_shallow(lists, found, holds), kept])
+    return found.where(np.concatenate([select_shallow(lists, found, holds), kept]))
 
 
 def _examined(index: Index, tests: LayerTests) -> list[ExaminedList]:
     """Return the lists of a layer that have a trigger."""
     lists = tests.lists
-    n = (lists.rows[:, :TOP] >= 0).sum(axis=1).tolist()
+    n = (lists.rows[:, :TOP_TRIGGERS] >= 0).sum(axis=1).tolist()
     pairs = zip(lists.memory.tolist(), lists.sign.tolist(), n, strict=True)
     cell = index.layout.cell
     return [ExaminedList(cell(tests.layer, memory), sign, k) for memory, sign, k in pairs if k]
@@ -455,27 +430,21 @@ class PatternNamer:
         index: Index,
         features: CorpusFeatures,
         vocabulary: Vocabulary,
-        tests: Sequence[LayerTests],
-        found: Sequence[ndarray],
+        kept: Sequence[LayerTests],
     ) -> None:
         self.index, self.features, self.vocabulary = index, features, vocabulary
         self.places = {
-            one.layer: [self._places(one, place) for place in chosen.tolist()]
-            for one, chosen in zip(tests, found, strict=True)
+            one.layer: [self._places(one, place) for place in range(len(one.candidates.owner))]
+            for one in kept
         }
         every = {place for layer in self.places.values() for each in layer for place in each}
         self.texts = self._read_texts(every)
 
-    def patterns(
-        self,
-        tests: LayerTests,
-        chosen: Int64[ndarray, " chosen"],
-        q_values: Float64[ndarray, " candidate"],
-    ) -> list[Pattern]:
+    def patterns(self, kept: LayerTests) -> list[Pattern]:
         """Return the patterns of a layer, those of a list numbered from the best."""
-        lists, some = tests.lists, tests.found.where(chosen)
+        lists, some = kept.lists, kept.candidates
         n_shallow = int((some.kind < TOPIC).sum())
-        what = list(map(self._what, some.kind.tolist(), self.places[tests.layer]))
+        what = list(map(self._what, some.kind.tolist(), self.places[kept.layer]))
         said: dict[int, set[str]] = {}
         for owner, text in zip(some.owner.tolist(), what[:n_shallow], strict=False):
             said.setdefault(owner, set()).update(re.findall(r"\w+", text.casefold()))
@@ -483,7 +452,7 @@ class PatternNamer:
         words_said = [said.get(owner, set()) for owner in semantic.owner.tolist()]
         named = name_topics(self.features, self.vocabulary, lists, semantic, words_said)
         what[n_shallow:] = [", ".join(words) for words in named]
-        held = some.marks & as_marks(lists.held)[some.owner]
+        held = some.shown & lists.held[some.owner]
         surprises, found = some.surprise, []
         order = np.lexsort(
             (np.array(what), -surprises, -lists.sign[some.owner], lists.memory[some.owner])
@@ -496,38 +465,39 @@ class PatternNamer:
             base = float(some.base[place])
             found.append(
                 Pattern(
-                    cell=self.index.layout.cell(tests.layer, int(lists.memory[owner])),
+                    cell=self.index.layout.cell(kept.layer, int(lists.memory[owner])),
                     sign=int(lists.sign[owner]),
                     number=n_of[owner],
                     kind=KINDS[kind >= TOPIC],
                     description=_describe(kind, what[place]),
                     rule=RULES[kind],
                     what=what[place],
-                    ranks=_ranks(int(some.marks[place])),
-                    held_ranks=_ranks(int(held[place])),
+                    ranks=_ranks(some.shown[place]),
+                    held_ranks=_ranks(held[place]),
                     held=int(some.n_held[place]),
                     precision=recall / (recall + base),
                     recall=recall,
                     base=base,
                     lift=recall / base,
                     p_value=float(some.p_value[place]),
-                    q_value=float(q_values[chosen[place]]),
+                    q_value=float(some.q_value[place]),
                 )
             )
         return found
 
-    def _places(self, tests: LayerTests, place: int) -> list[Place]:
+    def _places(self, kept: LayerTests, place: int) -> list[Place]:
         """Return where the features of a candidate are: in the first trigger that shows each."""
-        kind, feature = int(tests.found.kind[place]), int(tests.found.feature[place])
+        some = kept.candidates
+        kind, feature = int(some.kind[place]), int(some.feature[place])
         if GRAM <= kind < SHAPE:
             return [(kind, feature)]
         if kind == WORD_GROUP:
-            kind, wanted = LAST_WORD, tests.found.words[place].tolist()
+            kind, wanted = LAST_WORD, some.words[place].tolist()
         elif kind < GRAM:
             wanted = [feature]
         else:
             return []
-        rows = tests.lists.rows[tests.found.owner[place]]
+        rows = kept.lists.rows[some.owner[place]]
         shown = np.where(rows >= 0, self.features.endings[np.maximum(rows, 0), kind], -1)
         return [(kind, int(rows[(shown == one).argmax()])) for one in wanted if one >= 0]
 
@@ -584,5 +554,5 @@ def _describe(kind: int, what: str) -> str:
     return f"ends with “{what}”{name}"
 
 
-def _ranks(marks: int) -> tuple[int, ...]:
-    return tuple(rank + 1 for rank in range(64) if marks >> rank & 1)
+def _ranks(shown: Bool[ndarray, " rank"]) -> tuple[int, ...]:
+    return tuple((np.flatnonzero(shown) + 1).tolist())

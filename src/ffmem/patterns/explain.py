@@ -35,10 +35,10 @@ from ffmem.indexing.store import Index
 from ffmem.indexing.tables import read_columns
 from ffmem.patterns.store import (
     HELD_OUT,
-    LEAST,
+    MIN_TRIGGERS,
     NO_SIGN,
     SEEN,
-    TOP,
+    TOP_TRIGGERS,
     ExaminedList,
     Pattern,
     Patterns,
@@ -78,12 +78,13 @@ SYSTEM = (
 
 DESCRIBE = (
     "Here are {n} numbered texts.\n\n{texts}\n\n"
-    f"Which patterns recur in them? A pattern is something that at least {LEAST} of the texts"
-    " share. It is shallow if it is a recurring word, word part or sequence of words (for example:"
-    " ends with “substitutes”), and semantic if it is a recurring topic or meaning (for example:"
-    " TV shows). Describe each pattern in a few words, say whether it is shallow or semantic, and"
-    " list the numbers of all texts that show it. A text may show several patterns or none. Name at"
-    f" most {MAX_PATTERNS} patterns. If nothing recurs in {LEAST} texts, give an empty list."
+    f"Which patterns recur in them? A pattern is something that at least {MIN_TRIGGERS} of the"
+    " texts share. It is shallow if it is a recurring word, word part or sequence of words (for"
+    " example: ends with “substitutes”), and semantic if it is a recurring topic or meaning (for"
+    " example: TV shows). Describe each pattern in a few words, say whether it is shallow or"
+    " semantic, and list the numbers of all texts that show it. A text may show several patterns"
+    f" or none. Name at most {MAX_PATTERNS} patterns. If nothing recurs in {MIN_TRIGGERS} texts,"
+    " give an empty list."
 )
 
 SCORE = (
@@ -103,7 +104,7 @@ class Question(NamedTuple):
     form: type[BaseModel]
 
     def key(self, settings: dict[str, Any]) -> str:
-        """Return what tells this question, asked with these settings, from all others."""
+        """Return the hash that identifies this question, asked with these settings."""
         form = self.form.model_json_schema()
         asked = json.dumps([settings, SYSTEM, self.text, form], sort_keys=True)
         return hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()
@@ -159,7 +160,7 @@ def _answer_forms(n: int) -> tuple[type[BaseModel], type[BaseModel]]:
 
 
 def prompts() -> dict[str, str]:
-    """Return all that a model is told, word by word, and the hash of it."""
+    """Return everything that a model is told, word for word, and its hash."""
     words = {"system": SYSTEM, "describe": DESCRIBE, "score": SCORE, "again": AGAIN}
     content = [words, MAX_PATTERNS, MAX_DESCRIPTION, MAX_TEXT, str(SEEN), str(HELD_OUT)]
     return words | {"hash": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
@@ -314,7 +315,7 @@ class Endpoint:
                 f"{self.host} refused the question to {self.model!r} with {error.status_code}:"
                 f" {said} {advice}"
             ) from None
-        except (openai.APIError, ValueError) as error:  # something else than the endpoint's JSON
+        except (openai.APIError, ValueError) as error:  # not the endpoint's JSON
             raise InvalidAnswer(f"{self.host} answered in no known form ({error}).") from None
         choices = getattr(answer, "choices", None)
         if not choices:
@@ -384,7 +385,8 @@ class ExplainResult:
         lines = [
             "source: explained",
             f"{pluralize(self.patterns, 'patterns')} of {pluralize(self.memories, 'memories')};"
-            f" {self.below_least:,} more were seen in fewer than {LEAST} triggers and do not count",
+            f" {self.below_least:,} more were seen in fewer than {MIN_TRIGGERS} triggers and do not"
+            " count",
         ]
         if self.unscored:
             lines.append(f"{self.unscored:,} have no usable answer to the blind test")
@@ -459,15 +461,15 @@ class _Explainer:
             return
         self.n_silent = 0
         self.result.memories += 1
-        self.examined.append(ExaminedList(cell, sign, min(TOP, len(triggers))))
+        self.examined.append(ExaminedList(cell, sign, min(TOP_TRIGGERS, len(triggers))))
         kept = 0
         for number, one in enumerate(named, start=1):
             ranks = tuple(seen[place - 1].rank for place in sorted(set(one.triggers)))
             description = " ".join(one.description.split())
             pattern = Pattern(cell, sign, number, one.kind, description, SOURCE, "", ranks)
-            if len(ranks) >= LEAST:
+            if len(ranks) >= MIN_TRIGGERS:
                 pattern = self.test_blind(pattern, triggers)
-            if pattern.n_shown >= LEAST:
+            if pattern.n_shown >= MIN_TRIGGERS:
                 kept += 1
                 self.patterns.append(pattern._replace(number=kept))
         self.result.patterns += kept

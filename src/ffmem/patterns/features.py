@@ -1,4 +1,4 @@
-"""What prefixes end with, contain and look like, as numbers, and how common each of it is.
+"""Features of prefixes: what they end with, contain and look like, and how common each is.
 
 A text is a sequence of *units*: words, and other signs one by one (scripts without spaces, such as
 Chinese, give one unit per character). A *feature* is something that a prefix can show, without
@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int32, Int64, UInt32, UInt64
+from jaxtyping import Bool, Float32, Int8, Int32, Int64, Shaped, UInt64
 from numpy import ndarray
 
 from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import MIN_TRIGGERS
 from ffmem.progress import Progress
 
 BLOCK_SENTENCES = 4096
@@ -49,7 +49,7 @@ SHAPE = GRAM + N_GRAM
 GRAM + n − 1 for a gram of n units; SHAPE + place in SHAPES. Those below GRAM are *endings*: a
 prefix has at most one of each."""
 
-SAME = 8
+CONTEXT_UNITS = 8
 """Prefixes with the same last 8 units (all units of shorter ones) have the same context."""
 
 PASSAGE = 200
@@ -98,12 +98,13 @@ SHAPES = (
     Shape("in-quotes", "punctuation", "inside quotation marks"),
     Shape("title", "casing", "mostly capitalized words, as in titles and lists of names"),
 )
-"""In the order of their bits."""
 
-_BIT = {shape.name: 1 << bit for bit, shape in enumerate(SHAPES)}
-_INNER = ("word", "upper-first", "double", "opened", "closed", "hyphen")
-_BIT |= {name: 1 << len(SHAPES) + bit for bit, name in enumerate(_INNER)}
-"""Further properties of units, which shapes of whole prefixes follow from."""
+_PROPERTIES = (
+    *(shape.name for shape in SHAPES),
+    *("word", "upper-first", "double", "opened", "closed", "hyphen"),
+)
+"""Of units: shapes, and what the shapes of whole prefixes follow from."""
+_COLUMN = {name: column for column, name in enumerate(_PROPERTIES)}
 
 _TITLE_WORDS, _TITLE_SHARE = 4, 0.75
 
@@ -123,12 +124,13 @@ N_STEMS = 4
 
 
 class UnitTypes(dict[str, int]):
-    """Numbers of distinct units, given as they come, with what follows from their characters."""
+    """Numbers distinct units in order of appearance, with what follows from their characters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.hashes: list[int] = []
-        self.shapes: list[int] = []
+        self.properties: list[bytes] = []
+        """A byte for each of _PROPERTIES, 1 if the unit has it."""
         self.suffixes: list[tuple[int, ...]] = []
         self.stems: list[tuple[int, ...]] = []
 
@@ -136,11 +138,11 @@ class UnitTypes(dict[str, int]):
         number = self[text] = len(self)
         folded = text.casefold()
         self.hashes.append(hash_text(folded))
-        self.shapes.append(_unit_shapes(text))
+        properties = _unit_properties(text)
+        self.properties.append(bytes(name in properties for name in _PROPERTIES))
         long = [n for n in SUFFIXES if len(folded) >= n + 2]
         self.suffixes.append(tuple(hash_text(folded[-n:]) if n in long else 0 for n in SUFFIXES))
-        is_word = self.shapes[number] & _BIT["word"]
-        hashes = [hash_text(stem) for stem in stems(folded)] if is_word else []
+        hashes = [hash_text(stem) for stem in stems(folded)] if "word" in properties else []
         self.stems.append((*hashes, *[0] * (N_STEMS - len(hashes))))
         return number
 
@@ -166,7 +168,7 @@ def stems(word: str) -> list[str]:
 
 
 def hash_text(text: str) -> int:
-    """Return 64 bits that stand for a text; the same in every process."""
+    """Return a 64-bit hash of a text, the same in every process."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
@@ -181,7 +183,7 @@ def find_units(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in regex.finditer(unit, text, regex.V1)]
 
 
-def _unit_shapes(text: str) -> int:
+def _unit_properties(text: str) -> set[str]:
     """Return what a unit looks like, by its characters alone."""
     first = unicodedata.category(text[0])
     if not (first[0] in "LN" or first in ("Co", "Mn", "Mc")):
@@ -189,7 +191,7 @@ def _unit_shapes(text: str) -> int:
         names |= {name for name, signs in _SIGNS.items() if text in signs}
         if not names & {shape.name for shape in SHAPES}:
             names.add("symbol")
-        return sum(_BIT[name] for name in names)
+        return names
     kinds = [unicodedata.category(character) for character in text]
     n, upper, lower = len(text), sum(k in ("Lu", "Lt") for k in kinds), kinds.count("Ll")
     digits, starts_upper = kinds.count("Nd"), first in ("Lu", "Lt")
@@ -205,7 +207,7 @@ def _unit_shapes(text: str) -> int:
         "capitalized": starts_upper and lower > 0 and upper == 1,
         "camel": upper > starts_upper and lower > 0 and digits == 0,
     }
-    return sum(_BIT[name] for name, is_shown in shown.items() if is_shown)
+    return {name for name, is_shown in shown.items() if is_shown}
 
 
 def sentence_text(index: Index, row: StoredSentence) -> tuple[str, list[int]]:
@@ -288,15 +290,19 @@ class SentenceBlock:
             origin = self.text_starts[self.sentence[at]]
             shown = slice(self.unit_start[self.last_unit[at]] - origin, self.end[at] - origin)
             self.last_type[at] = types[texts[self.sentence[at]][shown]]
+        joined = np.frombuffer(b"".join(types.properties), bool)
+        self.properties = joined.reshape(-1, len(_PROPERTIES))
+        """By type of unit."""
 
     @property
     def unit_hashes(self) -> UInt64[ndarray, " unit"]:
         """The hash of every unit."""
         return np.array(self.types.hashes, np.uint64)[self.unit_type]
 
-    def has(self, name: str) -> Bool[ndarray, " type"]:
-        """Return which types of units have a property."""
-        return (np.array(self.types.shapes, np.uint32) & np.uint32(_BIT[name])) > 0
+    def units_with(self, name: str) -> Bool[ndarray, " unit"]:
+        """Return which units have a property."""
+        found: ndarray = self.properties[self.unit_type, _COLUMN[name]]
+        return found
 
     def endings(self) -> tuple[ndarray, ndarray, ndarray]:
         """Return the codes of what each prefix ends with, its context and its last words.
@@ -315,7 +321,7 @@ class SentenceBlock:
         hashes = np.array(self.types.hashes, np.uint64)
         last = np.where(self.last_type >= 0, hashes[self.last_type], NONE)
         run, context = last, last
-        for back in range(SAME):
+        for back in range(CONTEXT_UNITS):
             has = self.n_units > back
             unit = np.maximum(self.last_unit - back, 0)
             if back:
@@ -325,7 +331,8 @@ class SentenceBlock:
                 codes[:, LAST_WORD + back] = np.where(has, _code(run, LAST_WORD + back), NONE)
                 word = _code(whole[unit] if back else last, GRAM)
                 last_words[:, back] = np.where(has, word, NONE)
-        is_word = self.has("word")[self.last_type] & (self.last_type >= 0) & ~self.is_cut
+        is_word = self.properties[self.last_type, _COLUMN["word"]] & (self.last_type >= 0)
+        is_word &= ~self.is_cut
         suffixes = np.array(self.types.suffixes, np.uint64)[self.last_type]
         for place in range(len(SUFFIXES)):
             has = is_word & (suffixes[:, place] != NONE)
@@ -333,42 +340,41 @@ class SentenceBlock:
             codes[:, SUFFIX + place] = np.where(has, code, NONE)
         return codes, context, last_words
 
-    def shapes(self) -> UInt32[ndarray, " prefix"]:
-        """Return the shapes of prefixes, a bit each."""
-        found = np.zeros(len(self.token), np.uint32)
+    def shapes(self) -> Bool[ndarray, "prefix shape"]:
+        """Return which of SHAPES each prefix has."""
+        found = np.zeros((len(self.token), len(_PROPERTIES)), bool)
 
         def mark(name: str, shown: Bool[ndarray, " prefix"]) -> None:
-            found[shown] |= np.uint32(_BIT[name])
+            found[shown, _COLUMN[name]] = True
 
         has = self.n_units > 0
         if len(self.unit_type):
-            found[has] = np.array(self.types.shapes, np.uint32)[self.last_type[has]]
+            found[has] = self.properties[self.last_type[has]]
             unit, start = np.maximum(self.last_unit, 0), self.last_unit + 1 - self.n_units
-            found[self.n_units == 1] &= ~np.uint32(_BIT["capitalized"])
+            found[self.n_units == 1, _COLUMN["capitalized"]] = False
             mark("inside-word", self.is_cut)
-            hyphen = self.has("hyphen")[self.unit_type]
+            hyphen = self.units_with("hyphen")
             before, earlier = np.maximum(unit - 1, 0), np.maximum(unit - 2, 0)
             joined = (self.unit_end[before] == self.unit_start[unit]) & hyphen[before]
             joined &= (self.unit_end[earlier] == self.unit_start[before]) & ~hyphen[earlier]
-            is_word = (found & np.uint32(_BIT["word"])) > 0
-            mark("hyphenated", has & is_word & joined & (self.n_units > 2))
+            mark("hyphenated", has & found[:, _COLUMN["word"]] & joined & (self.n_units > 2))
 
             def count(name: str, past: ndarray) -> Int64[ndarray, " prefix"]:
                 """Count units of a property from the sentence's first to the one before `past`."""
-                sums = np.concatenate([[0], np.cumsum(self.has(name)[self.unit_type])])
+                sums = np.concatenate([[0], np.cumsum(self.units_with(name))])
                 n: ndarray = sums[past] - sums[start]
                 return n
 
             last, past = self.last_unit, self.last_unit + 1
             mark("in-brackets", has & (count("opening", last) > count("closing", past)))
             quotes = count("double", last) % 2 + count("opened", last) - count("closed", past)
-            mark("in-quotes", has & (quotes > 0) & ((found & np.uint32(_BIT["double"])) == 0))
+            mark("in-quotes", has & (quotes > 0) & ~found[:, _COLUMN["double"]])
             n_words, n_upper = count("word", past), count("upper-first", past)
             mark("title", has & (n_words >= _TITLE_WORDS) & (n_upper >= _TITLE_SHARE * n_words))
         mark("first", self.length == 1)
         mark("first-three", (self.length >= 1) & (self.length <= 3))
         mark("whole", self.is_whole)
-        return found & np.uint32((1 << len(SHAPES)) - 1)
+        return found[:, : len(SHAPES)]
 
     def grams(self) -> Grams:
         """Return the grams of all sentences, each where its sentence first has it."""
@@ -376,7 +382,7 @@ class SentenceBlock:
         reached = np.searchsorted(self.end, self.unit_end)
         inside = reached < len(self.end)
         inside[inside] = self.sentence[reached[inside]] == self.unit_sentence[inside]
-        whole, is_word = self.unit_hashes, self.has("word")[self.unit_type]
+        whole, is_word = self.unit_hashes, self.units_with("word")
         parts, run = [], whole
         for size in range(1, N_GRAM + 1):
             begin, end = np.arange(len(whole) - size + 1), np.arange(size - 1, len(whole))
@@ -414,7 +420,7 @@ def read_blocks(index: Index, types: UnitTypes) -> Iterator[SentenceBlock]:
 
 
 def _code(numbers: ndarray, kind: int) -> ndarray:
-    """Return codes that differ between kinds of features; never NONE."""
+    """Return codes of features, other ones for another kind; never NONE."""
     return _mix(numbers * np.uint64(31) + np.uint64(kind)) | np.uint64(1)
 
 
@@ -432,11 +438,11 @@ def _mix(numbers: ndarray) -> ndarray:
 MAX_CONTENT_WORDS = 30_000
 MIN_SENTENCES = 3
 MAX_SHARE = 0.1
-"""A word in more of the sentences is no content word."""
+"""A word in a larger share of the sentences is not a content word."""
 
 FITTED_SENTENCES = 40_000
-"""Sentences from which content words and topics are learned, in runs of RUN."""
-RUN = 50
+"""Sentences from which content words and topics are learned, in runs of RUN_SENTENCES."""
+RUN_SENTENCES = 50
 
 
 @dataclass(frozen=True)
@@ -459,13 +465,15 @@ class Vocabulary:
         from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, TfidfVectorizer
 
         n = index.sentences.n_sentences
-        n_runs = -(-n // RUN)
+        n_runs = -(-n // RUN_SENTENCES)
         rng = np.random.default_rng([seed, n])
-        runs = np.sort(rng.choice(n_runs, min(FITTED_SENTENCES // RUN, n_runs), replace=False))
+        runs = np.sort(
+            rng.choice(n_runs, min(FITTED_SENTENCES // RUN_SENTENCES, n_runs), replace=False)
+        )
         texts = (
             sentence_text(index, row)[0]
-            for first in (runs * RUN).tolist()
-            for row in index.sentences.rows(first, min(RUN, n - first))
+            for first in (runs * RUN_SENTENCES).tolist()
+            for row in index.sentences.rows(first, min(RUN_SENTENCES, n - first))
         )
 
         def content_words(text: str) -> list[str]:
@@ -500,12 +508,12 @@ class Vocabulary:
         return cls(words, codes[order], share, vectorizer.idf_[order], tfidf)
 
 
-def _places(ascending: UInt64[ndarray, " known"], codes: ndarray) -> Int32[ndarray, "..."]:
-    """Return where codes are among some; −1 for those that are not."""
-    if not len(ascending):
+def lookup(known: Shaped[ndarray, " known"], codes: ndarray) -> Int32[ndarray, "..."]:
+    """Return where codes are among known ones, which ascend; −1 for those that are not."""
+    if not len(known):
         return np.full(codes.shape, -1, np.int32)
-    place = np.minimum(np.searchsorted(ascending, codes), len(ascending) - 1)
-    return np.where(ascending[place] == codes, place, -1).astype(np.int32)
+    place = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+    return np.where(known[place] == codes, place, -1).astype(np.int32)
 
 
 # The corpus
@@ -531,7 +539,7 @@ class CorpusFeatures:
     """Which part of the corpus a prefix is from: about an article."""
     endings: Int32[ndarray, "row ending"]
     """What a prefix ends with, by kind; −1: nothing that recurs."""
-    shapes: UInt32[ndarray, " row"]
+    shapes: Bool[ndarray, "row shape"]
     last_words: Int32[ndarray, "row back"]
     """Content words among the last units, the last first; −1: none."""
     gram_slices: Int64[ndarray, "row two"]
@@ -619,15 +627,15 @@ def extract_features(
         for block in read_blocks(index, types):
             counter.count(block)
             step(block.n_sentences)
-    words = np.where(rows["gram_size"] == 1, _places(vocabulary.codes, rows["gram"]), -1)
+    words = np.where(rows["gram_size"] == 1, lookup(vocabulary.codes, rows["gram"]), -1)
     n_words = np.concatenate([[0], np.cumsum(words >= 0)])
     features = CorpusFeatures(
         **{name: rows[name] for name in ("numbers", "sentence", "length", "context", "shapes")},
         passage=rows["sentence"] // min(max(n // 20, 1), PASSAGE),
-        endings=_places(counter.codes, rows["endings"]),
-        last_words=_places(vocabulary.codes, rows["last_words"]),
+        endings=lookup(counter.codes, rows["endings"]),
+        last_words=lookup(vocabulary.codes, rows["last_words"]),
         gram_slices=rows["gram_slices"],
-        grams=_places(counter.codes, rows["gram"]),
+        grams=lookup(counter.codes, rows["gram"]),
         word_slices=n_words[rows["gram_slices"]],
         words=words[words >= 0].astype(np.int32),
         sample=np.searchsorted(rows["numbers"], sample),
@@ -635,7 +643,7 @@ def extract_features(
         counts=counter.counts,
         totals=counter.totals,
         examples=counter.examples,
-        content=_places(vocabulary.codes, counter.words),
+        content=lookup(vocabulary.codes, counter.words),
         neighbors=counter.neighbor_vectors(),
         stems=counter.stems(types),
     )
@@ -702,7 +710,7 @@ class _FeatureCounter:
             [np.repeat(np.arange(GRAM), endings.shape[1]), rows["gram_size"][order] + GRAM - 1]
         )
         distinct, first, n = np.unique(codes, return_index=True, return_counts=True)
-        recurs = (n >= LEAST) & (distinct != NONE)
+        recurs = (n >= MIN_TRIGGERS) & (distinct != NONE)
         self.codes = distinct[recurs]
         """Ascending; the shapes, which come after, have none."""
         shapes = np.arange(SHAPE, SHAPE + len(SHAPES))
@@ -721,16 +729,14 @@ class _FeatureCounter:
         """Count the prefixes of a block."""
         bins = bins_of(block.length)
         self.totals += np.bincount(bins, minlength=len(BINS))
-        shapes, first_shape = block.shapes(), len(self.codes)
-        for bit in range(len(SHAPES)):
-            shown = (shapes >> np.uint32(bit) & np.uint32(1)).astype(bool)
-            self.counts[first_shape + bit] += np.bincount(bins[shown], minlength=len(BINS))
+        for feature, shown in enumerate(block.shapes().T, start=len(self.codes)):
+            self.counts[feature] += np.bincount(bins[shown], minlength=len(BINS))
         for codes in block.endings()[0].T:
-            found = _places(self.codes, codes)
+            found = lookup(self.codes, codes)
             known = found >= 0
             np.add.at(self.counts, (found[known], bins[known]), 1)
         grams = block.grams()
-        found = _places(self.codes, grams.code)
+        found = lookup(self.codes, grams.code)
         known = found >= 0
         # A gram is in every prefix from the first that contains it to the sentence's longest.
         longest = np.zeros(block.n_sentences, np.int64)
@@ -747,7 +753,7 @@ class _FeatureCounter:
         from scipy.sparse import csr_matrix
 
         hashes = block.unit_hashes
-        entry = _places(self.codes, _code(hashes, LAST_WORD))
+        entry = lookup(self.codes, _code(hashes, LAST_WORD))
         column = (hashes % np.uint64(HASHED)).astype(np.int64)
         left = np.flatnonzero(block.unit_sentence[1:] == block.unit_sentence[:-1])
         rows = np.concatenate([entry[left + 1], entry[left]])
@@ -778,7 +784,7 @@ class _FeatureCounter:
 
     def stems(self, types: UnitTypes) -> UInt64[ndarray, "feature stem"]:
         """Return the stems of each last word."""
-        entries = _places(self.codes, _code(np.array(types.hashes, np.uint64), LAST_WORD))
+        entries = lookup(self.codes, _code(np.array(types.hashes, np.uint64), LAST_WORD))
         found = np.zeros((len(self.kinds), N_STEMS), np.uint64)
         stems = np.array(types.stems, np.uint64).reshape(-1, N_STEMS)
         found[entries[entries >= 0]] = stems[entries >= 0]

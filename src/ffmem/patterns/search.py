@@ -1,27 +1,22 @@
 """Search in the descriptions of patterns: `DIR/patterns/search.sqlite`.
 
 The file is derived: it is made again when it is missing, damaged, or of other patterns than the
-present ones. A pattern's number in it says where the pattern is, so that a search reads nothing but
-the numbers it finds:
-
-    row = cell · 2²⁴ + number · 2³ + source · 2 + (sign < 0)
+present ones. Of each memory, patterns are stored from the best to the worst.
 """
 
+import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from ffmem.errors import FfmemError
 from ffmem.files import sha256
 from ffmem.indexing.query import Expression, Query, count_words, has_word
-from ffmem.indexing.search import Excerpt, Match, rank_cells
+from ffmem.indexing.search import Excerpt, Match
 from ffmem.indexing.search_db import (
     CLOSE,
     OPEN,
-    VALUE_POSTING,
     WORDS,
     SearchFile,
     highlighted_span,
@@ -31,16 +26,14 @@ from ffmem.indexing.search_db import (
 from ffmem.indexing.store import Index
 from ffmem.patterns.store import SOURCES, Patterns, no_patterns, open_patterns
 
-VERSION = 2
+VERSION = 3
 
 SCHEMA = f"""
-CREATE TABLE patterns (row INTEGER PRIMARY KEY, kind TEXT, text TEXT);
-CREATE VIRTUAL TABLE words USING fts5(text, content='patterns', content_rowid='row', prefix='1 2',
+CREATE TABLE patterns (id INTEGER PRIMARY KEY, cell INTEGER, number INTEGER, source INTEGER,
+    is_negative INTEGER, kind TEXT, text TEXT);
+CREATE VIRTUAL TABLE words USING fts5(text, content='patterns', content_rowid='id', prefix='1 2',
     {WORDS});
 """
-
-_CELL, _NUMBER = 24, 3
-"""Bits of a row's number below the cell's and below the pattern's."""
 
 
 class PatternMatch(NamedTuple):
@@ -108,55 +101,47 @@ class PatternSearch:
         expression = query.expression()
         if expression is None and not has_word(query.text):
             expression = query.literal()
-        rows = np.fromiter(self._matching_rows(db, query, expression, layer), np.int64)
-        postings = np.zeros(len(rows), VALUE_POSTING)
-        postings["cell"] = rows >> _CELL
-        postings["rank"] = (rows & (1 << _CELL) - 1) >> _NUMBER
-        # Of patterns with the same number, the first source's is the best.
-        total, best = rank_cells(self.index, postings, rows & (1 << _NUMBER) - 1, layer, part)
-        found = []
-        for cell, count, number, _, key in best:
-            flat = self.index.layout.starts[cell.layer] + cell.memory
-            row = flat << _CELL | number << _NUMBER | key
-            kind, text = db.execute(
-                "SELECT kind, text FROM patterns WHERE row = ?", (row,)
-            ).fetchone()
-            begin, end = _span(db, row, text, query, expression)
-            excerpt = Excerpt(text[:begin], text[begin:end], text[end:], "")
-            side = "negative" if key & 1 else "positive"
-            match = Match(str(cell), count, number, side, excerpt)
-            found.append(PatternMatch(match, kind, SOURCES[key >> 1]))
-        return total, found
-
-    def _matching_rows(
-        self,
-        db: sqlite3.Connection,
-        query: Query,
-        expression: Expression | None,
-        layer: int | None,
-    ) -> Iterator[int]:
-        """Yield the numbers of all patterns of a layer, or of all, that match."""
         starts = self.index.layout.starts
         first, past = (0, starts[-1]) if layer is None else starts[layer : layer + 2]
-        within = (first << _CELL, (past << _CELL) - 1)
-        if expression is None:
-            found: Iterable[tuple[int]] = db.execute(
-                "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?",
-                (query.phrase(), *within),
-            )
-        elif not query.regex:
-            found = db.execute(
-                "SELECT row FROM patterns WHERE row BETWEEN ? AND ? AND instr(text, ?)",
-                (*within, query.text),
-            )
-        else:
-            rows = db.execute("SELECT row, text FROM patterns WHERE row BETWEEN ? AND ?", within)
-            found = ((row,) for row, text in rows if expression.search(text))
-        return (row for (row,) in found)
+        matching, wanted = _matching(db, query, expression, first, past)
+        ranked = db.execute(
+            "WITH hits AS (SELECT cell, count(*) AS n, min(id) AS best FROM patterns"
+            f" WHERE cell >= ? AND cell < ? AND {matching} GROUP BY cell)"
+            " SELECT n, id FROM hits JOIN patterns ON id = best ORDER BY n DESC, number, id",
+            (first, past, wanted),
+        ).fetchall()
+        found = []
+        for n, id in ranked[part]:
+            cell, number, source, is_negative, kind, text = db.execute(
+                "SELECT cell, number, source, is_negative, kind, text FROM patterns WHERE id = ?",
+                (id,),
+            ).fetchone()
+            begin, end = _span(db, id, text, query, expression)
+            excerpt = Excerpt(text[:begin], text[begin:end], text[end:], "")
+            side = "negative" if is_negative else "positive"
+            match = Match(str(self.index.layout.at(cell)), n, number, side, excerpt)
+            found.append(PatternMatch(match, kind, SOURCES[source]))
+        return len(ranked), found
+
+
+def _matching(
+    db: sqlite3.Connection, query: Query, expression: Expression | None, first: int, past: int
+) -> tuple[str, str]:
+    """Return the SQL condition of a pattern that matches, and its one parameter.
+
+    SQL has no regular expressions, so those are matched here, among the memories of a range.
+    """
+    if expression is None:
+        return "id IN (SELECT rowid FROM words WHERE words MATCH ?)", query.phrase()
+    if not query.regex:
+        return "instr(text, ?)", query.text
+    rows = db.execute("SELECT id, text FROM patterns WHERE cell >= ? AND cell < ?", (first, past))
+    ids = [id for id, text in rows if expression.search(text)]
+    return "id IN (SELECT value FROM json_each(?))", json.dumps(ids)
 
 
 def _span(
-    db: sqlite3.Connection, row: int, text: str, query: Query, expression: Expression | None
+    db: sqlite3.Connection, id: int, text: str, query: Query, expression: Expression | None
 ) -> tuple[int, int]:
     """Return where the first match is in the text of a pattern."""
     if expression is not None:
@@ -164,7 +149,7 @@ def _span(
         return begin, end
     (marked,) = db.execute(
         "SELECT highlight(words, 0, ?, ?) FROM words WHERE words MATCH ? AND rowid = ?",
-        (OPEN, CLOSE, query.phrase(), row),
+        (OPEN, CLOSE, query.phrase(), id),
     ).fetchone()
     return highlighted_span(marked, count_words(query.text))
 
@@ -179,13 +164,15 @@ def restore_search(index: Index) -> bool:
 
 
 def _origin(patterns: list[Patterns]) -> tuple[int, str]:
-    """Return what tells these patterns from others."""
+    """Return the hashes that identify these patterns."""
     return VERSION, " ".join(sha256(one.folder / "manifest.json") for one in patterns)
 
 
 def _write(path: Path, index: Index, patterns: list[Patterns]) -> None:
     def fill(db: sqlite3.Connection) -> None:
-        db.executemany("INSERT INTO patterns VALUES (?, ?, ?)", _texts(index, patterns))
+        db.executemany(
+            "INSERT INTO patterns VALUES (NULL, ?, ?, ?, ?, ?, ?)", _rows(index, patterns)
+        )
 
     missing = (
         f"The patterns in {path.parent} have no search file (search.sqlite) of their present state"
@@ -193,12 +180,20 @@ def _write(path: Path, index: Index, patterns: list[Patterns]) -> None:
     write_search_file(path, _origin(patterns), SCHEMA, fill, missing)
 
 
-def _texts(index: Index, every: list[Patterns]) -> Iterator[tuple[int, str, str]]:
-    for patterns in every:
-        source = SOURCES.index(patterns.source)
-        for layer in range(index.n_layers):
-            for memory, several in patterns.layer(layer).items():
-                cell = index.layout.starts[layer] + memory
-                for one in several:
-                    place = one.number << _NUMBER | source << 1 | (one.sign < 0)
-                    yield cell << _CELL | place, one.kind, one.text
+def _rows(index: Index, sources: list[Patterns]) -> Iterator[tuple[int, int, int, bool, str, str]]:
+    """Yield what the file keeps of every pattern: memory by memory, the best first."""
+    for layer in range(index.n_layers):
+        start = index.layout.starts[layer]
+        yield from sorted(
+            (
+                start + memory,
+                one.number,
+                SOURCES.index(one.source),
+                one.sign < 0,
+                one.kind,
+                one.text,
+            )
+            for patterns in sources
+            for memory, several in patterns.layer(layer).items()
+            for one in several
+        )

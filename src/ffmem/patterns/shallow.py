@@ -1,4 +1,4 @@
-"""Shallow patterns: what a memory's triggers end with, contain or look like too often for chance.
+"""Shallow patterns: what a memory's triggers end with, contain or look like beyond chance.
 
 Patterns are looked for in one half of a list's first 50 triggers and tested on the other (SEEN and
 HELD_OUT in `store`). Repetitions are one piece of evidence: a trigger counts (it is *fresh*) unless
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int8, Int32, Int64, UInt64
+from jaxtyping import Bool, Float64, Int8, Int32, Int64
 from numpy import ndarray
 
 from ffmem.indexing.store import Index
@@ -39,15 +39,16 @@ from ffmem.patterns.features import (
     SUFFIX,
     SUFFIXES,
     CorpusFeatures,
+    lookup,
     trigger_columns,
 )
-from ffmem.patterns.store import HELD_OUT, LEAST, SEEN, TOP
+from ffmem.patterns.store import HELD_OUT, MIN_TRIGGERS, SEEN, TOP_TRIGGERS
 
 MAX_CHOICE_P = 0.001
-"""A candidate is as improbable as this in the triggers where it was seen."""
+"""Largest p-value of a candidate in the triggers where it was seen."""
 
 MIN_LIFT = 2.0
-"""So many times as often as by chance, both where it was seen and where it is tested."""
+"""Least lift over chance, both where a candidate was seen and where it is tested."""
 
 MIN_HELD = 10
 """Fresh held-out triggers that a list must have for a test."""
@@ -56,12 +57,14 @@ MAX_COMMON = 0.3
 """Grams in a larger share of prefixes are not looked for."""
 
 MAX_GROUP, MIN_GROUP_LIFT, MIN_GROUP_SHARE = 6, 10.0, 0.2
-"""Of “ends with one of”: the most words, the least lift of each where it was seen, and the least
-share of the held-out triggers (chosen so freely, few would say little)."""
+"""“Ends with one of” has at most this many words, each with at least this lift where it was seen.
+At least this share of the held-out triggers must show it: the words are chosen freely, so that a
+few hits say little."""
 
 RELATED_SHARE = 0.05
 MIN_COSINE = 0.2
-"""Two last words belong together if only this share of random pairs is closer, and not by less."""
+"""Two last words belong together if their cosine is at least this, and only this share of random
+pairs is closer."""
 
 RULES = (
     *("last-token", "last-word", *["last-n-gram"] * (N_WORDS - 1)),
@@ -82,7 +85,7 @@ EFFORT = {
     "suffix": 4,
     "anywhere": 5,
 }
-"""To read a pattern of each rule."""
+"""How hard a pattern of each rule is to read."""
 
 ABOUT_WORD = np.array(
     [
@@ -90,7 +93,8 @@ ABOUT_WORD = np.array(
         for kind in range(WORD_GROUP)
     ]
 )
-"""By kind: whether it is about the form of the last word. With one word alone, the word is it."""
+"""By kind: whether it is about the form of the last word. If there is only one such word, the word
+itself is the pattern, not its form."""
 
 
 class TriggerLists(NamedTuple):
@@ -103,7 +107,7 @@ class TriggerLists(NamedTuple):
     fresh: Bool[ndarray, "list rank"]
 
     def fresh_in(self, ranks: slice) -> Bool[ndarray, "list rank"]:
-        """Return the fresh triggers of some ranks: SEEN, HELD_OUT or the first TOP."""
+        """Return the fresh triggers of some ranks: SEEN, HELD_OUT or the first TOP_TRIGGERS."""
         found = np.zeros_like(self.fresh)
         found[:, ranks] = self.fresh[:, ranks]
         return found
@@ -121,12 +125,12 @@ class TriggerLists(NamedTuple):
     @property
     def first(self) -> Bool[ndarray, "list rank"]:
         """The fresh triggers among which a pattern must recur."""
-        return self.fresh_in(slice(TOP))
+        return self.fresh_in(slice(TOP_TRIGGERS))
 
 
 def n_ranks(index: Index) -> int:
-    """Return how many triggers of each list are examined: one bit each in a 64-bit number."""
-    return min(2 * TOP, index.manifest.t)
+    """Return how many triggers of each list are examined."""
+    return min(2 * TOP_TRIGGERS, index.manifest.t)
 
 
 def read_lists(
@@ -189,18 +193,6 @@ def surprise(k: ndarray, n: ndarray, p: ndarray) -> Float64[ndarray, " test"]:
     return np.where(share > p, n * divergence, 0.0)
 
 
-def as_marks(shown: Bool[ndarray, "list rank"]) -> UInt64[ndarray, " list"]:
-    """Return which ranks are marked, a bit each."""
-    bits = np.uint64(1) << np.arange(shown.shape[1], dtype=np.uint64)
-    marks: ndarray = np.where(shown, bits, np.uint64(0)).sum(axis=1, dtype=np.uint64)
-    return marks
-
-
-def as_ranks(marks: UInt64[ndarray, " one"], n: int) -> Bool[ndarray, "one rank"]:
-    """Return which of n ranks are marked."""
-    return (marks[:, None] >> np.arange(n, dtype=np.uint64) & np.uint64(1)).astype(bool)
-
-
 def count_distinct(
     values: Int64[ndarray, "list rank"], which: Bool[ndarray, "list rank"]
 ) -> Int64[ndarray, " list"]:
@@ -230,8 +222,10 @@ class Candidates(NamedTuple):
     """In the held-out triggers."""
     p_value: Float64[ndarray, " candidate"]
     """In the held-out triggers."""
-    marks: UInt64[ndarray, " candidate"]
-    """Triggers that show it, a bit per rank, fresh or not."""
+    q_value: Float64[ndarray, " candidate"]
+    """After false-discovery control over all tests; 1 before."""
+    shown: Bool[ndarray, "candidate rank"]
+    """Triggers that show it, fresh or not."""
     words: Int32[ndarray, "candidate word"]
     """The last words of a group, as features; −1: none."""
 
@@ -250,7 +244,7 @@ class Candidates(NamedTuple):
         lists: TriggerLists,
         owner: ndarray,
         kind: ndarray | int,
-        marks: ndarray,
+        shown: ndarray,
         base_seen: ndarray,
         base: ndarray,
         feature: ndarray | None = None,
@@ -258,10 +252,7 @@ class Candidates(NamedTuple):
     ) -> "Candidates":
         """Return candidates with their counts and p-values."""
         (n_seen, k_seen), (n_held, k_held) = (
-            (
-                which.sum(axis=1)[owner],
-                np.bitwise_count(marks & as_marks(which)[owner]).astype(np.int64),
-            )
+            (which.sum(axis=1)[owner], (shown & which[owner]).sum(axis=1))
             for which in (lists.seen, lists.held)
         )
         n = len(owner)
@@ -276,14 +267,15 @@ class Candidates(NamedTuple):
             base_seen=base_seen,
             base=base,
             p_value=tail_probability(k_held, n_held, base),
-            marks=marks,
+            q_value=np.ones(n),
+            shown=shown,
             words=(np.full((n, MAX_GROUP), -1) if words is None else words).astype(np.int32),
         )
 
     def improbable(self, max_p: float, min_lift: float) -> "Candidates":
         """Return those that are improbable where they were seen, and can be tested."""
         return self.where(
-            (self.k_seen >= LEAST)
+            (self.k_seen >= MIN_TRIGGERS)
             & (self.n_held >= MIN_HELD)
             & (self.k_seen >= min_lift * self.base_seen * self.n_seen)
             & (tail_probability(self.k_seen, self.n_seen, self.base_seen) <= max_p)
@@ -295,7 +287,7 @@ class Candidates(NamedTuple):
         As many of the held-out triggers must show it as 3 of 25 (more, if it is a group of words),
         at the least lift.
         """
-        enough = (self.k_held > 0) & (self.k_held * TOP >= LEAST * self.n_held)
+        enough = (self.k_held > 0) & (self.k_held * TOP_TRIGGERS >= MIN_TRIGGERS * self.n_held)
         enough &= (self.kind != WORD_GROUP) | (self.k_held >= MIN_GROUP_SHARE * self.n_held)
         holds: ndarray = enough & (self.k_held >= min_lift * self.base * self.n_held)
         return holds
@@ -312,9 +304,8 @@ class BaseRates:
     def __init__(self, features: CorpusFeatures, lists: TriggerLists) -> None:
         self.overall = features.counts.sum(axis=1) / max(int(features.totals.sum()), 1)
         self.by_length = features.counts / np.maximum(features.totals, 1)
-        for bit, shape in enumerate(SHAPES):
+        for at, shape in enumerate(SHAPES, start=features.first_shape):
             if shape.rule == "position":
-                at = features.first_shape + bit
                 self.by_length[at] = self.overall[at]
         self.n_triggers = max(int((lists.rows >= 0).sum()), 1)
         bins = features.bins[np.maximum(lists.rows, 0)]
@@ -322,8 +313,8 @@ class BaseRates:
         """How the lengths of each list's seen and held-out triggers are spread over the bins."""
         for which in (lists.seen, lists.held):
             counts = np.zeros((len(bins), len(BINS)))
-            place, rank = which.nonzero()
-            np.add.at(counts, (place, bins[place, rank]), 1)
+            owner, rank = which.nonzero()
+            np.add.at(counts, (owner, bins[owner, rank]), 1)
             self.lengths.append(counts / np.maximum(which.sum(axis=1, keepdims=True), 1))
 
     def matched(
@@ -343,12 +334,12 @@ def find_shallow(features: CorpusFeatures, lists: TriggerLists) -> Candidates:
     """Return every shallow candidate of a layer with its test."""
     rates = BaseRates(features, lists)
     parts = [
-        _recurring(features, lists, rates, place, rank, feature)
-        for place, rank, feature in _shown_features(features, lists, rates)
+        _recurring(features, lists, rates, owner, rank, feature)
+        for owner, rank, feature in _shown_features(features, lists, rates)
     ]
     found = Candidates.join([*parts, _word_groups(features, lists, rates)])
     about_word = np.flatnonzero(np.append(ABOUT_WORD, False)[found.kind])
-    several = _count_last_words(features, lists, found.where(about_word)) >= LEAST
+    several = _count_last_words(features, lists, found.where(about_word)) >= MIN_TRIGGERS
     return found.where(np.delete(np.arange(len(found.owner)), about_word[~several]))
 
 
@@ -360,17 +351,15 @@ def _shown_features(
     there = lists.rows >= 0
     for kind in range(GRAM):
         shown = np.where(there, features.endings[rows, kind], -1).astype(np.int64)
-        place, rank = (shown >= 0).nonzero()
-        yield place, rank, shown[place, rank]
-    place, rank = there.nonzero()
-    which, at = spread(features.gram_slices[rows[place, rank]])
+        owner, rank = (shown >= 0).nonzero()
+        yield owner, rank, shown[owner, rank]
+    owner, rank = there.nonzero()
+    which, at = spread(features.gram_slices[rows[owner, rank]])
     grams = features.grams[at].astype(np.int64)
     rare = (grams >= 0) & (rates.overall[np.maximum(grams, 0)] < MAX_COMMON)
-    yield place[which][rare], rank[which][rare], grams[rare]
-    shapes = np.where(there, features.shapes[rows], np.uint32(0))
-    bits = np.arange(len(SHAPES), dtype=np.uint32)
-    place, rank, bit = (shapes[..., None] >> bits & np.uint32(1)).nonzero()
-    yield place, rank, features.first_shape + bit
+    yield owner[which][rare], rank[which][rare], grams[rare]
+    owner, rank, shape = (features.shapes[rows] & there[..., None]).nonzero()
+    yield owner, rank, features.first_shape + shape
 
 
 def spread(
@@ -387,24 +376,22 @@ def _recurring(
     features: CorpusFeatures,
     lists: TriggerLists,
     rates: BaseRates,
-    place: Int64[ndarray, " shown"],
+    owner: Int64[ndarray, " shown"],
     rank: Int64[ndarray, " shown"],
     feature: Int64[ndarray, " shown"],
 ) -> Candidates:
-    """Return the candidates among features that triggers show."""
+    """Return the candidates among the features that triggers show, given by list and rank."""
     n_features = len(features.kinds)
-    keys = place * n_features + feature
-    distinct, counts = np.unique(keys[lists.seen[place, rank]], return_counts=True)
-    kept = distinct[counts >= LEAST]
-    marks = np.zeros(len(kept), np.uint64)
-    if len(kept):
-        where = np.minimum(np.searchsorted(kept, keys), len(kept) - 1)
-        known = kept[where] == keys
-        np.bitwise_or.at(marks, where[known], np.uint64(1) << rank[known].astype(np.uint64))
-    owner, found = np.divmod(kept, n_features)
-    in_layer = np.bincount(feature, minlength=n_features)[found] / rates.n_triggers
-    bases = rates.matched(rates.by_length[found], owner, in_layer)
-    made = Candidates.make(lists, owner, features.kinds[found], marks, *bases, found)
+    in_layer = np.bincount(feature, minlength=n_features) / rates.n_triggers
+    keys = owner * n_features + feature
+    distinct, counts = np.unique(keys[lists.seen[owner, rank]], return_counts=True)
+    recurring = distinct[counts >= MIN_TRIGGERS]
+    candidate = lookup(recurring, keys)
+    shown = np.zeros((len(recurring), lists.rows.shape[1]), bool)
+    shown[candidate[candidate >= 0], rank[candidate >= 0]] = True
+    owner, feature = np.divmod(recurring, n_features)
+    bases = rates.matched(rates.by_length[feature], owner, in_layer[feature])
+    made = Candidates.make(lists, owner, features.kinds[feature], shown, *bases, feature)
     return made.improbable(MAX_CHOICE_P, MIN_LIFT)
 
 
@@ -418,7 +405,7 @@ def _count_last_words(
     words = np.where(words < 0, -1 - np.arange(n), words)
     in_seen_half = np.zeros(n, bool)
     in_seen_half[SEEN] = True
-    return count_distinct(words, as_ranks(found.marks, n) & in_seen_half)
+    return count_distinct(words, found.shown & in_seen_half)
 
 
 def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates) -> Candidates:
@@ -430,12 +417,12 @@ def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates
     n_features = len(features.kinds)
     last = np.where(lists.rows >= 0, features.endings[np.maximum(lists.rows, 0), LAST_WORD], -1)
     last = last.astype(np.int64)
-    place, rank = (last >= 0).nonzero()
-    in_layer = np.bincount(last[place, rank], minlength=n_features) / rates.n_triggers
-    keys = (place * n_features + last[place, rank])[lists.seen[place, rank]]
+    owner, rank = (last >= 0).nonzero()
+    in_layer = np.bincount(last[owner, rank], minlength=n_features) / rates.n_triggers
+    keys = (owner * n_features + last[owner, rank])[lists.seen[owner, rank]]
     distinct, counts = np.unique(keys, return_counts=True)
-    owner, word = np.divmod(distinct[counts >= LEAST], n_features)
-    counts = counts[counts >= LEAST]
+    owner, word = np.divmod(distinct[counts >= MIN_TRIGGERS], n_features)
+    counts = counts[counts >= MIN_TRIGGERS]
     base = rates.matched(rates.by_length[word], owner, in_layer[word])[0]
     often = counts >= MIN_GROUP_LIFT * base * lists.seen.sum(axis=1)[owner]
     owner, word, counts = owner[often], word[often], counts[often]
@@ -450,11 +437,11 @@ def _word_groups(features: CorpusFeatures, lists: TriggerLists, rates: BaseRates
             groups.append(group + [-1] * (MAX_GROUP - len(group)))
     lists_of, words = np.array(found, np.int64), np.array(groups, np.int64).reshape(-1, MAX_GROUP)
     there = words >= 0
-    marks = as_marks((last[lists_of][:, :, None] == np.where(there, words, -2)[:, None]).any(2))
+    shown = (last[lists_of][:, :, None] == np.where(there, words, -2)[:, None]).any(axis=2)
     by_length = (rates.by_length[np.maximum(words, 0)] * there[..., None]).sum(axis=1)
     layer_rate = np.where(there, in_layer[np.maximum(words, 0)], 0).sum(axis=1)
     bases = rates.matched(by_length, lists_of, layer_rate)
-    made = Candidates.make(lists, lists_of, WORD_GROUP, marks, *bases, words=words)
+    made = Candidates.make(lists, lists_of, WORD_GROUP, shown, *bases, words=words)
     return made.improbable(MAX_CHOICE_P, MIN_LIFT)
 
 
@@ -534,7 +521,7 @@ def select(options: list[Option]) -> list[int]:
     left = sorted(options, key=lambda one: (-one.surprise, one.effort, one.number))
     taken: list[int] = []
     covered = 0
-    while left := [one for one in left if (one.fresh & ~covered).bit_count() >= LEAST]:
+    while left := [one for one in left if (one.fresh & ~covered).bit_count() >= MIN_TRIGGERS]:
         best = max(
             (one for one in left if one is left[0] or _is_better(one, left[0])),
             key=lambda one: (one is not left[0], one.surprise, -one.effort, -one.number),
@@ -550,7 +537,7 @@ def _is_better(other: Option, best: Option) -> bool:
     if best.marks & ~other.marks:
         return False
     n_more = (other.fresh & ~best.marks).bit_count()
-    if n_more >= LEAST and other.surprise >= WIDER_SHARE * best.surprise:
+    if n_more >= MIN_TRIGGERS and other.surprise >= WIDER_SHARE * best.surprise:
         return True
     return other.effort < best.effort and other.surprise >= READABLE_SHARE * best.surprise
 
@@ -561,8 +548,11 @@ def select_shallow(
     """Return which of the shallow candidates that hold are shown, list by list."""
     places = holds.nonzero()[0]
     some = found.where(places)
-    marks = (some.marks & np.uint64((1 << TOP) - 1)).tolist()
-    fresh = (some.marks & as_marks(lists.first)[some.owner]).tolist()
+    bits = 1 << np.arange(lists.rows.shape[1])[:TOP_TRIGGERS]
+    marks, fresh = (
+        (shown[:, :TOP_TRIGGERS] @ bits).tolist()
+        for shown in (some.shown, some.shown & lists.first[some.owner])
+    )
     efforts = [EFFORT[RULES[kind]] for kind in some.kind.tolist()]
     columns = zip(range(len(places)), some.surprise.tolist(), marks, fresh, efforts, strict=True)
     of_list: dict[int, list[Option]] = {}

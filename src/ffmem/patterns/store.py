@@ -1,10 +1,7 @@
 """Patterns, and where an index keeps them: `DIR/patterns/SOURCE/`, by who saw them.
 
 The paper's rule (Section 3.1): a pattern is seen in at least three of a memory's first 25 triggers,
-has a description, and is shallow (a recurring n-gram, say) or semantic (a recurring topic). A
-trigger may show several patterns of either kind:
-
-    label of a trigger = kinds of the patterns that it shows;    none: not covered
+has a description, and is shallow (a recurring n-gram, say) or semantic (a recurring topic).
 
     manifest.json             written last: settings, hash of the index's manifest, of every file
     found/layer-000.parquet   one row per pattern, by memory, sign and number
@@ -59,20 +56,17 @@ _COMMANDS = {
 
 KINDS = ("shallow", "semantic")
 
-LEAST = 3
-"""Triggers that must show a pattern."""
+MIN_TRIGGERS = 3
+"""At least this many triggers show a pattern."""
 
-TOP = 25
-"""Triggers of a memory among which they must be."""
+TOP_TRIGGERS = 25
+"""They are among this many first triggers of a memory."""
 
-SEEN, HELD_OUT = slice(0, 2 * TOP, 2), slice(1, 2 * TOP, 2)
+SEEN, HELD_OUT = slice(0, 2 * TOP_TRIGGERS, 2), slice(1, 2 * TOP_TRIGGERS, 2)
 """Triggers in which a pattern is looked for (odd ranks), and those on which it is tested (even).
 
 The halves are alike: a word that only 20 sentences contain is in 10 of each, while ranks 1 to 25
 would use up all 20."""
-
-LABELS = ("shallow", "both", "semantic", "uncovered")
-"""What a trigger can be called, in the order of Figure 2."""
 
 SCORES = ("precision", "recall", "base", "lift", "p_value", "q_value")
 """Numbers of a pattern that somebody may have measured."""
@@ -96,7 +90,7 @@ class Pattern(NamedTuple):
     what: str
     """What the rule looks for: the token, the n-gram, the words of the topic."""
     ranks: tuple[int, ...]
-    """Which triggers show it, from 1: of all that somebody looked at, at least the first TOP."""
+    """Which triggers show it, from 1: of all examined ones, at least the first TOP_TRIGGERS."""
     held_ranks: tuple[int, ...] = ()
     """Which of the held-out triggers show it."""
     held: int = 0
@@ -114,14 +108,14 @@ class Pattern(NamedTuple):
     q_value: float | None = None
     """The same after false-discovery control over everything that was tested."""
     of: int = 0
-    """Triggers of its list, of the first TOP; set when it is stored."""
+    """Triggers of its list, of the first TOP_TRIGGERS; set when it is stored."""
     source: str = ""
     """Who saw it: one of SOURCES; set when it is read."""
 
     @property
     def n_shown(self) -> int:
-        """How many of the first TOP triggers show it."""
-        return sum(rank <= TOP for rank in self.ranks)
+        """How many of the first TOP_TRIGGERS show it."""
+        return sum(rank <= TOP_TRIGGERS for rank in self.ranks)
 
     @property
     def text(self) -> str:
@@ -161,25 +155,7 @@ class ExaminedList(NamedTuple):
     cell: Cell
     sign: int
     n: int
-    """Triggers that were looked at, at most TOP."""
-
-
-def label(kinds: Iterable[str]) -> str:
-    """Return what a trigger is called that shows patterns of some kinds."""
-    shown = set(kinds)
-    if len(shown) > 1:
-        return "both"
-    return shown.pop() if shown else "uncovered"
-
-
-def labels(n: int, patterns: Iterable[tuple[str, Iterable[int]]]) -> list[str]:
-    """Return the label of each of the first n triggers, from the (kind, ranks) of the patterns."""
-    kinds: list[set[str]] = [set() for _ in range(n)]
-    for kind, ranks in patterns:
-        for rank in ranks:
-            if rank <= n:
-                kinds[rank - 1].add(kind)
-    return [label(shown) for shown in kinds]
+    """Triggers that were looked at, at most TOP_TRIGGERS."""
 
 
 def format_patterns(patterns: Sequence[Pattern], gated: bool) -> list[str]:
@@ -310,7 +286,7 @@ def is_stale(index: Index, source: str) -> bool:
 
 
 def fingerprint(index: Index) -> str:
-    """Return what tells one state of an index from another."""
+    """Return the hash that identifies a state of an index."""
     return sha256(index.folder / "manifest.json")
 
 
@@ -369,7 +345,8 @@ class PatternWriter:
             key=lambda one: (one.cell, -one.sign, one.number),
         )
         rows = [
-            one._asdict() | {"memory": one.cell.memory, "of": sizes.get((one.cell, one.sign), TOP)}
+            one._asdict()
+            | {"memory": one.cell.memory, "of": sizes.get((one.cell, one.sign), TOP_TRIGGERS)}
             for one in found
         ]
         self._write("found", layer, rows, _FOUND)
@@ -390,7 +367,7 @@ class PatternWriter:
         }
         text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False)
         write_text(self._folder / "manifest.json", text + "\n")
-        # The old ones make room last: killed in between, there are none, never half of them.
+        # Remove the old ones last: if killed in between, there are none, never half of them.
         shutil.rmtree(self._final, ignore_errors=True)
         self._folder.rename(self._final)
 

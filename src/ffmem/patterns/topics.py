@@ -13,8 +13,8 @@ if
 
 A trigger that helped to make c is compared with c without it. The words that shallow patterns
 explain are left out of the list's prefixes, and so is the one word that most of the topic's
-triggers share: one word is no topic. One article is none either: triggers of at least three
-passages of the corpus must show it, in either half. The held-out triggers test it.
+triggers share: one word is not a topic. Nor is one article: triggers from at least three passages
+of the corpus must show the topic, in either half. The held-out triggers test it.
 """
 
 from collections.abc import Sequence
@@ -39,15 +39,13 @@ from ffmem.patterns.shallow import (
     TOPIC,
     Candidates,
     TriggerLists,
-    as_marks,
-    as_ranks,
     count_distinct,
     is_minor,
     spread,
     surprise,
     tail_probability,
 )
-from ffmem.patterns.store import LEAST
+from ffmem.patterns.store import MIN_TRIGGERS
 
 AXES = 100
 WORDS_PER_AXIS = 10
@@ -56,13 +54,13 @@ WORDS_PER_AXIS = 10
 NEIGHBOR_SENTENCES = 2
 
 SHARES = (0.02, 0.05, 0.15)
-"""Of random prefixes of like size, this many are about a narrow, an ordinary, a wide topic."""
+"""Share of random prefixes of like size that are about a narrow, an ordinary, a wide topic."""
 
 MIN_LIFT = 3.0
-"""So many times as often as by chance: what is a little more common is no topic."""
+"""Least lift over chance: what is only a little more common is not a topic."""
 
 MAX_CHOICE_P = 0.01
-"""A topic is as improbable as this in the triggers where it was seen."""
+"""Largest p-value of a topic in the triggers where it was seen."""
 
 MAX_TOPICS = 2
 """Of a list."""
@@ -77,7 +75,7 @@ POOL = 3000
 """Triggers of the layer that stand for all of them."""
 
 MARGIN = np.float32(1e-4)
-"""Cosines that differ by less are the same."""
+"""Cosines that differ by less count as equal."""
 
 TOPIC_WORDS = 5
 """That describe a topic."""
@@ -158,7 +156,7 @@ def explained_words(
     n_last = np.where(is_run, found.kind, is_form)
     slots, words = [], []
     for part in range(N_WORDS):
-        place, rank = (as_ranks(found.marks, n_ranks) & (n_last > part)[:, None]).nonzero()
+        place, rank = (found.shown & (n_last > part)[:, None]).nonzero()
         owner = found.owner[place]
         slots.append(owner * n_ranks + rank)
         words.append(features.last_words[lists.rows[owner, rank], part])
@@ -211,11 +209,6 @@ class PrefixPool(NamedTuple):
         """Return the bin of prefixes with this many content words (at least one)."""
         return np.maximum(np.searchsorted(self.least, sizes, side="right") - 1, 0)
 
-    def cosines(self, centers: Float32[ndarray, "list axis"]) -> Float32[ndarray, "list prefix"]:
-        """Return how close the prefixes are to the centers of topics."""
-        found: ndarray = centers @ self.vectors.T
-        return found
-
     def thresholds(
         self, cosines: Float32[ndarray, "list prefix"], share: float
     ) -> Float32[ndarray, "list bin"]:
@@ -256,7 +249,7 @@ def find_topics(
 
     `explained` are words of triggers, (list, rank) × word, that do not count.
     """
-    triggers = np.sort(lists.rows[lists.rows >= 0])  # so that the order of memories is no matter
+    triggers = np.sort(lists.rows[lists.rows >= 0])  # so that the order of memories does not matter
     drawn = np.random.default_rng(seed).permutation(triggers)[:POOL]
     of_layer = PrefixPool.of(features, space, np.sort(drawn), sample.least)
     n_lists, n_ranks = lists.rows.shape
@@ -293,14 +286,15 @@ def _topics_of(
         )
         members &= sizes_left > 0
         shown, *bases = _compare(vectors_left, members, sizes_left, lists, sample, of_layer)
-        found = Candidates.make(lists, owner, TOPIC + number, as_marks(shown), *bases)
+        found = Candidates.make(lists, owner, TOPIC + number, shown, *bases)
         seen, held = (
-            count_distinct(passages, shown & which) >= LEAST for which in (lists.seen, lists.held)
+            count_distinct(passages, shown & which) >= MIN_TRIGGERS
+            for which in (lists.seen, lists.held)
         )
         # Too few passages among the held-out triggers fail the test. Dropping such topics before
         # it would let these triggers take part in the choice.
         found = found._replace(p_value=np.where(held, found.p_value, 1.0))
-        enough = (members.sum(axis=1) >= LEAST) & seen
+        enough = (members.sum(axis=1) >= MIN_TRIGGERS) & seen
         parts.append(found.where(enough).improbable(MAX_CHOICE_P, MIN_LIFT))
         left &= ~(members | shown)
     return parts
@@ -352,7 +346,7 @@ def _grow(
     members[lists[:, None], nearest[lists, seed]] = True
     members &= left
     for _ in range(ROUNDS):
-        thresholds = sample.thresholds(sample.cosines(_centers(usable, members)), SHARES[1])
+        thresholds = sample.thresholds(_centers(usable, members) @ sample.vectors.T, SHARES[1])
         members = left & _reaches(usable, members, bins, thresholds)
     return members
 
@@ -370,7 +364,7 @@ def _compare(
     How wide a topic is taken is decided by the triggers where it was seen.
     """
     centers = _centers(vectors, members)
-    cosines, in_layer = sample.cosines(centers), of_layer.cosines(centers)
+    cosines, in_layer = centers @ sample.vectors.T, centers @ of_layer.vectors.T
     bins = sample.bins(sizes)
     n_seen = lists.seen.sum(axis=1)
     possible = (sizes > 0) & (lists.rows >= 0) & members.any(axis=1, keepdims=True)
@@ -409,7 +403,7 @@ def _reaches(
     bins: Int64[ndarray, "list rank"],
     thresholds: Float32[ndarray, "list bin"],
 ) -> Bool[ndarray, "list rank"]:
-    """Return which triggers are about the topic of the members, none by itself."""
+    """Return which triggers are about the topic of the members; no member counts for itself."""
     total = (vectors * members[..., None]).sum(axis=1)
     others = total[:, None, :] - vectors * members[..., None]
     norms = np.linalg.norm(others, axis=2)
@@ -437,7 +431,7 @@ def name_topics(
     patterns of the list name already.
     """
     rows = lists.rows[found.owner]
-    topic, rank = as_ranks(found.marks, rows.shape[1]).nonzero()
+    topic, rank = found.shown.nonzero()
     row = rows[topic, rank]
     passages, passage = np.unique(
         np.column_stack([topic, features.passage[row]]), axis=0, return_inverse=True

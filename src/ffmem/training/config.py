@@ -100,13 +100,7 @@ class TrainConfig(Record):
         compare=False,
     )
     checkpoint_minutes: float = option(
-        "Minutes between checkpoints.", 5.0, minimum=0, compare=False
-    )
-    checkpoint_every: int | None = option(
-        "Also write a checkpoint every N steps.", None, minimum=1, compare=False
-    )
-    keep_checkpoint: bool = option(
-        "Keep the last checkpoint of a finished run.", False, compare=False
+        "Minutes between checkpoints; 0: one every 10 steps.", 5.0, minimum=0, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -170,6 +164,10 @@ class TrainConfig(Record):
             CPU_PASS_TOKENS if device_type == "cpu" else self.batch_tokens
         )
         return max(1, tokens // self.context)
+
+    def warmup_steps(self, steps: int) -> int:
+        """Return the number of warm-up steps of a run."""
+        return min(500, steps // 20) if self.warmup is None else self.warmup
 
     @property
     def vocabulary_size(self) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 from ffmem.corpus.corpus import Corpus, CorpusReader
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.files import write_text
-from ffmem.models.tokenizer import UNKNOWN, Encoding, Tokenizer, WordTokenizer
+from ffmem.models.tokenizer import UNKNOWN, WordTokenizer
 from ffmem.records import Record
 from ffmem.text import pluralize
 from ffmem.training.config import TrainConfig
@@ -238,7 +238,9 @@ def _read_texts(corpus: Corpus, config: TrainConfig) -> tuple[list[str], CorpusR
             f"--unit {corpus.unit}: training cuts the stream into blocks itself. Give sentence or"
             " line, and --context for the size of a block."
         )
-    reading = corpus.sentences(_NoTokenizer(config.tokenizer == "words"))
+    tokenizer = WordTokenizer([])  # there is none yet; this one tells text from blanks
+    tokenizer.word_level = config.tokenizer == "words"
+    reading = corpus.sentences(tokenizer)
     texts = []
     for sentence in reading:
         if sentence.text is None:
@@ -264,33 +266,6 @@ def _n_held_out(texts: Sequence[str], context: int, source: str) -> int:
             f" {context} tokens for validation. Give more text, or --valid."
         )
     return n_held
-
-
-class _NoTokenizer(Tokenizer):
-    """Reads a corpus as text before there is a tokenizer: one token for any text, none for none."""
-
-    def __init__(self, word_level: bool) -> None:
-        self.word_level = word_level
-        self.bos = self.eos = self.unk = self.own_start = None
-        self.controls = self.unlisted = frozenset()
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a name for it."""
-        return "text"
-
-    def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Return one token for every text that is not blank."""
-        return [Encoding([0] if text.strip() else [], None, None) for text in texts]
-
-    def token_texts(self, size: int) -> list[str]:
-        """Return no tokens."""
-        return []
-
-    @property
-    def vocabulary(self) -> dict[str, int]:
-        """Return no tokens."""
-        return {}
 
 
 # Batches

@@ -117,10 +117,6 @@ class TrainState(Record):
     """Spent on steps, over all processes of the run."""
     rows: int = 0
     """Rows of the curve."""
-    pending: list[float] = field(default_factory=list)
-    """Losses of steps that are in no row of the curve yet."""
-    pending_balance: list[float] = field(default_factory=list)
-    """Their load-balancing losses; empty without experts."""
     best_step: int | None = None
     best_perplexity: float | None = None
     evaluations_since_best: int = 0

@@ -38,7 +38,7 @@ from ffmem.training.run_dir import (
     TrainResult,
     TrainRunConfig,
 )
-from ffmem.training.trainer import Trainer, default_warmup, model_config, new_model
+from ffmem.training.trainer import Trainer, model_config, new_model
 
 
 def train(
@@ -90,8 +90,7 @@ def train(
                 progress.say(f"Resuming after step {trainer.state.step:,} of {trainer.steps:,}.")
             trainer.train(progress)
             result = _finish(prepared, trainer, run_dir)
-        if not config.keep_checkpoint:
-            shutil.rmtree(run_dir.checkpoint, ignore_errors=True)
+        shutil.rmtree(run_dir.checkpoint, ignore_errors=True)
     return result
 
 
@@ -131,7 +130,7 @@ def make_plan(config: TrainConfig, streams: TokenStreams) -> TrainPlan:
         matched_parameters=target,
         steps=steps,
         steps_per_epoch=blocks.n_steps(1, config.blocks_per_step),
-        warmup=default_warmup(steps) if config.warmup is None else config.warmup,
+        warmup=config.warmup_steps(steps),
         train=streams.train_stats,
         valid=streams.valid_stats,
     )

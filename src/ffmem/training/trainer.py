@@ -3,7 +3,8 @@
     θ ← AdamW(θ, clip(∇ loss, 1)),    loss = mean −log p(next token) + β · load balancing of experts
 
 What a step reads follows from its number, so a checkpoint needs no position in the data. Losses
-stay on the device until a row of the curve needs them, so an accelerator never waits.
+stay on the device until a row of the curve needs them, so an accelerator never waits. Checkpoints
+are written after rows, so they hold no losses.
 
 Law: a run that is stopped anywhere and resumed from its last checkpoint takes the same steps, bit
 for bit, as one that was never stopped (on the same machine, with the same number of threads).
@@ -117,11 +118,6 @@ def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
 
 
-def default_warmup(steps: int) -> int:
-    """Return the default number of warm-up steps."""
-    return min(500, steps // 20)
-
-
 def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
     """Return the learning rate of a step, counted from 0.
 
@@ -190,13 +186,14 @@ class Trainer:
         self.optimizer = make_optimizer(model, config.weight_decay)
         self.weights = list(model.parameters())
         self.routers = [module for module in model.modules() if isinstance(module, Router)]
-        self.warmup = default_warmup(steps) if config.warmup is None else config.warmup
+        self.warmup = config.warmup_steps(steps)
         self.evaluate_every = config.evaluate_every or blocks.n_steps(1, config.blocks_per_step)
-        self._unread: list[Tensor] = []
-        """Loss, load-balancing loss and gradient norm of steps that are still on the device."""
+        self._losses: list[Tensor] = []
+        """Loss, load-balancing loss and gradient norm of each step since the last row."""
+        self._row_seconds = 0.0
+        """Spent on these steps."""
         self._last_checkpoint = 0
-        self._last_checkpoint_time = time.monotonic()
-        self._row_seconds, self._row_steps = 0.0, 0
+        self._last_save = time.monotonic()
         self._note = ""
 
     def start_or_resume(self) -> bool:
@@ -217,20 +214,17 @@ class Trainer:
             while self.state.step < self.steps and not self.state.stopped_early:
                 begin = time.perf_counter()
                 self.step()
-                seconds = time.perf_counter() - begin
-                self._row_seconds += seconds
-                self._row_steps += 1
-                self.state = replace(self.state, seconds=self.state.seconds + seconds)
-
+                self._row_seconds += time.perf_counter() - begin
                 step = self.state.step
                 evaluate = step % self.evaluate_every == 0 or step == self.steps
-                if evaluate or step % LOG_STEPS == 0:
-                    self._add_loss_row()
-                    advance(step - done)
-                    done = step
+                if not evaluate and step % LOG_STEPS:
+                    continue
+                self._add_loss_row()
+                advance(step - done)
+                done = step
                 if evaluate:
                     progress.say(self._evaluate())
-                elif self._is_checkpoint_due():
+                elif time.monotonic() >= self._last_save + 60 * self.config.checkpoint_minutes:
                     self.save()
 
     def step(self) -> None:
@@ -242,7 +236,7 @@ class Trainer:
         inputs, targets = self.blocks.batch(number, self.config.blocks_per_step)
         losses = self._backward(inputs, targets)
         norm = nn.utils.clip_grad_norm_(self.weights, MAX_GRADIENT_NORM, foreach=True)
-        self._unread.append(torch.cat([losses, norm[None]]))
+        self._losses.append(torch.cat([losses, norm[None]]))
         self.optimizer.step()
         self.state = replace(self.state, step=number + 1)
 
@@ -276,44 +270,26 @@ class Trainer:
     def _learning_rate(self, step: int) -> float:
         return learning_rate(step, self.steps, self.warmup, self.config.learning_rate)
 
-    def _sync(self) -> None:
-        """Read losses and gradient norms from the device; raise if any is not finite."""
-        if not self._unread:
-            return
-        losses, balances, norms = torch.stack(self._unread).T.tolist()
+    def _add_loss_row(self) -> None:
+        """Add the mean loss since the last row to the curve; raise if a loss is not finite."""
+        losses, balances, norms = torch.stack(self._losses).T.tolist()
         first = self.state.step - len(losses) + 1
         for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=first):
             if not math.isfinite(loss):
                 raise DivergenceError(step, f"the loss is {loss}", self._last_checkpoint)
             if not math.isfinite(norm):
                 raise DivergenceError(step, f"the gradient norm is {norm}", self._last_checkpoint)
-        self._unread = []
-        pending = [*self.state.pending, *losses]
-        pending_balance = [*self.state.pending_balance, *balances] if self.routers else []
-        self.state = replace(self.state, pending=pending, pending_balance=pending_balance)
-
-    def _add_loss_row(self) -> None:
-        """Add the mean loss of the steps since the last row to the curve."""
-        self._sync()
-        pending = self.state.pending
-        if not pending:
-            return
-        loss = math.fsum(pending) / len(pending)
-        balance = (
-            {"balance_loss": math.fsum(self.state.pending_balance) / len(pending)}
-            if self.routers
-            else {}
-        )
-        # After a resume, an earlier process may have taken the first steps of this row.
-        rate = self._row_steps * self.config.tokens_per_step / self._row_seconds
+        n = len(losses)
+        loss = math.fsum(losses) / n
+        rate = n * self.config.tokens_per_step / self._row_seconds
         self._add_row(
             loss=loss,
-            **balance,
+            **({"balance_loss": math.fsum(balances) / n} if self.routers else {}),
             learning_rate=self._learning_rate(self.state.step - 1),
             tokens_per_second=round(rate, 1),
         )
-        self.state = replace(self.state, pending=[], pending_balance=[])
-        self._row_seconds, self._row_steps = 0.0, 0
+        self.state = replace(self.state, seconds=self.state.seconds + self._row_seconds)
+        self._losses, self._row_seconds = [], 0.0
         self._note = format_numbers(loss, self.state.best_perplexity, rate)
 
     def _add_row(self, **values: Any) -> None:
@@ -349,20 +325,12 @@ class Trainer:
             f" validation perplexity {found:,.2f}{', the best so far' if is_best else ''}."
         )
 
-    def _is_checkpoint_due(self) -> bool:
-        every = self.config.checkpoint_every
-        if every is not None and self.state.step % every == 0:
-            return True
-        waited = time.monotonic() - self._last_checkpoint_time
-        return waited >= 60 * self.config.checkpoint_minutes
-
     def save(self) -> None:
         """Write a checkpoint."""
-        self._sync()
         self.curve.flush()
         self.run_dir.write_state(self.state, self.model, self.optimizer)
         self._last_checkpoint = self.state.step
-        self._last_checkpoint_time = time.monotonic()
+        self._last_save = time.monotonic()
 
 
 def format_numbers(loss: float, perplexity: float | None, rate: float) -> str:
