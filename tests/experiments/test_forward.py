@@ -390,8 +390,8 @@ def test_no_batch_holds_more_prefixes_than_there_is_room_for(tmp_path, monkeypat
     found = list(
         forward.prefix_batches(context.prompt_sample, 0, context.memories, batch_tokens=64)
     )
-    numbers = np.concatenate([some.examples for some in found])
+    numbers = np.concatenate([some.prefixes for some in found])
     assert sorted(numbers.tolist()) == list(range(len(context.prompt_sample.lengths)))
     for some in found:
-        assert len(some.examples) <= most or len(some.tokens) == 1
+        assert len(some.prefixes) <= most or len(some.tokens) == 1
         assert len(some.tokens) == len(some.at[:, 0].unique())
