@@ -131,13 +131,13 @@ def styled(chart: Chart, theme: str = "light") -> Chart:
 def figure_rows(
     rows: Sequence[Row], percent: Sequence[str], plain: Sequence[str] = ()
 ) -> list[Row]:
-    """Return rows as figures show them: layers from 1, these shares in %, the rest left out."""
-    kept = []
+    """Return these fields of rows as figures show them: layers from 1, `percent` in %."""
+    shown = []
     for row in rows:
-        numbers = {name: None if row.get(name) is None else 100 * row[name] for name in percent}
-        numbers |= {name: row.get(name) for name in plain}
-        kept.append(numbers | ({"layer": row["layer"] + 1} if "layer" in row else {}))
-    return kept
+        one = {"layer": row["layer"] + 1} if "layer" in row else {}
+        one |= {name: None if row.get(name) is None else 100 * row[name] for name in percent}
+        shown.append(one | {name: row.get(name) for name in plain})
+    return shown
 
 
 def series(rows: Sequence[Row], name: str) -> list[Row]:

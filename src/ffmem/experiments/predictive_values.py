@@ -111,10 +111,9 @@ def chart(result: ExperimentResult) -> charts.Chart:
     n_layers = result.n_layers
     counted = Counter(row["layer"] for row in result.rows)
     histogram = [{"layer": layer + 1, "n": n} for layer, n in sorted(counted.items())]
-    numbers = charts.figure_rows(result.rows, ["precision"])
     rows = [
-        shown | {"cell": row["cell"], "token": visible_token(row.get("token"))}
-        for row, shown in zip(result.rows, numbers, strict=True)
+        row | {"token": visible_token(row["token"])}
+        for row in charts.figure_rows(result.rows, ["precision"], ["cell", "token"])
     ]
     counts = charts.plot(histogram, 100).mark_bar(color=charts.BLUE)
     counts = counts.encode(

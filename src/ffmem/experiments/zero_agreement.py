@@ -155,12 +155,11 @@ def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the share of zero agreement beside chance, one panel per target."""
     panels = []
     for target in TARGETS:
-        own = result.rows_with(target=target)
-        numbers = charts.figure_rows(own, ["share", "low", "high", "chance"])
-        rows = [
-            shown | {"series": f"{row['memories']} memories"}
-            for row, shown in zip(own, numbers, strict=True)
-        ]
+        rows = []
+        for memories in MEMORIES:
+            own = result.rows_with(target=target, memories=memories)
+            numbers = charts.figure_rows(own, ["share", "low", "high", "chance"])
+            rows += charts.series(numbers, f"{memories} memories")
         if rows:
             axis = charts.layer_axis(result.n_layers, "layer" if target == "o" else None)
             title = f"target: top token of {target} (dotted: by chance)"
