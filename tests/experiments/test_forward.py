@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional
 
 import ffmem
-from ffmem.errors import NoStaticValues
 from ffmem.experiments import forward, projection
 from ffmem.experiments.active_memories import Activity, carrying
 from ffmem.experiments.base import ExperimentConfig
@@ -114,12 +113,6 @@ def test_a_lambda_layer_is_read_as_prefixes_run_alone_say(lambda_context):
     check_predictions(lambda_context, plain)
     check_activity(lambda_context, plain)
     assert set(lambda_context.measured(Activity).shares) == {"positive"}
-
-
-@pytest.mark.parametrize("metric", [TokenHits, SoftmaxComparison])
-def test_what_reads_values_is_refused_where_there_are_none(tmp_path, metric):
-    with pytest.raises(NoStaticValues, match=rf"{metric.__name__} reads static values"):
-        make_context(tmp_path, LAMBDA).measured(metric)
 
 
 def check_predictions(context, plain):

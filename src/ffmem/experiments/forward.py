@@ -14,7 +14,6 @@ from jaxtyping import Float32, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.errors import NoStaticValues
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import LayerActivity, Predictions, SampleMetric
 from ffmem.experiments.projection import Projector
@@ -116,12 +115,6 @@ def evaluate_sample(
 ) -> dict[type[Any], Any]:
     """Run the model on the sample once, and return each kind of metric filled in."""
     memories, sample = context.memories, context.prompt_sample
-    reading = sorted(kind.__name__ for kind in kinds if getattr(kind, "needs_values", False))
-    if reading and not memories.has_values:
-        raise NoStaticValues(
-            f"{', '.join(reading)} reads static values, and memories of {memories.source} have"
-            " none: they are static keys."
-        )
     n_prefixes = len(sample.lengths)
     context.progress.say(f"Running the model on {n_prefixes:,} prefixes.")
     metrics: dict[type[Any], SampleMetric] = {

@@ -80,8 +80,6 @@ class SampleMetric:
     An experiment that needs something new of the pass subclasses this in its own file.
     """
 
-    needs_values: ClassVar[bool] = False
-    """Whether it reads static values."""
     needs_predictions: ClassVar[bool] = False
     """Whether it reads top(y) and top(o)."""
 

@@ -40,8 +40,6 @@ COLUMNS = ("cosine", "entropy", "top1_mass", "distance", "effective")
 class SoftmaxComparison(SampleMetric):
     """How concentrated the softmax is, and how far the two outputs lie apart."""
 
-    needs_values = True
-
     def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
         self.memories = context.memories
         groups = self.memories.row.softmax_groups

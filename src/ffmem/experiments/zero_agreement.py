@@ -39,7 +39,6 @@ CompactTokens = tuple[Int64[ndarray, "#row memory"], Float32[ndarray, "token bin
 class TokenHits(SampleMetric):
     """By prefix, layer, target and group of memories: how many hit, and what chance would give."""
 
-    needs_values = True
     needs_predictions = True
 
     def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
