@@ -1,8 +1,8 @@
 """One forward pass over a sample of prefixes: everything that Section 5 measures.
 
-A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length run
-together; what they computed at their drawn places is held until a few hundred of them are read at
-once: `MAX_TRACE_BYTES` of it, and one batch more, at most, in the same buffers for all groups.
+A prefix runs up to its last token; later tokens cannot change it. Prefixes of similar length share
+a batch. Batches are traced one after the other, and a group of them is read at once, a few hundred
+prefixes: at most `MAX_TRACE_BYTES` of traces and one batch more, in buffers that all groups share.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +23,7 @@ from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 
 MAX_TRACE_BYTES = 1 << 29
-"""Bytes of what layers computed that are held at a time."""
+"""Bytes of traces held at a time."""
 
 PROJECTED_PREFIXES = 512
 """Prefixes that are projected together, if `MAX_TRACE_BYTES` allows so many."""
@@ -32,7 +32,7 @@ MIN_BATCH_TOKENS = 512
 """Tokens that fill a batch well enough."""
 
 METRIC_ROWS = 64
-"""Prefixes whose memories are counted at a time: as many as the cache holds."""
+"""Prefixes whose memories are counted at a time: as many as fit in the cache."""
 
 
 class PrefixBatch(NamedTuple):
@@ -48,11 +48,10 @@ class PrefixBatch(NamedTuple):
 def prefix_batches(
     sample: PromptSample, start: int | None, memories: Memories, batch_tokens: int = 2048
 ) -> Iterator[PrefixBatch]:
-    """Return the batches of a sample, none with more prefixes than `MAX_TRACE_BYTES` has room for.
+    """Return the batches of a sample, with no more prefixes each than fit in `MAX_TRACE_BYTES`.
 
-    One sentence with so many is a batch by itself. The trunk is about as fast on
-    `MIN_BATCH_TOKENS` as on more: so many of one length run without the longer ones, and need no
-    padding.
+    A single sentence with more of them is a batch of its own. The trunk is about as fast on
+    `MIN_BATCH_TOKENS` as on more, so that many of one length run without longer ones, unpadded.
     """
     most = max(1, MAX_TRACE_BYTES // trace_bytes(memories))
     first = np.cumsum([0, *(len(one.lengths) for one in sample.sentences)])
@@ -89,10 +88,10 @@ def _prefix_batch(
 def groups(
     sample: PromptSample, start: int | None, memories: Memories
 ) -> Iterator[list[PrefixBatch]]:
-    """Return the batches of a sample as they are read together: this decides the last bits.
+    """Return the batches of a sample in groups that are read together; this decides the last bits.
 
-    Long prefixes come few to a batch, and a projection of few rows wastes its time on reading the
-    output embedding: several batches are read at once.
+    A batch holds few long prefixes, and projecting few rows spends most of its time on reading the
+    output embedding.
     """
     enough = min(PROJECTED_PREFIXES, MAX_TRACE_BYTES // trace_bytes(memories))
     waiting: list[PrefixBatch] = []
@@ -146,7 +145,7 @@ class SampleEvaluator:
         self.predictions = predictions
         self.projector = None if predictions is None else Projector(memories)
         self.buffers: dict[tuple[int, str], Tensor] = {}
-        """Of a group's traces, used again for the next: fresh memory is slow."""
+        """Traces of a group, reused for the next one: fresh memory is slow."""
         self.norms: list[Float32[ndarray, " memory"] | None] = [
             memories.output_directions(layer).float().norm(dim=1).cpu().numpy()
             if memories.has_values and metrics
