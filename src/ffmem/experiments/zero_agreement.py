@@ -23,7 +23,7 @@ from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Paper
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import SECTION_5_SAMPLE, LayerActivity, Predictions, SampleMetric
 from ffmem.experiments.rows import NOTHING, Row, format_range, layer_of, rows_with
-from ffmem.stats import share, wilson
+from ffmem.stats import share_row
 from ffmem.text import format_share
 
 TARGETS, MEMORIES = ("y", "o"), ("all", "active")
@@ -131,17 +131,12 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     for layer in context.memories.layout.memory_layers:
         for target, memories, place in hits.variants():
             agreeing = hits.agreeing[place][:, layer]
-            n, none = len(agreeing), int((agreeing == 0).sum())
-            low, high = wilson(none, n)
             rows.append(
                 {
                     "layer": layer,
                     "target": target,
                     "memories": memories,
-                    "share": share(none, n),
-                    "low": low,
-                    "high": high,
-                    "n": n,
+                    **share_row("share", agreeing == 0),
                     "chance": float(hits.chance[place][:, layer].mean()),
                     "agreeing": float(agreeing.mean()),
                     "carried": float(hits.carried[place][:, layer].mean()),
