@@ -22,11 +22,9 @@ from ffmem.experiments.examples import (
     KeyTable,
     MemoryCard,
     PredictiveExample,
-    SharedToken,
     memory_cards,
     pattern_tables,
     predictive_examples,
-    shared_tokens,
 )
 from ffmem.experiments.rows import format_layers, upper_layers
 from ffmem.indexing.config import IndexConfig
@@ -259,8 +257,9 @@ class Report:
         parts = ["Layers count from 1 as in the paper; names of memories, such as L0N12, from 0."]
         if "patterns" not in there:
             parts.append(
-                "Figure 2 (patterns that people or programs see in triggers) is left out: nobody"
-                " has looked for patterns in this index. `ffmem patterns detect DIR` does."
+                "Figure 2 and Tables 1 and 3 (patterns that people or programs see in triggers) are"
+                " left out: nobody has looked for patterns in this index. `ffmem patterns detect"
+                " DIR` does."
             )
         if self.left_out:
             parts.append(self.left_out)
@@ -319,10 +318,6 @@ class Report:
         return pattern_tables(self.index) if measured else ([], None)
 
     @cached_property
-    def _shared(self) -> list[SharedToken]:
-        return [] if self._keys[0] else shared_tokens(self.index)
-
-    @cached_property
     def _predictive(self) -> list[PredictiveExample]:
         results = [one for one in self.results if one.experiment == "predictive-values"]
         return [row for one in results for row in predictive_examples(self.index, one)]
@@ -330,12 +325,7 @@ class Report:
     @cached_property
     def tables(self) -> list[Table]:
         """The paper's tables of examples, those that there are."""
-        found = [
-            self._pattern_table(),
-            self._key_table(),
-            self._shared_table(),
-            self._predictive_table(),
-        ]
+        found = [self._pattern_table(), self._key_table(), self._predictive_table()]
         return [table for table in found if table.rows]
 
     def _place(self, row: Any) -> list[Piece]:
@@ -386,24 +376,6 @@ class Report:
         title, source = "One key with all its triggers", f"Table 3 · source: {key.source}"
         return Table("table-3", title, source, note, columns, rows, legend)
 
-    def _shared_table(self) -> Table:
-        note = (
-            "In each of five layers, spread evenly: the memory whose 25 strongest triggers share"
-            " most often one last token, or in the upper half one next token, of two letters or"
-            " more; ties go to the token that fewest memories share."
-        )
-        how = {"last": "end with", "next": "are followed by"}
-        rows: list[list[list[Piece]]] = [
-            [
-                self._place(row),
-                [f"{row.n} of {row.of} {how[row.which]} ", Token(row.token)],
-                [*row.excerpts],
-            ]
-            for row in self._shared
-        ]
-        columns = ["Memory", "Its triggers", "Three of them, and what follows"]
-        return Table("table-1", "Keys and what triggers them", "Table 1", [note], columns, rows)
-
     def _predictive_table(self) -> Table:
         note = (
             "Of the most predictive values, first those that a trigger bears out, then by"
@@ -445,7 +417,7 @@ class Report:
 
     @property
     def _featured_rows(self) -> list[Any]:
-        return [*self._keys[0], *self._shared, *self._predictive]
+        return [*self._keys[0], *self._predictive]
 
     @cached_property
     def cards(self) -> list[MemoryCard]:
