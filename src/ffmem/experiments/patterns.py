@@ -28,7 +28,7 @@ from ffmem.patterns.store import (
     main_sign,
     open_patterns,
 )
-from ffmem.stats import bootstrap_interval, bootstrap_weights
+from ffmem.stats import bootstrap_share
 from ffmem.text import format_number, format_share
 
 PROTOCOL = (
@@ -80,34 +80,33 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
 def layer_row(index: Index, found: Patterns, layer: int, seed: int) -> Row:
     """Return what one source saw in a layer; without a list, without numbers."""
     main = main_sign(index, layer)
-    sums = []  # of each memory: triggers by label, patterns, whether there is one, triggers
+    counts, patterns = [], []  # of each memory: triggers by label, and patterns
     for one in found.lists(layer):
         if one.n and one.sign == main[one.cell.memory]:
             own = [pattern for pattern in found.of(one.cell) if pattern.sign == one.sign]
             seen = labels(one.n, [(pattern.kind, pattern.ranks) for pattern in own])
-            counts = [seen.count(label) for label in LABELS]
-            sums.append([*counts, len(own), bool(own), one.n])
-    if not sums:
+            counts.append([seen.count(label) for label in LABELS])
+            patterns.append(len(own))
+    if not counts:
         measured = ("with_pattern", "covered", "low", "high", "patterns_min", "patterns_max")
         names = (*LABELS, "patterns_per_key", "n", "keys", *measured)
         return dict.fromkeys(names) | {"n": 0, "keys": 0}
-    table = np.array(sums, np.float64)
-    total = table.sum(axis=0)
-    n, patterns = total[-1], table[:, -3]
-    shares = dict(zip(LABELS, (total[: len(LABELS)] / n).tolist(), strict=True))
-    drawn = bootstrap_weights(len(table), seed) @ table
-    low, high = bootstrap_interval(1 - drawn[:, LABELS.index("uncovered")] / drawn[:, -1])
+    by_label = np.array(counts)
+    triggers = by_label.sum(axis=1)
+    shares = dict(zip(LABELS, (by_label.sum(axis=0) / triggers.sum()).tolist(), strict=True))
+    uncovered = by_label[:, LABELS.index("uncovered")]
+    low, high = bootstrap_share(triggers - uncovered, triggers, seed)
     return {
         **shares,
-        "patterns_per_key": float(patterns.mean()),
-        "n": int(n),
-        "keys": len(table),
-        "with_pattern": float(table[:, -2].mean()),
+        "patterns_per_key": float(np.mean(patterns)),
+        "n": int(triggers.sum()),
+        "keys": len(patterns),
+        "with_pattern": float(np.mean([n > 0 for n in patterns])),
         "covered": 1 - shares["uncovered"],
         "low": low,
         "high": high,
-        "patterns_min": float(patterns.min()),
-        "patterns_max": float(patterns.max()),
+        "patterns_min": float(min(patterns)),
+        "patterns_max": float(max(patterns)),
     }
 
 
