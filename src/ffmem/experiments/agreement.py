@@ -88,7 +88,7 @@ def in_head_band(memories: "Memories", triggers: TopTriggers) -> Bool[ndarray, "
 
 
 def permutation(tops: Shaped[ndarray, " n"], nexts: Shaped[ndarray, " n"]) -> float | None:
-    """Return the expected rate if next tokens were dealt out anew among the same memories."""
+    """Return the expected rate if next tokens were shuffled among the same memories."""
     if not len(tops):
         return None
     size = int(max(tops.max(), nexts.max())) + 1

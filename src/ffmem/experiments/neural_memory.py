@@ -38,7 +38,7 @@ COLUMNS = ("cosine", "entropy", "top1_mass", "distance", "effective")
 
 
 class SoftmaxComparison(SampleMetric):
-    """How concentrated the softmax is, and how far the two outputs lie apart."""
+    """How concentrated the softmax is, and how far apart the two outputs are."""
 
     def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
         self.memories = context.memories
@@ -100,7 +100,7 @@ class SoftmaxComparison(SampleMetric):
     def row(self, layer: int) -> Row:
         """Return the means of one layer."""
         by_name = {name: column[:, layer] for name, column in self.found.items()}
-        # A layer that adds nothing lies at no distance that could be told in its own lengths.
+        # The distance is relative to the layer's output: undefined where that is 0.
         some = np.isfinite(by_name["distance"])
         spreads = {name: spread(column[some]) for name, column in by_name.items()}
         return {

@@ -2,8 +2,8 @@
 
     precision = triggers whose next token is top(v) / triggers that have a next token
 
-The paper looks at the 100 values of highest probability and their 50 triggers. Beside them stand
-as many random values of the upper layers, without which neither number says much.
+The paper looks at the 100 values of highest probability and their 50 triggers. For comparison, the
+same is measured for as many random values of the upper layers.
 """
 
 from collections import Counter

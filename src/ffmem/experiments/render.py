@@ -117,7 +117,7 @@ def escape_markdown(value: Any) -> Markup:
 
 
 def fenced(line: str) -> Markup:
-    """Return a line that stands as it is in a fence of ```."""
+    """Return a line for a code block fenced by ```."""
     return Markup(visible(line).replace("```", "` ` `"))
 
 

@@ -1,7 +1,7 @@
 """Section 5.1: what is special about cases in which a memory does agree with its layer?
 
 A case is a (prefix, layer). The paper counts how often its target is a stop word, and how often its
-prefix is short; the same shares of all cases stand beside, without which neither says much.
+prefix is short. For comparison, the same shares are given for all cases.
 """
 
 import altair as alt
@@ -77,7 +77,7 @@ def are_stop_words(tokens: list[str]) -> Bool[ndarray, " token"]:
 
 
 def independent_cases(result: ExperimentResult, n: int) -> int:
-    """Return how many prefixes stand behind n (prefix, layer) cases, at most.
+    """Return how many prefixes n (prefix, layer) cases come from, at most.
 
     The layers of one prefix are not independent draws: their number must not narrow an interval.
     """

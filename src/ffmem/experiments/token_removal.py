@@ -3,14 +3,13 @@
     change = (c′ − c) / c,    c = the memory's coefficient at the end of its trigger t₀ … t_{p−1}
                               c′ = the same at the end of the trigger without, or with another, tᵢ
 
-Removing a token also moves all behind it to other positions; replacing one does not, and stands
-beside it as a control. In a mixture of experts c′ = 0 where the changed text no longer reaches the
-memory's expert: that is a change of −100 %, and `unrouted` is the share of such. The start token
-always stays in front. Triggers of less than two tokens have nothing left to compare and are left
-out; so is a replacement where there is none to put.
+Removing a token also shifts the positions of all later ones; replacing one does not, and serves as
+a control. In a mixture of experts, c′ = 0 where the changed text no longer reaches the memory's
+expert: a change of −100 %; `unrouted` is the share of these. The start token always stays in front.
+Triggers of fewer than two tokens are left out, and so are replacements that have no candidate.
 
-Positions see nothing behind them: a trigger without its last token is read from the same run as the
-whole trigger. Every run stops at the memory's layer.
+Attention is causal, so a trigger without its last token is read from the same run as the whole
+trigger. Every run stops at the memory's layer.
 """
 
 from itertools import product
@@ -156,7 +155,7 @@ def other_tokens(
     frequencies: Int64[ndarray, " vocab"],
     rng: np.random.Generator,
 ) -> Int64[ndarray, "trial token"]:
-    """Return for each token another one, drawn as often as it stands in the corpus."""
+    """Return for each token another one, drawn by its frequency in the corpus."""
     past = frequencies.cumsum()
     others = past[-1] - frequencies[tokens]
     # A place among all occurrences but the token's own: those behind it move up by as many.
@@ -271,7 +270,7 @@ def chart(result: ExperimentResult) -> charts.Chart:
         color=charts.series_color(COLORS, "token"),
         detail="how:N",
     )
-    # A second legend beside the first would run into it in a browser: the title tells instead.
+    # A second legend beside the first would overlap it in a browser: the title explains the dashes.
     lines = base.mark_line().encode(strokeDash=alt.StrokeDash("how:N", scale=dashes, legend=None))
     zero = charts.plot([{"at": 0}]).mark_rule(style="soft").encode(y=charts.same_axis(y, "at"))
     title = "solid: token removed, dashed: token replaced"

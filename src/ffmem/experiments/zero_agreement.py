@@ -147,7 +147,7 @@ def chart(result: ExperimentResult) -> charts.Chart:
 def _against_chance(rows: list[Row], x: alt.X) -> alt.LayerChart:
     color = charts.series_color({"all memories": charts.BLUE, "active memories": charts.VERMILION})
     y = charts.quantity("share", "% zero agreement", (0, 100), values=[0, 25, 50, 75, 100])
-    # A second legend beside the first would run into it in a browser: the title tells instead.
+    # A second legend beside the first would overlap it in a browser: the title explains the dots.
     scale = alt.Scale(domain=["measured", "chance"], range=[[1, 0], [2, 3]])
     dashes = alt.StrokeDash("kind:N", scale=scale, legend=None)
 
