@@ -90,19 +90,9 @@ def _entry(column: str, value: Any) -> Entry:
 
 _TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
 _COMMON = (
-    *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "kind", "layers"),
-    *(
-        "experts",
-        "memories",
-        "sample",
-        "vocabulary",
-        "activation",
-        "start",
-        "t",
-        "prefixes",
-        "compat",
-    ),
-)
+    "model model_hash dtype projection corpus seed gated kind layers experts memories sample"
+    " vocabulary activation start t prefixes compat"
+).split()
 """Settings of the whole report."""
 
 
@@ -325,17 +315,19 @@ class Report:
     @cached_property
     def tables(self) -> list[Table]:
         """The paper's tables of examples, those that there are."""
-        found = [self._pattern_table(), self._key_table(), self._predictive_table()]
-        return [table for table in found if table.rows]
+        examples, key = self._keys
+        tables = [self._pattern_table(examples)] if examples else []
+        tables += [self._key_table(key)] if key else []
+        tables += [self._predictive_table()] if self._predictive else []
+        return tables
 
     def _place(self, row: Any) -> list[Piece]:
         """Return a memory's name, its layer, and the sign of the coefficient in gated models."""
         sign = f" · m {'>' if row.sign > 0 else '<'} 0" if self.gated else ""
         return [Link(row.cell), Small(f"layer {row.layer + 1}{sign}")]
 
-    def _pattern_table(self) -> Table:
-        examples = self._keys[0]
-        source = examples[0].source if examples else MISSING
+    def _pattern_table(self, examples: list[KeyExample]) -> Table:
+        source = examples[0].source
         note = (
             "In each of five layers, spread evenly, one shallow and one semantic pattern, where"
             " there are any: the one that most of a memory’s first triggers show; ties go to the"
@@ -358,8 +350,7 @@ class Report:
         title = "Keys and the patterns of their triggers"
         return Table("table-1", title, f"Table 1 · source: {source}", [note], columns, rows)
 
-    def _key_table(self) -> Table:
-        key = self._keys[1] or KeyTable(MISSING, 0, 1, MISSING, [], [])
+    def _key_table(self, key: KeyTable) -> Table:
         note: list[Piece] = [
             Link(key.cell),
             f", layer {key.layer + 1}: of the memories above, the one with patterns of both kinds,"
