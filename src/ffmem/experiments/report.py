@@ -89,11 +89,6 @@ def _entry(column: str, value: Any) -> Entry:
 
 
 _TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
-_COMMON = (
-    "model model_hash dtype projection corpus seed gated kind layers experts memories sample"
-    " vocabulary activation start t prefixes compat"
-).split()
-"""Settings of the whole report."""
 
 
 def format_entry(column: str, value: Any) -> str:
@@ -112,13 +107,17 @@ def format_entry(column: str, value: Any) -> str:
 
 
 def settings_line(result: ExperimentResult) -> str:
-    """Return the settings of one experiment, those of the whole report aside."""
-    elsewhere = (*_COMMON, "rule", "protocol", "note")
-    found = result.settings | {k: v for k, v in result.also.items() if not isinstance(v, list)}
+    """Return the settings of one experiment, and its numbers that belong to no row."""
+    own = (*find(result.experiment).options, "threads")
+    found = {name: result.settings[name] for name in own if name in result.settings}
+    found |= {
+        name: value
+        for name, value in result.also.items()
+        if name not in ("rule", "protocol", "note") and not isinstance(value, list | dict)
+    }
     pairs = [
         f"{name.replace('_', ' ')} {format_entry('layer' if name == 'upper_from' else name, value)}"
         for name, value in found.items()
-        if name not in elsewhere and not isinstance(value, dict)
     ]
     common = [str(result.settings[name]) for name in ("dtype", "projection")]
     return " · ".join([*common, f"seed {result.settings['seed']}", *pairs])
