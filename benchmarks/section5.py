@@ -48,7 +48,7 @@ def section5(rounds: int = 2, prefixes: int = 1500) -> dict[str, Any]:
                 meanwhile.append(passes.peak_gemm(rounds=5, best=False))
                 peak = max(peak, passes.peak_gemm(rounds=3))
         seconds = {name: seconds[name] + best[name] for name in variants}
-    tokens = sum(example.lengths[-1] + 1 for example in drawn.examples)
+    tokens = sum(example.lengths[-1] + 1 for example in drawn.sentences)
     trunk = tokens * _trunk_flop(memories) / 1e9
     heads = len(drawn.lengths) * _projection_flop(memories) / 1e9
     rate = (trunk + heads) / seconds["pass"]
@@ -108,7 +108,7 @@ def _projections(memories: Any) -> Callable[[Sequence[Any]], None]:
     width = weight.shape[1]
 
     def run(group: Sequence[Any]) -> None:
-        rows = [len(some) for some in projector._parts(sum(len(some.examples) for some in group))]
+        rows = [len(some) for some in projector._parts(sum(len(some.prefixes) for some in group))]
         for n in [*(3 * n for _ in range(memories.n_layers) for n in rows), *rows]:
             for first in range(0, len(weight), SLICE):
                 torch.mm(weight[first : first + SLICE], torch.ones(width, n))

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from ffmem.stats import DRAWS, Z95, bootstrap_weights, share, spread, wilson, with_interval
+from ffmem.stats import (
+    DRAWS,
+    Z95,
+    bootstrap_weights,
+    share,
+    share_row,
+    spread,
+    wilson,
+    with_interval,
+)
 
 
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -16,6 +25,14 @@ def test_wilsons_interval_is_scipys(counts):
     expected = binomtest(part, n).proportion_ci(0.95, "wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= low <= share(part, n) <= high <= 1
+
+
+@given(st.lists(st.booleans()))
+def test_a_row_of_a_share_has_its_interval_and_n(hits):
+    part, n = sum(hits), len(hits)
+    low, high = wilson(part, n)
+    expected = {"rate": share(part, n), "low": low, "high": high, "n": n}
+    assert share_row("rate", np.array(hits, bool)) == expected
 
 
 @given(

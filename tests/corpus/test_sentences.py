@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ffmem.corpus.sentences import (
-    Sentence,
     TokenSentence,
     batches,
     sentences_of_line,
@@ -77,16 +76,14 @@ def test_a_paragraph_is_cut_where_its_sentences_end(text, sentences):
 
 
 def test_a_line_is_taken_as_it_is_and_a_blank_one_not_at_all():
-    assert sentences_of_line(Line(0, " One.  Two. \r"), "line") == [
-        Sentence(" One.  Two. \r", None)
-    ]
+    assert sentences_of_line(Line(0, " One.  Two. \r"), "line") == [Line(0, " One.  Two. \r")]
     assert sentences_of_line(Line(0, " One.  Two. \r"), "sentence") == [
-        Sentence("One.", None),
-        Sentence("Two.", None),
+        Line(0, "One."),
+        Line(0, "Two."),
     ]
     for unit in "line", "sentence":
         assert sentences_of_line(Line(0, " \t\r"), unit) == []
-        assert sentences_of_line(Line(0, None, [4, 5]), unit) == [Sentence(None, [4, 5])]
+        assert sentences_of_line(Line(0, None, [4, 5]), unit) == [Line(0, None, [4, 5])]
 
 
 @pytest.mark.parametrize(

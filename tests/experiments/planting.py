@@ -47,6 +47,13 @@ def context_of(folder: Path, model, corpus: Path | None = None, **options) -> Ex
     return ExperimentContext(index=index, model=loaded, config=ExperimentConfig(**settings))
 
 
+def measured(made, out, names, **options):
+    """Measure experiments on the index of the fixture `made`."""
+    index, model, valid = made
+    settings = {"corpus": str(valid), "model": model, "per_layer": 3, "triggers": 3} | options
+    return ffmem.experiment(names, index, out, **settings)
+
+
 def sentences(context):
     """Return (offset, ids) of every sentence."""
     index = context.index

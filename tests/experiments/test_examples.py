@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,66 +7,14 @@ import pytest
 from ffmem.experiments.examples import (
     memory_cards,
     predictive_examples,
-    shared_tokens,
 )
 from ffmem.experiments.examples import trigger_excerpt as excerpt
 from ffmem.indexing.memory import Trigger
 from tests.experiments.results import result
-from tests.indexing.folders import indexed, memories
 
 
 def trigger(prefix="", last=None, following=None):
     return Trigger(1, 1.0, 0, 1, prefix, last, following, "", None)
-
-
-def lists(memory):
-    yield 1, memory.triggers[:25]
-    if memory.gated:
-        yield -1, memory.negative_triggers[:25]
-
-
-def counted(index, layer):
-    """Return how often the most shared word, or else token, is shared in a layer."""
-    kinds = ("last_token", "next_token") if 2 * layer >= index.n_layers else ("last_token",)
-    words, tokens = [0], [0]
-    for memory in index.memories(layer):
-        for _, triggers in lists(memory):
-            for kind in kinds:
-                shared = Counter(getattr(one, kind) for one in triggers)
-                del shared[None]
-                for token, n in shared.most_common(1):
-                    tokens.append(n)
-                    if sum(c.isalpha() for c in token) > 1:
-                        words.append(n)
-    return max(words) or max(tokens)
-
-
-def test_table_1_shows_memories_that_share_a_token_most_often(index):
-    rows = shared_tokens(index)
-    assert [row.layer for row in rows] == list(range(index.n_layers))
-    for row in rows:
-        assert row.n == counted(index, row.layer)
-        triggers = dict(lists(index[row.cell]))[row.sign]
-        named = [getattr(one, f"{row.which}_token") for one in triggers]
-        assert named.count(row.token) == row.n
-        assert row.of == len(triggers)
-        assert len(row.excerpts) == min(3, row.n)
-
-
-def test_next_tokens_count_in_the_upper_half_only(tmp_path):
-    """Prefixes of one unique token, each before the same next one."""
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("".join(f"w{i} w40\n" for i in range(3, 40)))
-    index = indexed(
-        tmp_path / "index", corpus, memories("gpt2"), t=8, compat="ff-layers", start="eos"
-    )
-    lower, upper = shared_tokens(index)
-    assert (lower.which, lower.n) == ("last", 1)
-    assert (upper.which, upper.n, upper.token.strip()) == ("next", 8, "w40")
-
-
-def test_table_1_is_the_same_every_time(index):
-    assert shared_tokens(index) == shared_tokens(index)
 
 
 def rows_of(index, n):

@@ -138,7 +138,8 @@ def test_memories_that_are_not_reached_vote_with_their_value_and_are_not_active(
                 agrees = vote(context, layer, memory, sign) == int(y.argmax())
                 all_of += agrees
                 active += agrees and open_ > 0
-            assert hits.agreeing[example * 4, layer, 0].tolist() == [all_of, active]
+            assert hits.agreeing["y", "all"][example * 4, layer] == all_of
+            assert hits.agreeing["y", "active"][example * 4, layer] == active
 
 
 @pytest.mark.parametrize("name", NAMED)

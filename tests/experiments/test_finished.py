@@ -6,17 +6,15 @@ from shutil import copytree
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import ffmem
-from ffmem.cli import cli
 from ffmem.errors import FfmemError
 from ffmem.experiments import base, charts, context
 from ffmem.experiments.base import NAMES, find, find_all
 from ffmem.experiments.forward import SampleEvaluator
 from ffmem.progress import Progress
-from tests.annotation.kept_patterns import first_three, keep
-from tests.indexing.folders import indexed, memories, write_corpus
+from tests.experiments.planting import measured
+from tests.indexing.folders import indexed, write_corpus
 
 OTHERS = [name for name in NAMES if name != "patterns"]
 """All that need the model."""
@@ -27,20 +25,8 @@ TWO = ["token-removal", "active-memories"]
 """One that reads the index, and one that reads the sample."""
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """An index with patterns, its model, and a corpus for Section 5."""
-    folder = tmp_path_factory.mktemp("made")
-    model = memories("llama")
-    index = indexed(folder / "index", write_corpus(folder / "train.txt"), model, t=5)
-    keep(index, "automatic", first_three)
-    return index, model, write_corpus(folder / "valid.txt", n=20, seed=3)
-
-
 def measure(made, out, names=TWO, **options):
-    index, model, valid = made
-    settings = {"corpus": str(valid), "model": model, "per_layer": 3, "triggers": 3} | options
-    return ffmem.experiment(names, index, out, **settings)
+    return measured(made, out, names, **options)
 
 
 def report(made, out, **options):
@@ -264,12 +250,3 @@ def test_threads_are_those_asked_for_and_afterwards_as_before(made, tmp_path, mo
     assert (seen, torch.get_num_threads()) == ([before + 1], before)
     with pytest.raises(FfmemError, match="--threads 0"):
         measure(made, tmp_path, "agreement", threads=0)
-
-
-@pytest.mark.parametrize("option", ["--workers", "--ray", "--shared", "--gpus-per-worker"])
-def test_a_report_is_made_by_one_process(made, tmp_path, option):
-    for command in (["report"], ["experiment", "agreement"]):
-        words = [*command, str(made[0].folder), "--out", str(tmp_path), option, "2"]
-        done = CliRunner().invoke(cli, words)
-        assert done.exit_code == 2
-        assert "No such option" in done.output

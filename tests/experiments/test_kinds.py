@@ -118,8 +118,7 @@ def test_a_report_says_on_the_way_what_it_leaves_out(lambda_index, tmp_path, cap
     ffmem.report(lambda_index, tmp_path / "out", str(valid), **options)
     told = capsys.readouterr().err
     assert f"have no static values): {', '.join(FROM_VALUES)}." in told
-    page = linked_well(tmp_path / "out")
-    assert "This memory has no static value" in page.text  # on the cards of Table 1
+    linked_well(tmp_path / "out")
 
 
 def test_a_softmax_memory_is_the_neural_memory(tmp_path):

@@ -28,7 +28,7 @@ def test_every_row_is_a_composition_and_shows_its_tokens(context):
     found = context.measured(Predictions).cases()["composition"][:, -1]
     assert len(result.rows) == min(100, found.sum()) == result.also["n"]
     assert result.also["compositions"] == found.sum()
-    examples = {example.number: example for example in context.prompt_sample.examples}
+    examples = {example.number: example for example in context.prompt_sample.sentences}
     for row in result.rows:
         ids = examples[row["sentence"]].sentence.ids
         p = row["length"]

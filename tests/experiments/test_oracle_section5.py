@@ -89,9 +89,9 @@ def test_active_memories_are_the_authors_without_their_residual(context, ours, t
 
 
 def test_agreeing_memories_are_the_authors_where_no_inactive_one_votes(ours, theirs):
-    target, voters = 1, 1  # the authors compare with top(o); an inactive memory "says" <s>
+    # The authors compare with top(o); an inactive memory "says" <s>.
     sane = theirs["layer_output_argmax"] != 0
-    counts = ours.token_hits.agreeing[:, :, target, voters]
+    counts = ours.token_hits.agreeing["o", "active"]
     assert (counts == theirs["ffn_matching_dims_count"])[sane].all()
     assert sane.mean() > 0.9
 

@@ -101,7 +101,7 @@ def test_a_report_shows_every_figure_table_and_memory(written):
     index, folder = written
     page = linked_well(folder)
     assert page.elements.count("svg") == len(PAPERS)
-    assert {*PAPERS, "claims", "examples", "table-1", "table-2", "memories"} <= set(page.ids)
+    assert {*PAPERS, "claims", "examples", "table-2", "memories"} <= set(page.ids)
     cells = {id for id in page.ids if re.fullmatch(r"L\d+N\d+", id)}
     assert {row["cell"] for row in rows_of(index, 20)} <= cells
     assert all(f"ffmem show DIR {cell}" in page.text for cell in cells)
@@ -156,7 +156,7 @@ def test_what_was_not_measured_is_left_out_and_said(tiny_index, tmp_path):
     write_report(tmp_path, [result("zero-agreement"), result("agreement")], tiny_index)
     page = linked_well(tmp_path)
     assert page.elements.count("svg") == 2
-    assert "Figure 2 (patterns" in page.text
+    assert "Figure 2 and Tables 1 and 3 (patterns" in page.text
     assert "Not measured, so left out: Removing a token of a trigger; Rank of the" in page.text
     assert "table-2" not in page.ids
     assert page.text.index("Agreement of keys") < page.text.index("Layers that no memory")
@@ -167,7 +167,7 @@ def test_what_was_not_measured_is_left_out_and_said(tiny_index, tmp_path):
 def test_patterns_are_shown_where_there_are_annotations(tiny_index, tmp_path):
     write_report(tmp_path, [result("patterns", 4)], tiny_index)
     page = linked_well(tmp_path)
-    assert "Figure 2 (patterns" not in page.text
+    assert "Figure 2 and Tables 1 and 3 (patterns" not in page.text
     assert "patterns" in page.ids
 
 

@@ -13,7 +13,7 @@ import ffmem
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.experiments.base import NAMES, ExperimentResult, find_all
-from tests.annotation.kept_patterns import first_three, keep
+from tests.experiments.planting import measured
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.tiny import TINY, tiny_tokenizer
 
@@ -42,26 +42,9 @@ ALSO = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """An index, its model, and a corpus for Section 5."""
-    folder = tmp_path_factory.mktemp("made")
-    model = memories("llama")
-    index = indexed(folder / "index", write_corpus(folder / "train.txt"), model, t=5)
-    keep(index, "automatic", first_three)
-    valid = write_corpus(folder / "valid.txt", n=20, seed=3)
-    return index, model, valid
-
-
-def measured(made, out, names=NAMES, **options):
-    index, model, valid = made
-    settings = {"corpus": str(valid), "model": model, "per_layer": 3, "triggers": 3} | options
-    return ffmem.experiment(names, index, out, **settings)
-
-
-@pytest.fixture(scope="module")
 def results(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
-    return folder, {result.experiment: result for result in measured(made, folder)}
+    return folder, {result.experiment: result for result in measured(made, folder, NAMES)}
 
 
 def test_every_experiment_of_the_contract_is_there():
@@ -87,7 +70,7 @@ def test_an_experiment_writes_its_rows_and_figures(results, name):
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(made, results, tmp_path):
     folder, _ = results
-    measured(made, tmp_path / "again")
+    measured(made, tmp_path / "again", NAMES)
     for path in (tmp_path / "again").iterdir():
         if path.suffix != ".pdf":  # the PDF's text is the same, its ids of fonts may not be
             assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
@@ -166,7 +149,7 @@ def test_an_index_without_any_next_token_is_measured(tmp_path):
     model = memories("opt")
     index = indexed(tmp_path / "index", tmp_path / "words.txt", model)
     made = (index, model, tmp_path / "words.txt")
-    found = {result.experiment: result for result in measured(made, tmp_path / "out")}
+    found = {result.experiment: result for result in measured(made, tmp_path / "out", NAMES)}
     for row in found["agreement"].rows:
         assert row["n"] == 0
         assert row["rate"] is row["low"] is row["permutation"] is None

@@ -85,9 +85,9 @@ def test_a_sentence_longer_than_the_context_is_cut_and_counted():
     drawn = draw_sample(
         [TokenSentence("abc", [0, 1, 2], [0, 1, 2], [1, 2, 3])], "sentences", None, 0, 1, 2
     )
-    (example,) = drawn.examples
+    (example,) = drawn.sentences
     assert example.sentence == TokenSentence("abc", [0, 1], [0, 1], [1, 2])
-    assert drawn.cut == 1
+    assert drawn.n_cut == 1
     assert drawn.lengths.tolist() == [1, 2]
 
 

@@ -105,8 +105,7 @@ def test_zero_agreement_has_four_variants_of_every_layer(context):
     rows = zero_agreement(context).rows
     assert len(rows) == 4 * context.memories.n_layers
     for row in rows:
-        place = ("yo".index(row["target"]), ["all", "active"].index(row["memories"]))
-        counts = votes.agreeing[:, row["layer"], *place].tolist()
+        counts = votes.agreeing[row["target"], row["memories"]][:, row["layer"]].tolist()
         assert row["share"] == sum(count == 0 for count in counts) / len(counts)
         assert row["agreeing"] == pytest.approx(sum(counts) / len(counts))
         assert 0 <= row["chance"] <= 1
@@ -117,7 +116,8 @@ def test_zero_agreement_has_four_variants_of_every_layer(context):
 def test_more_voters_agree_more_often_in_gated_models(context):
     if context.memories.gated:
         agreeing = context.measured(TokenHits).agreeing
-        assert (agreeing[..., 0] >= agreeing[..., 1]).all()
+        for target in "yo":
+            assert (agreeing[target, "all"] >= agreeing[target, "active"]).all()
 
 
 def test_stop_words_are_counted_case_by_case(context, monkeypatch):
@@ -137,7 +137,7 @@ def test_stop_words_are_counted_case_by_case(context, monkeypatch):
         for layer in layers(context):
             case = (found.ff_top[number, layer], p, ids[p] if p < len(ids) else None)
             cases["all"].append(case)
-            if votes.agreeing[number, layer, 0, 0]:
+            if votes.agreeing["y", "all"][number, layer]:
                 cases["agreeing"].append(case)
     assert [row["group"] for row in result.rows] == ["agreeing", "all"]
     for row in result.rows:

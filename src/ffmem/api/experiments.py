@@ -1,23 +1,23 @@
 """The paper's figures and tables, measured on an indexed model."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.api.index import as_index
-from ffmem.api.model import load
 from ffmem.config_fields import from_parameters
 from ffmem.errors import CorpusError, ModelError, NoStaticValues, StoreError
-from ffmem.experiments.base import NAMES, ExperimentConfig
+from ffmem.experiments.base import NAMES, ExperimentConfig, find_all
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
-from ffmem.models.arguments import index_model_errors, require_models
+from ffmem.models.arguments import require_models, use_threads
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.experiments.base import ExperimentResult
+    from ffmem.experiments.context import ExperimentContext
     from ffmem.models.memories import Memories
 
 
@@ -70,36 +70,9 @@ def experiment(
     """
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
-    reading = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
-    with output_folder(Path(out)):
-        from ffmem.experiments.base import find_all
-
-        experiments = find_all([names] if isinstance(names, str) else names)
-        needing = [one.name for one in experiments if one.needs_values]
-        if needing and not index.manifest.model.has_values:
-            others = ", ".join(one.name for one in find_all() if not one.needs_values)
-            raise NoStaticValues(
-                f"{', '.join(needing)} reads static values, and memories of"
-                f" {index.manifest.model.source} have none. Experiments that need none: {others}."
-            )
-        source = _corpus(index, corpus, reading)
-        require_models()
-        import torch
-
-        from ffmem.experiments.context import ExperimentContext, run_experiments
-        from ffmem.models.arguments import use_threads
-
-        context = ExperimentContext(
-            index=index,
-            model=lambda: _model(index, model, dtype, device, progress),
-            corpus=source,
-            config=config,
-            progress=progress,
-        )
-        if source is not None or any(one.metrics for one in experiments):
-            context.section_5_corpus.check_exists()  # before a model is loaded
-        with use_threads(config.threads or torch.get_num_threads()):
-            return run_experiments(context, experiments, Path(out))
+    given = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
+    context = _context(index, config, _corpus(index, corpus, given), model, dtype, device, progress)
+    return _measure(context, [names] if isinstance(names, str) else names, Path(out))
 
 
 def report(
@@ -127,39 +100,74 @@ def report(
     The parameters are those of `experiment`. A stopped report keeps the experiments that it has
     finished. If memories have no static values, experiments that read values are left out.
     """
-    from ffmem.experiments.base import find_all
+    config = from_parameters(ExperimentConfig, locals())
+    index, progress = as_index(folder), progress or Progress(quiet=True)
+    given = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
+    context = _context(index, config, _corpus(index, corpus, given), model, dtype, device, progress)
+    names = list(NAMES)
+    if not index.manifest.model.has_values:
+        names = [one.name for one in find_all() if not one.needs_values]
+        left_out = ", ".join(name for name in NAMES if name not in names)
+        progress.say(f"Left out (memories of a lambda layer have no static values): {left_out}.")
+    results = _measure(context, names, Path(out))
     from ffmem.experiments.render import write_report
 
-    index, progress = as_index(folder), progress or Progress(quiet=True)
-    left_out = set()
-    if not index.manifest.model.has_values:
-        left_out = {one.name for one in find_all() if one.needs_values}
-        progress.say(
-            "Left out (memories of a lambda layer have no static values):"
-            f" {', '.join(name for name in NAMES if name in left_out)}."
-        )
-    names = [name for name in NAMES if name not in left_out]
-    results = experiment(
-        names,
-        index,
-        out,
-        corpus=corpus,
-        sample=sample,
-        draw=draw,
-        seed=seed,
-        per_layer=per_layer,
-        triggers=triggers,
-        unit=unit,
-        column=column,
-        detokenize=detokenize,
-        limit=limit,
-        model=model,
-        dtype=dtype,
-        device=device,
-        threads=threads,
-        progress=progress,
-    )
     return write_report(Path(out), results, index)
+
+
+def _context(
+    index: Index,
+    config: ExperimentConfig,
+    corpus: "Corpus | None",
+    model: "Memories | str | Path | None",
+    dtype: str | None,
+    device: str,
+    progress: Progress,
+) -> "ExperimentContext":
+    """Return what experiments work on; the model is loaded when the first one asks for it."""
+    if model is not None and not isinstance(model, str | Path):
+        has = str(model.dtype).removeprefix("torch.")
+        if dtype not in {None, has}:
+            raise ModelError(
+                f"dtype {dtype} does not fit the model in memory, which is in {has}. Load the model"
+                f" in {dtype}, or drop dtype."
+            )
+    require_models()
+    from ffmem.experiments.context import ExperimentContext
+
+    def load_model() -> "Memories":
+        from ffmem.interventions.forward import open_model
+
+        opened = open_model(index, model=model, dtype=dtype, device=device, progress=progress)
+        return opened.memories
+
+    return ExperimentContext(
+        index=index, model=load_model, corpus=corpus, config=config, progress=progress
+    )
+
+
+def _measure(
+    context: "ExperimentContext", names: Sequence[str], out: Path
+) -> "list[ExperimentResult]":
+    """Measure experiments; raise on what can be known before the model is loaded."""
+    experiments = find_all(names)
+    with output_folder(out):
+        needing = [one.name for one in experiments if one.needs_values]
+        if needing and not context.index.manifest.model.has_values:
+            others = ", ".join(one.name for one in find_all() if not one.needs_values)
+            raise NoStaticValues(
+                f"{', '.join(needing)} reads static values, and memories of"
+                f" {context.index.manifest.model.source} have none. Experiments that need none:"
+                f" {others}."
+            )
+        if context.corpus is not None or any(one.metrics for one in experiments):
+            context.section_5_corpus.check_exists()
+        import torch
+
+        from ffmem.experiments.context import run_experiments
+
+        with use_threads(context.config.threads or torch.get_num_threads()):
+            return run_experiments(context, experiments, out)
 
 
 @contextmanager
@@ -172,13 +180,13 @@ def output_folder(out: Path) -> Iterator[None]:
 
 
 def _corpus(
-    index: Index, corpus: "Corpus | str | Path | None", reading: dict[str, Any]
+    index: Index, corpus: "Corpus | str | Path | None", given: dict[str, Any]
 ) -> "Corpus | None":
     """Return the corpus of Section 5; one given by name is read as the index's first one was."""
     from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sources import is_wikitext
 
-    asked = {name: value for name, value in reading.items() if value is not None}
+    asked = {name: value for name, value in given.items() if value is not None}
     if not isinstance(corpus, str | Path):
         if asked:
             raise CorpusError(
@@ -191,25 +199,3 @@ def _corpus(
     if not is_wikitext(first.source):  # whose name implies it
         inherited["detokenize"] = first.detokenize
     return Corpus(str(corpus), **(inherited | asked))
-
-
-def _model(
-    index: Index,
-    given: "Memories | str | Path | None",
-    dtype: str | None,
-    device: str,
-    progress: Progress,
-) -> "Memories":
-    """Return the model of an index: the given one, or the one that the index names."""
-    if given is not None and not isinstance(given, str | Path):
-        has = str(given.dtype).removeprefix("torch.")
-        if dtype not in {None, has}:
-            raise ModelError(
-                f"dtype {dtype} does not fit the model in memory, which is in {has}. Load the model"
-                f" in {dtype}, or drop dtype."
-            )
-        return given
-    source = given or index.manifest.model.source
-    errors = nullcontext() if given else index_model_errors(str(source), index.folder)
-    with errors, progress.waiting(f"Loading {source}"):
-        return load(source, dtype=dtype or index.manifest.dtype, device=device)

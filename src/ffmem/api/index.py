@@ -1,7 +1,7 @@
 """Indexes: make, read, search, export, check and serve them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from ffmem.errors import StoreError
 from ffmem.files import try_locked
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
-from ffmem.models.arguments import index_model_errors, require_models
+from ffmem.models.arguments import require_models
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
 
@@ -205,16 +205,13 @@ def extend(
     options = from_parameters(BuildOptions, locals())
     require_models()
     from ffmem.indexing.merge import extend as extend_index
+    from ffmem.interventions.forward import open_model
 
     options.check()
     before, source = Index(folder), as_corpus(corpus)
 
     def load_model() -> "Memories":
-        named = before.manifest.model.source if model is None else model
-        if not isinstance(named, str | Path):
-            return named
-        with index_model_errors(str(named), before.folder) if model is None else nullcontext():
-            return load(named, dtype=before.manifest.dtype, device=device)
+        return open_model(before, model=model, device=device, progress=progress).memories
 
     return extend_index(before, load_model, source, options, progress or Progress(quiet=True))
 

@@ -1,6 +1,7 @@
 """Commands that change a model's memories and compare the result: edit, compare."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -50,15 +51,9 @@ def edit(
     edits: Path | None,
     out: Path,
     corpus: str,
-    unit: str,
-    column: str,
-    detokenize: str | None,
-    limit: int | None,
     no_report: bool,
-    start: str | None,
-    model: str | None,
-    device: str,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Write edits of memories into a model's weights.
 
@@ -74,15 +69,9 @@ def edit(
         out,
         edits=edits,
         corpus=None if no_report else corpus,
-        unit=unit,
-        column=column,
-        detokenize=detokenize,
-        limit=limit,
-        start=start,
-        model=model,
-        device=device,
         progress=Progress(),
         **named,
+        **options,
     )
     print_result(written, as_json)
 
@@ -106,15 +95,7 @@ def edit(
 @device_option
 @json_option
 def compare(
-    first: Path,
-    second: Path,
-    out: Path,
-    first_model: str | None,
-    second_model: str | None,
-    no_models: bool,
-    top: int,
-    device: str,
-    as_json: bool,
+    first: Path, second: Path, out: Path, no_models: bool, as_json: bool, **options: Any
 ) -> None:
     """Compare two indexes, memory by memory.
 
@@ -122,17 +103,7 @@ def compare(
     fine-tuning, for example. Compares triggers, values and activity, and writes
     compare.json, memories.parquet, compare.svg and compare.pdf to OUT.
     """
-    found = ffmem.compare(
-        first,
-        second,
-        out,
-        models=not no_models,
-        first_model=first_model,
-        second_model=second_model,
-        top=top,
-        device=device,
-        progress=Progress(),
-    )
+    found = ffmem.compare(first, second, out, models=not no_models, progress=Progress(), **options)
     print_result(found, as_json)
     if not as_json:
         click.echo(f"\nWrote compare.json, memories.parquet, compare.svg and compare.pdf to {out}.")

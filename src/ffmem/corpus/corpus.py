@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from ffmem.config_fields import check_options, option
 from ffmem.corpus import sentences, sources, wikitext
-from ffmem.corpus.sentences import READ_AHEAD, Sentence, TokenSentence
+from ffmem.corpus.sentences import READ_AHEAD, TokenSentence
 from ffmem.corpus.sources import Line
 from ffmem.errors import CorpusError
 from ffmem.models.tokenizer import Tokenizer
@@ -141,11 +141,11 @@ class CorpusReader(Iterator[TokenSentence]):
         for batch in sentences.batches(units, lambda unit: len(unit.text or ""), ahead):
             yield from self._encode(batch)
 
-    def _encode(self, batch: list[Sentence]) -> Iterator[TokenSentence]:
+    def _encode(self, batch: list[Line]) -> Iterator[TokenSentence]:
         """Yield a batch of sentences as tokens."""
         texts = [sentence.text for sentence in batch if sentence.text is not None]
         encodings = iter(self.tokenizer.encode(texts))
-        for text, ids in batch:
+        for _, text, ids in batch:
             if text is None:
                 yield TokenSentence(None, ids or [], None, None)
             else:

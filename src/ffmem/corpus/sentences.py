@@ -3,7 +3,7 @@
     sentences of a paragraph      slices of it, in order
     windows of a document         joined, they are the document
 
-A sentence is either text to tokenize, or token ids given by the corpus.
+A line is either text to tokenize, or token ids given by the corpus.
 """
 
 import re
@@ -22,15 +22,6 @@ READ_AHEAD = 256
 """Sentences to tokenize at a time."""
 
 _WINDOW = re.compile(r"window:([1-9]\d{0,8})", re.ASCII)
-
-
-class Sentence(NamedTuple):
-    """A sentence before it is tokenized."""
-
-    text: str | None
-    """None if the corpus gives ids only."""
-    ids: list[int] | None
-    """None if there is text to tokenize."""
 
 
 class TokenSentence(NamedTuple):
@@ -63,14 +54,14 @@ def split_sentences(text: str) -> list[str]:
     return [sentence for sentence in slices if sentence]
 
 
-def sentences_of_line(line: Line, unit: str) -> list[Sentence]:
+def sentences_of_line(line: Line, unit: str) -> list[Line]:
     """Return the sentences of a line, by the unit `sentence` or `line`."""
     if line.text is None:
-        return [Sentence(None, line.ids)]
+        return [line]
     if not line.text.strip():
         return []
     texts = split_sentences(line.text) if unit == "sentence" else [line.text]
-    return [Sentence(text, None) for text in texts]
+    return [line._replace(text=text) for text in texts]
 
 
 def windows(

@@ -4,9 +4,9 @@
     gate       the gate's pre-activation > 0, in gated models
     effect     the smallest set of memories that carries 90 % of Σ |m|·‖v‖
 
-The first is the paper's. In a gated model a coefficient's sign means nothing by itself, and no
-coefficient is ever quite zero, hence the others. Weights of a softmax are all positive: there, only
-the last tells memories apart. It needs static values, and is left out where there are none.
+The first is the paper's. In a gated model, the sign of a coefficient means nothing by itself, and
+hardly any coefficient is exactly 0; hence the other two. The weights of a softmax are all positive:
+there, only the last one separates memories. It needs static values, and is left out without them.
 
 In a mixture of experts a prefix reaches a few experts only, and all others have m = 0. So models
 with experts have each definition twice:
@@ -48,7 +48,7 @@ NOT_ACTIVITY = {
     "persistent": "every weight of a softmax is above 0",
     "lambda": "coefficients are linear: m > 0 is a sign, not activity",
 }
-"""Why m > 0 does not tell which memories are active, by kind of memory."""
+"""Why m > 0 does not mean active, by kind of memory."""
 
 ACTIVE = PaperValue("active memories", "10–50 % of 4,096, with a drop towards layer 10", "Fig. 7")
 

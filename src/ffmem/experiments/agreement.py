@@ -17,7 +17,7 @@ from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Paper
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, rows_with, smallest_n
 from ffmem.experiments.triggers import TopTriggers
-from ffmem.stats import share, wilson
+from ffmem.stats import share, share_row
 from ffmem.text import format_interval, format_number, format_share
 
 if TYPE_CHECKING:
@@ -57,13 +57,9 @@ def agreement_row(context: ExperimentContext, layer: int, baselines: Row) -> Row
     """Return the rate of one layer, its interval, and what chance would give."""
     triggers, values = context.top_triggers[layer], context.values[layer]
     exists, agreeing = triggers.exists, agrees(triggers, values)
-    n, part = int(exists.sum()), int(agreeing.sum())
-    low, high = wilson(part, n)
+    n = int(exists.sum())
     row = {
-        "rate": share(part, n),
-        "low": low,
-        "high": high,
-        "n": n,
+        **share_row("rate", agreeing[exists]),
         "no_next": int(triggers.no_next.sum()),
         "no_trigger": int(triggers.no_trigger.sum()),
         **baselines,
@@ -92,7 +88,7 @@ def in_head_band(memories: "Memories", triggers: TopTriggers) -> Bool[ndarray, "
 
 
 def permutation(tops: Shaped[ndarray, " n"], nexts: Shaped[ndarray, " n"]) -> float | None:
-    """Return the expected rate if next tokens were dealt out anew among the same memories."""
+    """Return the expected rate if next tokens were shuffled among the same memories."""
     if not len(tops):
         return None
     size = int(max(tops.max(), nexts.max())) + 1

@@ -95,7 +95,7 @@ class ExperimentResult:
     settings: Row
     rows: list[Row]
     also: Row = field(default_factory=dict)
-    """What belongs to no row, such as `auc`; it stands beside `rows` in the file."""
+    """What belongs to no row, such as `auc`; in the file, it is next to `rows`."""
     fingerprint: str | None = None
     """SHA-256 of everything that decides the numbers; None if they are always measured again."""
 

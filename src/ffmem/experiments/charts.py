@@ -2,11 +2,10 @@
 
     chart(result) → Altair chart;    figure_svg(result) → SVG;    write_figure(result, folder)
 
-A chart has no colors of the ground (ink, grid, boxes) and no width of its own: both come from the
-config, `config("light")` or `config("dark")`. Every mark carries a tooltip, and rows that stand for
-a layer or a memory name its page (`url`). Colors of data are Okabe and Ito's, which people with any
-color vision can tell apart. Nothing is fetched and no browser runs; the same result gives the same
-SVG bytes.
+A chart sets neither its width nor the colors of text, grid and boxes: both come from the config,
+`config("light")` or `config("dark")`. Every mark has a tooltip; rows of a layer or a memory link to
+its page (`url`). Data colors are Okabe and Ito's, which any color vision can tell apart.
+Nothing is fetched and no browser runs; the same result gives the same SVG bytes.
 """
 
 import json
@@ -37,7 +36,7 @@ GROUND = {
     "line": ("#e3e0da", "#31363f"),
     "box": ("#94c9ea", "#2a6f9e"),
 }
-"""Colors of the ground on a light and on a dark page, as CSS variables name them."""
+"""Colors of text, grid and boxes on a light and on a dark page, by CSS variable."""
 
 THEMES = ("light", "dark")
 
@@ -131,13 +130,13 @@ def styled(chart: Chart, theme: str = "light") -> Chart:
 def figure_rows(
     rows: Sequence[Row], percent: Sequence[str], plain: Sequence[str] = ()
 ) -> list[Row]:
-    """Return rows as figures show them: layers from 1, these shares in %, the rest left out."""
-    kept = []
+    """Return these fields of rows as figures show them: layers from 1, `percent` in %."""
+    shown = []
     for row in rows:
-        numbers = {name: None if row.get(name) is None else 100 * row[name] for name in percent}
-        numbers |= {name: row.get(name) for name in plain}
-        kept.append(numbers | ({"layer": row["layer"] + 1} if "layer" in row else {}))
-    return kept
+        one = {"layer": row["layer"] + 1} if "layer" in row else {}
+        one |= {name: None if row.get(name) is None else 100 * row[name] for name in percent}
+        shown.append(one | {name: row.get(name) for name in plain})
+    return shown
 
 
 def series(rows: Sequence[Row], name: str) -> list[Row]:
@@ -183,7 +182,7 @@ def series_color(colors: dict[str, str], field: str = "series") -> alt.Color:
 
 
 def plot(rows: Sequence[Row], height: int = HEIGHT) -> alt.Chart:
-    """Return an empty plot over these rows, whose marks tell their numbers and open their page."""
+    """Return an empty plot over these rows; its marks have tooltips and link to their page."""
     linked = [row | _link(row) for row in rows]
     chart = alt.Chart(alt.InlineData(values=linked), height=height)
     tips = _tooltips(rows)
@@ -198,7 +197,7 @@ def _link(row: Row) -> Row:
 
 
 def _tooltips(rows: Sequence[Row]) -> list[alt.Tooltip]:
-    """Return what a mark tells: what its numbers are of, then the numbers."""
+    """Return the fields of a mark's tooltip: what its numbers are of, then the numbers."""
     subjects = ("layer", "cell", "token", "series", "part", "how")
     found = dict.fromkeys(name for row in rows for name in row if name not in ("order", "at"))
     return [
@@ -323,14 +322,14 @@ def figure_chart(result: ExperimentResult, theme: str = "light") -> Chart:
 
 
 def figure_svg(result: ExperimentResult) -> str:
-    """Return the figure of an experiment as SVG, to stand in a page that sets its colors."""
+    """Return the figure of an experiment as SVG, for a page that sets its colors."""
     experiment, model = find(result.experiment), result.settings.get("model")
     title = f"{experiment.title} ({result.paper})" + (f", {model}" if model else "")
     return chart_svg(result.experiment, title, experiment.describe(result), figure_chart(result))
 
 
 def chart_svg(name: str, title: str, description: str, chart: Chart) -> str:
-    """Return a chart as SVG with a title and a description for those who do not see it."""
+    """Return a chart as SVG, with a title and a description for screen readers."""
     # Charts are checked against the schema in tests; it takes longer than drawing them.
     drawn = _MACHINERY.sub("", draw(json.dumps(chart.to_dict(validate=False))))
     size, opening = _SIZE.search(drawn), _OPENING.match(drawn)
@@ -354,7 +353,7 @@ def draw(spec: str) -> str:
 
 
 def svg_file(svg: str) -> str:
-    """Return an SVG as a file of its own, which follows a dark page even in an <img>."""
+    """Return an SVG as a standalone file, which follows a dark page even in an <img>."""
     return svg.replace("<title", f"<style>{dark_style()}</style><title", 1) + "\n"
 
 
@@ -373,7 +372,7 @@ def write_figure(result: ExperimentResult, folder: Path) -> tuple[Path, Path]:
 
 
 def dark_style() -> str:
-    """Return the CSS that exchanges the colors of the ground on a dark page."""
+    """Return the CSS that replaces the light colors on a dark page."""
     rules = "".join(
         f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}'
         for light, dark in GROUND.values()

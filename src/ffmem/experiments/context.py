@@ -179,8 +179,8 @@ class ExperimentContext:
                 f"{size:,} prefixes were asked for; {corpus.source} has {found:,} {what} to"
                 " draw from. All are taken."
             )
-        if sample.cut:
-            self.progress.say(f"Cut at the model's context: {sample.cut:,} sentences.")
+        if sample.n_cut:
+            self.progress.say(f"Cut at the model's context: {sample.n_cut:,} sentences.")
         return sample
 
     def measured(self, metric: type[T]) -> T:

@@ -2,10 +2,7 @@
 
 Table 1: in each of five layers, evenly spread over those with patterns, one shallow and one
 semantic pattern: the one that most triggers show; ties go to the memory with more patterns, then to
-the lower memory. Where nobody has looked for patterns: the memory whose 25 strongest triggers share
-most often one last token, or, in the upper half, one next token; the token must have two letters or
-more, if any such is shared. Ties go to the token that fewest memories of the layer share so, then
-to the lower memory, m > 0 first.
+the lower memory. Where nobody has looked for patterns, there is no Table 1 or 3.
 
 Table 2: of the most predictive values, first those that some trigger bears out, then by their
 probability; with the strongest trigger that the predicted token follows.
@@ -16,20 +13,18 @@ memory with patterns of both kinds, if there is one, then of most patterns, then
 Texts are excerpts: at most the last ten words of a prefix.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ffmem.cells import Cell
 from ffmem.experiments.base import ExperimentResult
 from ffmem.experiments.rows import Row
-from ffmem.experiments.triggers import NONE, trigger_table
 from ffmem.indexing.memory import Memory, Trigger, visible, visible_token
 from ffmem.indexing.store import Index
 from ffmem.patterns.store import KINDS, TOP_TRIGGERS, Patterns, main_sign, open_patterns
 from ffmem.text import shorten_prefix
 
-LAYERS, STRONGEST, EXCERPTS, VALUES, TOKENS = 5, 25, 3, 6, 8
+LAYERS, EXCERPTS, VALUES, TOKENS = 5, 3, 6, 8
 
 
 class Excerpt(NamedTuple):
@@ -69,75 +64,7 @@ def spread_layers(layers: Sequence[int]) -> list[int]:
     return [layers[place] for place in sorted(places)]
 
 
-# Table 1 without patterns: memories whose triggers share a token
-
-
-class SharedToken(NamedTuple):
-    """A memory whose triggers share a token: a row of Table 1."""
-
-    cell: str
-    layer: int
-    sign: int
-    which: str
-    """The token that is shared: last or next."""
-    token: str
-    n: int
-    of: int
-    excerpts: list[Excerpt]
-
-
-class _Mode(NamedTuple):
-    """The token that most of a memory's strongest triggers share, and how many do."""
-
-    n: int
-    which: str
-    id: int
-    memory: int
-    sign: int
-
-
-def shared_tokens(index: Index) -> list[SharedToken]:
-    """Return the rows of Table 1 of an index without patterns."""
-    rows = []
-    for layer in spread_layers(index.layout.memory_layers):
-        every = list(_modes(index, layer))
-        words = {id for id in {one.id for one in every} if _is_word(index.token(id))}
-        candidates = [one for one in every if one.id in words] or every
-        if not candidates:
-            continue
-        alike = Counter((one.which, one.id) for one in candidates)
-        ranks = {
-            one: (-one.n, alike[one.which, one.id], one.memory, -one.sign) for one in candidates
-        }
-        n, which, id, memory, sign = min(candidates, key=ranks.__getitem__)
-        cell, token = index.layout.cell(layer, memory), index.token(id)
-        triggers = triggers_of_sign(index.memory(cell), sign)[:STRONGEST]
-        sharing = [one for one in triggers if getattr(one, f"{which}_token") == token]
-        excerpts = [trigger_excerpt(one) for one in sharing[:EXCERPTS]]
-        rows.append(SharedToken(str(cell), layer, sign, which, token, n, len(triggers), excerpts))
-    return rows
-
-
-def _modes(index: Index, layer: int) -> Iterator[_Mode]:
-    """Return what the triggers of each memory of a layer share, by last and by next token."""
-    kinds = ("next", "last") if 2 * layer >= index.n_layers else ("last",)
-    # Columns of token ids: whole memories with all their texts would take seconds per layer.
-    for sign in (1, -1) if index.manifest.model.gated else (1,):
-        triggers = trigger_table(index, layer, sign)
-        for which in kinds:
-            rows = getattr(triggers, which)[:, :STRONGEST].tolist()
-            for memory, ids in enumerate(rows):
-                counted = Counter(id for id in ids if id != NONE)
-                if counted:
-                    id, n = counted.most_common(1)[0]
-                    yield _Mode(n, which, id, memory, sign)
-
-
-def _is_word(token: str) -> bool:
-    return sum(character.isalpha() for character in token) > 1
-
-
-# Tables 1 and 3 with patterns
+# Tables 1 and 3
 
 
 class ShownPattern(NamedTuple):

@@ -1,8 +1,8 @@
 """One forward pass over a sample of prefixes: everything that Section 5 measures.
 
-A prefix runs up to its last token, for nothing behind it reaches it. Prefixes of similar length run
-together; what they computed at their drawn places is held until a few hundred of them are read at
-once: `MAX_TRACE_BYTES` of it, and one batch more, at most, in the same buffers for all groups.
+A prefix runs up to its last token; later tokens cannot change it. Prefixes of similar length share
+a batch. Batches are traced one after the other, and a group of them is read at once, a few hundred
+prefixes: at most `MAX_TRACE_BYTES` of traces and one batch more, in buffers that all groups share.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +14,6 @@ from jaxtyping import Float32, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.errors import NoStaticValues
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import LayerActivity, Predictions, SampleMetric
 from ffmem.experiments.projection import Projector
@@ -24,7 +23,7 @@ from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
 
 MAX_TRACE_BYTES = 1 << 29
-"""Bytes of what layers computed that are held at a time."""
+"""Bytes of traces held at a time."""
 
 PROJECTED_PREFIXES = 512
 """Prefixes that are projected together, if `MAX_TRACE_BYTES` allows so many."""
@@ -33,7 +32,7 @@ MIN_BATCH_TOKENS = 512
 """Tokens that fill a batch well enough."""
 
 METRIC_ROWS = 64
-"""Prefixes whose memories are counted at a time: as many as the cache holds."""
+"""Prefixes whose memories are counted at a time: as many as fit in the cache."""
 
 
 class PrefixBatch(NamedTuple):
@@ -42,35 +41,34 @@ class PrefixBatch(NamedTuple):
     tokens: Int[Tensor, "batch position"]
     at: Int[Tensor, "row 2"]
     """(sentence of the batch, position) of each."""
-    examples: Int64[ndarray, " row"]
-    """The number of each among all drawn prefixes."""
+    prefixes: Int64[ndarray, " row"]
+    """The number of each in the sample."""
 
 
 def prefix_batches(
     sample: PromptSample, start: int | None, memories: Memories, batch_tokens: int = 2048
 ) -> Iterator[PrefixBatch]:
-    """Return the batches of a sample, none with more prefixes than `MAX_TRACE_BYTES` has room for.
+    """Return the batches of a sample, with no more prefixes each than fit in `MAX_TRACE_BYTES`.
 
-    One sentence with so many is a batch by itself. The trunk is about as fast on
-    `MIN_BATCH_TOKENS` as on more: so many of one length run without the longer ones, and need no
-    padding.
+    A single sentence with more of them is a batch of its own. The trunk is about as fast on
+    `MIN_BATCH_TOKENS` as on more, so that many of one length run without longer ones, unpadded.
     """
     most = max(1, MAX_TRACE_BYTES // trace_bytes(memories))
-    first = np.cumsum([0, *(len(example.lengths) for example in sample.examples)])
+    first = np.cumsum([0, *(len(one.lengths) for one in sample.sentences)])
     extra = 0 if start is None else 1
-    ordered = sorted(range(len(first) - 1), key=lambda number: sample.examples[number].lengths[-1])
+    ordered = sorted(range(len(first) - 1), key=lambda place: sample.sentences[place].lengths[-1])
     some: list[tuple[int, list[int]]] = []
     shorter = n_drawn = 0
-    for number in ordered:
-        example = sample.examples[number]
-        length = example.lengths[-1] + extra
+    for place in ordered:
+        one = sample.sentences[place]
+        length = one.lengths[-1] + extra
         full = length > shorter and shorter * len(some) >= MIN_BATCH_TOKENS
-        large = length * (len(some) + 1) > batch_tokens or n_drawn + len(example.lengths) > most
+        large = length * (len(some) + 1) > batch_tokens or n_drawn + len(one.lengths) > most
         if some and (full or large):
             yield _prefix_batch(pad(some, start), sample, first, extra - 1)
             some, n_drawn = [], 0
-        some.append((number, example.sentence.ids[: example.lengths[-1]]))
-        n_drawn += len(example.lengths)
+        some.append((place, one.sentence.ids[: one.lengths[-1]]))
+        n_drawn += len(one.lengths)
         shorter = length
     if some:
         yield _prefix_batch(pad(some, start), sample, first, extra - 1)
@@ -79,27 +77,27 @@ def prefix_batches(
 def _prefix_batch(
     batch: Batch, sample: PromptSample, first: Int64[ndarray, " _"], shift: int
 ) -> PrefixBatch:
-    at, examples = [], []
-    for row, number in enumerate(batch.offsets):
-        for rank, length in enumerate(sample.examples[number].lengths):
+    at, prefixes = [], []
+    for row, place in enumerate(batch.offsets):
+        for rank, length in enumerate(sample.sentences[place].lengths):
             at.append((row, length + shift))
-            examples.append(int(first[number]) + rank)
-    return PrefixBatch(batch.tokens, torch.tensor(at), np.array(examples))
+            prefixes.append(int(first[place]) + rank)
+    return PrefixBatch(batch.tokens, torch.tensor(at), np.array(prefixes))
 
 
 def groups(
     sample: PromptSample, start: int | None, memories: Memories
 ) -> Iterator[list[PrefixBatch]]:
-    """Return the batches of a sample as they are read together: this decides the last bits.
+    """Return the batches of a sample in groups that are read together; this decides the last bits.
 
-    Long prefixes come few to a batch, and a projection of few rows wastes its time on reading the
-    output embedding: several batches are read at once.
+    A batch holds few long prefixes, and projecting few rows spends most of its time on reading the
+    output embedding.
     """
     enough = min(PROJECTED_PREFIXES, MAX_TRACE_BYTES // trace_bytes(memories))
     waiting: list[PrefixBatch] = []
     for some in prefix_batches(sample, start, memories):
         waiting.append(some)
-        if sum(len(one.examples) for one in waiting) >= enough:
+        if sum(len(one.prefixes) for one in waiting) >= enough:
             yield waiting
             waiting = []
     if waiting:
@@ -116,12 +114,6 @@ def evaluate_sample(
 ) -> dict[type[Any], Any]:
     """Run the model on the sample once, and return each kind of metric filled in."""
     memories, sample = context.memories, context.prompt_sample
-    reading = sorted(kind.__name__ for kind in kinds if getattr(kind, "needs_values", False))
-    if reading and not memories.has_values:
-        raise NoStaticValues(
-            f"{', '.join(reading)} reads static values, and memories of {memories.source} have"
-            " none: they are static keys."
-        )
     n_prefixes = len(sample.lengths)
     context.progress.say(f"Running the model on {n_prefixes:,} prefixes.")
     metrics: dict[type[Any], SampleMetric] = {
@@ -135,7 +127,7 @@ def evaluate_sample(
     with context.progress.bar("Section 5", n_prefixes, "prefixes") as step:
         for group in groups(sample, start, memories):
             evaluator.read(group)
-            step(sum(len(some.examples) for some in group))
+            step(sum(len(some.prefixes) for some in group))
     return metrics if predictions is None else {**metrics, Predictions: predictions}
 
 
@@ -153,7 +145,7 @@ class SampleEvaluator:
         self.predictions = predictions
         self.projector = None if predictions is None else Projector(memories)
         self.buffers: dict[tuple[int, str], Tensor] = {}
-        """Of a group's traces, used again for the next: fresh memory is slow."""
+        """Traces of a group, reused for the next one: fresh memory is slow."""
         self.norms: list[Float32[ndarray, " memory"] | None] = [
             memories.output_directions(layer).float().norm(dim=1).cpu().numpy()
             if memories.has_values and metrics
@@ -164,11 +156,11 @@ class SampleEvaluator:
     @torch.inference_mode()
     def read(self, group: Sequence[PrefixBatch]) -> None:
         """Run some batches, and read what they computed together."""
-        examples = np.concatenate([some.examples for some in group])
-        traces = self._traces(group, len(examples))
+        prefixes = np.concatenate([some.prefixes for some in group])
+        traces = self._traces(group, len(prefixes))
         final = self.projector.final(traces[-1]) if self.projector else None
         for layer, trace in enumerate(traces):
-            self._layer(examples, layer, trace, final)
+            self._layer(prefixes, layer, trace, final)
 
     def _traces(self, group: Sequence[PrefixBatch], n: int) -> list[LayerTrace]:
         """Run the batches of a group, and return what each layer computed at the drawn places."""
@@ -184,7 +176,7 @@ class SampleEvaluator:
         for some in group:
             with self.memories.trace_layers(keep, some.tokens, some.at):
                 self.memories.forward(some.tokens)
-            begin += len(some.examples)
+            begin += len(some.prefixes)
         return [kept[layer] for layer in range(self.memories.n_layers)]
 
     def _hold(self, layer: int, name: str, n: int, begin: int, part: Tensor) -> Tensor:
@@ -197,7 +189,7 @@ class SampleEvaluator:
 
     def _layer(
         self,
-        examples: Int64[ndarray, " row"],
+        prefixes: Int64[ndarray, " row"],
         layer: int,
         trace: LayerTrace,
         final: Int64[ndarray, " row"] | None,
@@ -205,17 +197,17 @@ class SampleEvaluator:
         if self.predictions is not None and self.projector is not None and final is not None:
             columns = self.projector.read(trace, final)
             for table, column in zip(self.predictions, columns, strict=True):
-                table[examples, layer] = column[:, 0]
+                table[prefixes, layer] = column[:, 0]
         if not self.memories.layout.widths[layer]:
             return
-        for begin in range(0, len(examples), METRIC_ROWS):
+        for begin in range(0, len(prefixes), METRIC_ROWS):
             rows = slice(begin, begin + METRIC_ROWS)
-            activity = self._activity(examples[rows], layer, trace, rows)
+            activity = self._activity(prefixes[rows], layer, trace, rows)
             for metric in self.metrics:
-                metric.read(examples[rows], layer, activity)
+                metric.read(prefixes[rows], layer, activity)
 
     def _activity(
-        self, examples: Int64[ndarray, " row"], layer: int, trace: LayerTrace, rows: slice
+        self, prefixes: Int64[ndarray, " row"], layer: int, trace: LayerTrace, rows: slice
     ) -> LayerActivity:
         """Return what a layer does on some prefixes."""
         part = LayerTrace._make(None if tensor is None else tensor[rows] for tensor in trace)
@@ -227,7 +219,7 @@ class SampleEvaluator:
             gate,
             # In output-normed blocks all of a row's are divided by one number: no share notices.
             None if norms is None else np.abs(coefficients) * norms,
-            None if tops is None else tops.ff_top[examples, layer],
-            None if tops is None else tops.output_top[examples, layer],
+            None if tops is None else tops.ff_top[prefixes, layer],
+            None if tops is None else tops.output_top[prefixes, layer],
             part,
         )

@@ -126,7 +126,7 @@ def first_tokens(context: ExperimentContext, chosen: Int64[ndarray, " case"]) ->
     head, first = memories.head, min(FIRST, memories.vocabulary)
     found = []
     for some in prefix_batches(context.prompt_sample, context.index.manifest.start.id, memories):
-        rows = [row for row, number in enumerate(some.examples.tolist()) if number in wanted]
+        rows = [row for row, number in enumerate(some.prefixes.tolist()) if number in wanted]
         if not rows:
             continue
         # Only the sentences with a chosen prefix run again.
@@ -141,24 +141,23 @@ def first_tokens(context: ExperimentContext, chosen: Int64[ndarray, " case"]) ->
                 head.logits(last.layer_output),
             )
             tops = [one.topk(first, dim=1).indices.tolist() for one in logits]
-        numbers = some.examples[rows].tolist()
+        numbers = some.prefixes[rows].tolist()
         found += [Case(*case) for case in zip(numbers, *tops, strict=True)]
     return sorted(found)
 
 
 def _row(context: ExperimentContext, case: Case, vectors: Any, threshold: float | None) -> Row:
     shown = context.index.token
-    example, length = context.prompt_sample.prefixes()[case.number]
-    text, ids, starts, ends = example.sentence
-    sentence = StoredSentence(example.number, 0, 0, text, ids, starts, ends)
+    (number, tokens, _), length = context.prompt_sample.prefixes()[case.number]
+    sentence = StoredSentence(number, 0, 0, *tokens)
     pair = (np.array([case.residual[0]]), np.array([case.output[0]]))
     similarity = float(cosines(vectors, *pair))
     tops = {"residual": case.residual, "ff": case.ff, "output": case.output}
     return {
-        "sentence": example.number,
+        "sentence": number,
         "length": length,
         "prefix": split_text(sentence, length, shown)[0],
-        "next_token": shown(ids[length]) if length < len(ids) else None,
+        "next_token": shown(tokens.ids[length]) if length < len(tokens.ids) else None,
         **{f"{name}_top": shown(top[0]) for name, top in tops.items()},
         **{f"{name}_top5": [shown(id) for id in top] for name, top in tops.items()},
         "similarity": similarity,

@@ -51,7 +51,7 @@ def bins(probability: Float[ndarray, " n"], agreeing: Bool[ndarray, " n"]) -> li
 
 
 def auc(probability: Float[ndarray, " n"], agreeing: Bool[ndarray, " n"]) -> float | None:
-    """Return how well the probability tells agreeing values from others; None without both."""
+    """Return how well the probability separates agreeing values from others; None without both."""
     if agreeing.all() or not agreeing.any():
         return None
     from sklearn.metrics import roc_auc_score  # half a second that other experiments do not need

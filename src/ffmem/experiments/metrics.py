@@ -31,27 +31,27 @@ class Predictions(NamedTuple):
     The model's own prediction is top(o) of the last layer.
     """
 
-    residual_top: Int64[ndarray, "example layer"]
-    ff_top: Int64[ndarray, "example layer"]
-    output_top: Int64[ndarray, "example layer"]
-    residual_final_probability: Float64[ndarray, "example layer"]
+    residual_top: Int64[ndarray, "prefix layer"]
+    ff_top: Int64[ndarray, "prefix layer"]
+    output_top: Int64[ndarray, "prefix layer"]
+    residual_final_probability: Float64[ndarray, "prefix layer"]
     """Of the model's prediction under r."""
-    ff_residual_rank: Int64[ndarray, "example layer"]
+    ff_residual_rank: Int64[ndarray, "prefix layer"]
     """Of top(r) under y."""
 
     @classmethod
-    def empty(cls, n_examples: int, n_layers: int) -> "Predictions":
-        """Return room for some examples."""
+    def empty(cls, n_prefixes: int, n_layers: int) -> "Predictions":
+        """Return zeros, to be filled in by the pass."""
         types = (np.float64 if "probability" in name else np.int64 for name in cls._fields)
-        return cls(*(np.zeros((n_examples, n_layers), kind) for kind in types))
+        return cls(*(np.zeros((n_prefixes, n_layers), kind) for kind in types))
 
     @property
-    def final(self) -> Int64[ndarray, " example"]:
+    def final(self) -> Int64[ndarray, " prefix"]:
         """The model's prediction."""
         return self.output_top[:, -1]
 
     def cases(self) -> dict[str, ndarray]:
-        """Return which case each example is in each layer (Figure 11); every one is in one."""
+        """Return which prefixes are in which case in each layer (Figure 11); each is in one."""
         kept = self.output_top == self.residual_top
         agreed = self.output_top == self.ff_top
         found = (kept & ~agreed, kept & agreed, ~kept & agreed, ~kept & ~agreed)
@@ -80,8 +80,6 @@ class SampleMetric:
     An experiment that needs something new of the pass subclasses this in its own file.
     """
 
-    needs_values: ClassVar[bool] = False
-    """Whether it reads static values."""
     needs_predictions: ClassVar[bool] = False
     """Whether it reads top(y) and top(o)."""
 

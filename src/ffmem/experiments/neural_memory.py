@@ -38,9 +38,7 @@ COLUMNS = ("cosine", "entropy", "top1_mass", "distance", "effective")
 
 
 class SoftmaxComparison(SampleMetric):
-    """How concentrated the softmax is, and how far the two outputs lie apart."""
-
-    needs_values = True
+    """How concentrated the softmax is, and how far apart the two outputs are."""
 
     def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
         self.memories = context.memories
@@ -58,19 +56,10 @@ class SoftmaxComparison(SampleMetric):
         """Compare the two memories of one layer."""
         from torch.nn import functional
 
-        memories, trace = self.memories, activity.trace
-        feed_forward = trace.value_output.float() - memories.bias_at(layer, trace).float()
-        if trace.weights is not None:
-            neural, numbers = self._over_banks(layer, trace)
-        else:
-            if trace.gate is None:
-                keys, bias = memories.keys(layer), memories.key_bias(layer)
-                scores = functional.linear(trace.ff_input.float(), keys.float(), bias.float())
-            else:
-                scores = trace.gate.float()
-            weights, of_groups = softmax_numbers(scores.unflatten(1, (self.groups, -1)))
-            neural = weights.flatten(1) @ memories.values(layer).float()
-            numbers = {name: column.mean(dim=1) for name, column in of_groups.items()}
+        trace = activity.trace
+        bias = self.memories.bias_at(layer, trace)
+        feed_forward = trace.value_output.float() - bias.float()
+        neural, numbers = self._neural_memory(layer, trace)
         numbers |= {
             "cosine": functional.cosine_similarity(feed_forward, neural),
             "distance": (feed_forward - neural).norm(dim=1) / feed_forward.norm(dim=1),
@@ -79,17 +68,20 @@ class SoftmaxComparison(SampleMetric):
         for name in self.columns:
             self.found[name][prefixes, layer] = numbers[name].cpu().numpy()
 
-    def _over_banks(self, layer: int, trace: Any) -> tuple[Any, dict[str, Any]]:
-        """Return MN(x) of a layer with experts, and the means over the banks reached."""
+    def _neural_memory(self, layer: int, trace: Any) -> tuple[Any, dict[str, Any]]:
+        """Return MN(x) of a layer, and the means over the banks that each prefix reaches."""
         import torch
         from torch.nn import functional
 
         neural = torch.zeros_like(trace.value_output, dtype=torch.float32)
-        n_rows = len(neural)
-        numbers = {name: neural.new_zeros(n_rows) for name in ("entropy", "top1_mass", "effective")}
-        for number, bank in enumerate(self.memories.banks[layer]):
-            w = trace.weights[:, number].float()
-            (rows,) = w.nonzero(as_tuple=True)
+        numbers = {
+            name: neural.new_zeros(len(neural)) for name in ("entropy", "top1_mass", "effective")
+        }
+        banks = list(self.memories.banks[layer])
+        # A layer without experts is one bank of weight 1.
+        w = neural.new_ones(len(neural), len(banks)) if trace.weights is None else trace.weights
+        for number, bank in enumerate(banks):
+            (rows,) = w[:, number].nonzero(as_tuple=True)
             if not len(rows):
                 continue
             if trace.gate is None:
@@ -97,17 +89,18 @@ class SoftmaxComparison(SampleMetric):
                 scores = functional.linear(trace.ff_input[rows].float(), keys, bias)
             else:
                 scores = trace.gate[rows, bank.memories].float()
-            weights, of_bank = softmax_numbers(scores)
-            neural[rows] += w[rows, None] * (weights @ bank.value_rows().float())
-            for name, column in of_bank.items():
-                numbers[name][rows] += column
-        n_reached = (trace.weights != 0).sum(dim=1).clamp(min=1)
+            weights, of_groups = softmax_numbers(scores.unflatten(1, (self.groups, -1)))
+            added = weights.flatten(1) @ bank.value_rows().float()
+            neural[rows] += w[rows, number, None].float() * added
+            for name, column in of_groups.items():
+                numbers[name][rows] += column.mean(dim=1)
+        n_reached = (w != 0).sum(dim=1).clamp(min=1)
         return neural, {name: column / n_reached for name, column in numbers.items()}
 
     def row(self, layer: int) -> Row:
         """Return the means of one layer."""
         by_name = {name: column[:, layer] for name, column in self.found.items()}
-        # A layer that adds nothing lies at no distance that could be told in its own lengths.
+        # The distance is relative to the layer's output: undefined where that is 0.
         some = np.isfinite(by_name["distance"])
         spreads = {name: spread(column[some]) for name, column in by_name.items()}
         return {

@@ -174,7 +174,7 @@ def _halves(result: ExperimentResult) -> Evidence | None:
         f"semantic prevails in {format_share(parts.below)} of {parts.lower} and"
         f" {format_share(parts.above)} of {parts.upper}"
     )
-    # Patterns of one kind alone would meet half of the rule everywhere, and say nothing.
+    # With patterns of only one kind, half of the rule would hold everywhere.
     holds = parts.below <= 0.2 and parts.above >= 0.8
     return _evidence(shown, rows, holds, parts.above > parts.below)
 

@@ -2,8 +2,8 @@
 
     precision = triggers whose next token is top(v) / triggers that have a next token
 
-The paper looks at the 100 values of highest probability and their 50 triggers. Beside them stand
-as many random values of the upper layers, without which neither number says much.
+The paper looks at the 100 values of highest probability and their 50 triggers. For comparison, the
+same is measured for as many random values of the upper layers.
 """
 
 from collections import Counter
@@ -111,10 +111,9 @@ def chart(result: ExperimentResult) -> charts.Chart:
     n_layers = result.n_layers
     counted = Counter(row["layer"] for row in result.rows)
     histogram = [{"layer": layer + 1, "n": n} for layer, n in sorted(counted.items())]
-    numbers = charts.figure_rows(result.rows, ["precision"])
     rows = [
-        shown | {"cell": row["cell"], "token": visible_token(row.get("token"))}
-        for row, shown in zip(result.rows, numbers, strict=True)
+        row | {"token": visible_token(row["token"])}
+        for row in charts.figure_rows(result.rows, ["precision"], ["cell", "token"])
     ]
     counts = charts.plot(histogram, 100).mark_bar(color=charts.BLUE)
     counts = counts.encode(

@@ -1,9 +1,9 @@
 """What r, y and o of a layer predict: three vocabulary projections, read slice by slice.
 
-A slice of the vocabulary is projected and read before the next, while it lies in the cache: reading
-it from memory later would take as long as the arithmetic on it. Tokens are rows here and the
-vectors of the model columns, so that the logits of one token lie side by side. An adaptive softmax
-is read as a whole.
+A slice of the vocabulary is projected and read before the next one, while it is in the cache:
+reading it from memory later would take as long as computing it. Rows are tokens here, and columns
+the model's vectors, so that the logits of one token are contiguous. An adaptive softmax is read as
+a whole.
 """
 
 import math
@@ -34,7 +34,7 @@ EVEN = 16
 """Vectors are projected in multiples of this: an odd number takes half as long again."""
 
 
-class Reading:
+class OnlineSoftmax:
     """Top token, probabilities and ranks in the logits of some vectors, slice by slice.
 
         log Σ exp(z) = top + log Σ exp(z − top)
@@ -42,7 +42,7 @@ class Reading:
     Law: however a vocabulary is sliced, the same comes out, totals but for rounding.
     """
 
-    def __init__(self, watched: Int64[ndarray, " vector"] | None = None) -> None:
+    def __init__(self, targets: Int64[ndarray, " vector"] | None = None) -> None:
         self.n_tokens = 0
         """Read so far."""
         self.tokens: Int64[Tensor, " vector"]
@@ -50,36 +50,36 @@ class Reading:
         self.logits: Float[Tensor, " vector"]
         """Its logit."""
         self.sums: Float[Tensor, " vector"]
-        """Σ exp(z − top), if a token is watched."""
-        self.of_watched: Float[Tensor, " vector"]
-        """The logit of each vector's `watched` token."""
+        """Σ exp(z − top), if there are targets."""
+        self.target_logits: Float[Tensor, " vector"]
+        """The logit of each vector's target token."""
         self.buffer: Float[Tensor, "token vector"]
         """To compute in: fresh memory costs as much as the arithmetic in it."""
-        self.watched = None if watched is None else torch.from_numpy(watched)
+        self.targets = None if targets is None else torch.from_numpy(targets)
 
-    def take(self, logits: Float[Tensor, "token vector"]) -> None:
+    def update(self, logits: Float[Tensor, "token vector"]) -> None:
         """Read the next tokens' logits, which stay as they are."""
         for part in logits.split(SLICE):
             if not self.n_tokens:
                 self._begin(part)
             before = self.logits
             self._find_top(part)
-            if self.watched is not None:
+            if self.targets is not None:
                 buffer = torch.sub(part, self.logits, out=self.buffer[: len(part)])
                 # Below e⁻⁸⁷ float32 is denormal, five times as slow, and nothing beside the top.
                 fresh = buffer.clamp_(min=-87).exp_().sum(dim=0)
                 self.sums = self.sums * (before - self.logits).exp() + fresh
-                places = self.watched - self.n_tokens
+                places = self.targets - self.n_tokens
                 (here,) = ((places >= 0) & (places < len(part))).nonzero(as_tuple=True)
-                self.of_watched[here] = part[places[here], here]
+                self.target_logits[here] = part[places[here], here]
             self.n_tokens += len(part)
 
     def _begin(self, part: Float[Tensor, "token vector"]) -> None:
         self.logits = part.new_full((part.shape[1],), -torch.inf)
         self.tokens = torch.zeros(part.shape[1], dtype=torch.long, device=part.device)
-        self.of_watched = self.logits.clone()
-        if self.watched is not None:
-            self.watched = self.watched.to(part.device)
+        self.target_logits = self.logits.clone()
+        if self.targets is not None:
+            self.targets = self.targets.to(part.device)
             self.sums = torch.zeros_like(self.logits)
             self.buffer = part.new_empty(SLICE, part.shape[1])
 
@@ -106,8 +106,8 @@ class Reading:
 
     @property
     def probabilities(self) -> Float64[ndarray, " vector"]:
-        """The probability of each vector's watched token."""
-        of_top = (self.of_watched.double() - self.logits.double()).exp()
+        """The probability of each vector's target token."""
+        of_top = (self.target_logits.double() - self.logits.double()).exp()
         return np.asarray((of_top / self.sums.double()).cpu().numpy())
 
 
@@ -136,10 +136,10 @@ class Projector:
         """Return the model's own predictions."""
         n, found = len(last.layer_output), []
         for some in self._parts(n):
-            reading = Reading()
+            softmax = OnlineSoftmax()
             for logits, _ in self._slices(last.layer_output[some], None):
-                reading.take(logits)
-            found.append(reading.tops)
+                softmax.update(logits)
+            found.append(softmax.tops)
         return np.concatenate(found)[:n]
 
     @torch.inference_mode()
@@ -153,7 +153,7 @@ class Projector:
         return Predictions(*joined)
 
     def _parts(self, n: int) -> Iterator[Int64[Tensor, " _"]]:
-        """Divide rows into parts of one size, a multiple of `EVEN`; the last row fills the last."""
+        """Split rows into parts of one size, a multiple of `EVEN`; the last row fills them up."""
         size = math.ceil(n / math.ceil(n / self.rows) / EVEN) * EVEN
         for first in range(0, n, size):
             yield torch.arange(first, first + size).clamp(max=n - 1)
@@ -166,14 +166,14 @@ class Projector:
     ) -> list[ndarray]:
         """Return the columns of some rows; `streams` are their r, then their o."""
         n = len(final)
-        of_r, of_y, of_o = Reading(final), Reading(), Reading()
+        of_r, of_y, of_o = OnlineSoftmax(final), OnlineSoftmax(), OnlineSoftmax()
         y_logits = self._buffer("y", self.vocabulary, n)
         for of_stream, of_part in self._slices(streams, ff_output):
             assert of_part is not None  # the slices were asked for with parts
             y_logits[of_y.n_tokens : of_y.n_tokens + len(of_part)] = of_part
-            of_r.take(of_stream[:, :n])
-            of_o.take(of_stream[:, n:])
-            of_y.take(of_part)
+            of_r.update(of_stream[:, :n])
+            of_o.update(of_stream[:, n:])
+            of_y.update(of_part)
         of_top_r = y_logits.gather(0, of_r.tokens[None]).squeeze(0)
         return [of_r.tops, of_y.tops, of_o.tops, of_r.probabilities, ranks(y_logits, of_top_r)]
 
@@ -184,7 +184,7 @@ class Projector:
     ) -> Iterator[tuple[Float[Tensor, "token stream"], Float[Tensor, "token part"] | None]]:
         """Return the logits of residual-stream vectors, and of parts, slice by slice.
 
-        A slice is good until the next comes. All are one product: the wider one is the faster.
+        The next slice overwrites it. All vectors share one product, since wide ones are faster.
         """
         head, n = self.head, len(streams)
         if head.adaptive:

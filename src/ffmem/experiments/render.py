@@ -17,8 +17,8 @@ from markupsafe import Markup
 from ffmem.errors import FfmemError
 from ffmem.experiments.base import VERDICTS, ExperimentResult, check_claims, find
 from ffmem.experiments.charts import GROUND, figure_svg
-from ffmem.experiments.examples import Excerpt, MemoryCard
-from ffmem.experiments.report import Link, Piece, Report, Section, Small, Token
+from ffmem.experiments.examples import Excerpt
+from ffmem.experiments.report import Link, Piece, Report, Small, Token
 from ffmem.files import write_text
 from ffmem.indexing.memory import visible, visible_token
 from ffmem.indexing.store import Index
@@ -117,7 +117,7 @@ def escape_markdown(value: Any) -> Markup:
 
 
 def fenced(line: str) -> Markup:
-    """Return a line that stands as it is in a fence of ```."""
+    """Return a line for a code block fenced by ```."""
     return Markup(visible(line).replace("```", "` ` `"))
 
 
@@ -137,88 +137,25 @@ def markdown_environment(package: str) -> Environment:
 
 def to_markdown(report: Report) -> str:
     """Return the report as GitHub-flavored Markdown, with its figures as files beside it."""
-    md, featured = escape_markdown, report.featured
-    lines = [
-        f"# {md(report.model)} as key-value memories",
-        f"{md(report.lead)} Made by ffmem {report.version}.",
-        " · ".join(f"{verdict}: **{n}**" for verdict, n in report.verdicts),
-        "## What the paper says, what this model shows",
-        md(report.claims_note),
-    ]
-    claims = []
-    for one in report.claims:
-        claim, verdict = f"[{md(one.claim)}](#{one.experiment})", f"**{one.verdict}**"
-        claims.append([claim, md(one.paper), md(one.model), md(one.n), verdict, md(one.rule)])
-    lines.append(_markdown_table(["claim", "paper", "this model", "n", "verdict", "rule"], claims))
-    if report.tables:
-        lines.append("## Examples")
-    for table in report.tables:
-        lines += [f"### {md(table.source)}: {md(table.title)}", _join_pieces(table.note, featured)]
-        lines += [f"- {_join_pieces(entry, featured)}" for entry in table.legend]
-        rows = [[_join_pieces(entry, featured) for entry in row] for row in table.rows]
-        lines.append(_markdown_table(table.columns, rows))
-    if report.tables:
-        lines.append(md(report.excerpts_note))
-    lines += ["## Figures", md(report.figures_note).replace("\\`", "`")]
-    for section in report.sections:
-        lines += _markdown_section(section)
-    facts = [[md(what), md(how)] for what, how in report.facts]
-    commands = "\n".join(fenced(line) for line in report.commands)
-    lines += ["## How it was made", _markdown_table(["", ""], facts), f"```sh\n{commands}\n```"]
-    lines += ["## Limits and definitions", "\n".join(f"- {md(one)}" for one in report.definitions)]
-    if featured:
-        lines.append("## Memories")
-    for card in report.cards:
-        if card.cell in featured:
-            lines += _markdown_card(report, card)
-    return "\n\n".join(str(line) for line in lines) + "\n"
+    environment = markdown_environment("ffmem.experiments")
+    environment.filters |= {
+        "pieces": lambda pieces: join_pieces(pieces, report.featured),
+        "row": lambda entries: Markup(f"| {' | '.join(map(escape_markdown, entries))} |"),
+        "rule": lambda columns: Markup("|" + " --- |" * len(columns)),
+        "code": lambda text: Markup(escape_markdown(text).replace("\\`", "`")),
+        "fenced": fenced,
+    }
+    return environment.get_template("report.md").render(report=report).rstrip() + "\n"
 
 
-def _markdown_section(section: Section) -> list[str]:
-    md, name = escape_markdown, section.name
-    rows = [[md(entry.text) for entry in row] for row in section.entries]
-    return [
-        f'<a id="{name}"></a>',
-        f"### {md(section.paper)}: {md(section.title)}",
-        f"![{md(section.title)}]({name}.svg)",
-        f"**Measured.** {md(section.measured)}",
-        f"**The paper.** {md(section.paper_says)}",
-        f"**This model.** {md(section.shows)}",
-        f"**Sample and settings.** {md(section.sample)}. {md(section.settings)}.",
-        f"[JSON]({name}.json) · [SVG]({name}.svg) · [PDF]({name}.pdf)",
-        f"<details><summary>Data, {len(rows)} rows</summary>",
-        _markdown_table([md(visible(column)) for column in section.columns], rows),
-        "</details>",
-    ]
-
-
-def _markdown_card(report: Report, card: MemoryCard) -> list[str]:
-    md = escape_markdown
-    lines = [
-        f'<a id="{card.cell}"></a>',
-        f"**{card.cell}**, layer {card.layer + 1} of {report.n_layers}"
-        f" (`ffmem show DIR {card.cell}`)",
-    ]
-    for side in card.sides:
-        sign = f"m {md('>' if side.sign > 0 else '<')} 0: " if report.gated else ""
-        tokens = " ".join(f"“{md(visible_token(text))}”" for text in side.tokens)
-        promoted = md(side.note) if side.note else f"promotes {tokens}"
-        excerpts = [f"  - {_piece_markdown(one, report.featured)}" for one in side.excerpts]
-        lines.append("\n".join([f"- {sign}{promoted}", *excerpts]))
-    return lines
-
-
-def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def _join_pieces(pieces: Sequence[Piece], linked: frozenset[str]) -> str:
+def join_pieces(pieces: Sequence[Piece], linked: frozenset[str]) -> Markup:
+    """Return the pieces of a table's entry as Markdown; everything in them is escaped."""
     between = "<br>" if any(isinstance(piece, Excerpt) for piece in pieces) else " "
-    return between.join(_piece_markdown(piece, linked) for piece in pieces)
+    return Markup(between.join(piece_markdown(piece, linked) for piece in pieces))
 
 
-def _piece_markdown(piece: Piece, linked: frozenset[str]) -> str:
+def piece_markdown(piece: Piece, linked: frozenset[str]) -> str:
+    """Return a piece of a table as Markdown."""
     md = escape_markdown
     if isinstance(piece, Excerpt):
         last = f"<b>{md(piece.last)}</b>" if piece.last else ""

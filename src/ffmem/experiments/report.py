@@ -22,11 +22,9 @@ from ffmem.experiments.examples import (
     KeyTable,
     MemoryCard,
     PredictiveExample,
-    SharedToken,
     memory_cards,
     pattern_tables,
     predictive_examples,
-    shared_tokens,
 )
 from ffmem.experiments.rows import format_layers, upper_layers
 from ffmem.indexing.config import IndexConfig
@@ -91,21 +89,6 @@ def _entry(column: str, value: Any) -> Entry:
 
 
 _TOKENS = ("token", "unigram_token", "residual_top", "ff_top", "output_top", "next_token")
-_COMMON = (
-    *("model", "model_hash", "dtype", "projection", "corpus", "seed", "gated", "kind", "layers"),
-    *(
-        "experts",
-        "memories",
-        "sample",
-        "vocabulary",
-        "activation",
-        "start",
-        "t",
-        "prefixes",
-        "compat",
-    ),
-)
-"""Settings of the whole report."""
 
 
 def format_entry(column: str, value: Any) -> str:
@@ -124,13 +107,17 @@ def format_entry(column: str, value: Any) -> str:
 
 
 def settings_line(result: ExperimentResult) -> str:
-    """Return the settings of one experiment, those of the whole report aside."""
-    elsewhere = (*_COMMON, "rule", "protocol", "note")
-    found = result.settings | {k: v for k, v in result.also.items() if not isinstance(v, list)}
+    """Return the settings of one experiment, and its numbers that belong to no row."""
+    own = (*find(result.experiment).options, "threads")
+    found = {name: result.settings[name] for name in own if name in result.settings}
+    found |= {
+        name: value
+        for name, value in result.also.items()
+        if name not in ("rule", "protocol", "note") and not isinstance(value, list | dict)
+    }
     pairs = [
         f"{name.replace('_', ' ')} {format_entry('layer' if name == 'upper_from' else name, value)}"
         for name, value in found.items()
-        if name not in elsewhere and not isinstance(value, dict)
     ]
     common = [str(result.settings[name]) for name in ("dtype", "projection")]
     return " · ".join([*common, f"seed {result.settings['seed']}", *pairs])
@@ -259,8 +246,9 @@ class Report:
         parts = ["Layers count from 1 as in the paper; names of memories, such as L0N12, from 0."]
         if "patterns" not in there:
             parts.append(
-                "Figure 2 (patterns that people or programs see in triggers) is left out: nobody"
-                " has looked for patterns in this index. `ffmem patterns detect DIR` does."
+                "Figure 2 and Tables 1 and 3 (patterns that people or programs see in triggers) are"
+                " left out: nobody has looked for patterns in this index. `ffmem patterns detect"
+                " DIR` does."
             )
         if self.left_out:
             parts.append(self.left_out)
@@ -319,10 +307,6 @@ class Report:
         return pattern_tables(self.index) if measured else ([], None)
 
     @cached_property
-    def _shared(self) -> list[SharedToken]:
-        return [] if self._keys[0] else shared_tokens(self.index)
-
-    @cached_property
     def _predictive(self) -> list[PredictiveExample]:
         results = [one for one in self.results if one.experiment == "predictive-values"]
         return [row for one in results for row in predictive_examples(self.index, one)]
@@ -330,22 +314,19 @@ class Report:
     @cached_property
     def tables(self) -> list[Table]:
         """The paper's tables of examples, those that there are."""
-        found = [
-            self._pattern_table(),
-            self._key_table(),
-            self._shared_table(),
-            self._predictive_table(),
-        ]
-        return [table for table in found if table.rows]
+        examples, key = self._keys
+        tables = [self._pattern_table(examples)] if examples else []
+        tables += [self._key_table(key)] if key else []
+        tables += [self._predictive_table()] if self._predictive else []
+        return tables
 
     def _place(self, row: Any) -> list[Piece]:
         """Return a memory's name, its layer, and the sign of the coefficient in gated models."""
         sign = f" · m {'>' if row.sign > 0 else '<'} 0" if self.gated else ""
         return [Link(row.cell), Small(f"layer {row.layer + 1}{sign}")]
 
-    def _pattern_table(self) -> Table:
-        examples = self._keys[0]
-        source = examples[0].source if examples else MISSING
+    def _pattern_table(self, examples: list[KeyExample]) -> Table:
+        source = examples[0].source
         note = (
             "In each of five layers, spread evenly, one shallow and one semantic pattern, where"
             " there are any: the one that most of a memory’s first triggers show; ties go to the"
@@ -368,8 +349,7 @@ class Report:
         title = "Keys and the patterns of their triggers"
         return Table("table-1", title, f"Table 1 · source: {source}", [note], columns, rows)
 
-    def _key_table(self) -> Table:
-        key = self._keys[1] or KeyTable(MISSING, 0, 1, MISSING, [], [])
+    def _key_table(self, key: KeyTable) -> Table:
         note: list[Piece] = [
             Link(key.cell),
             f", layer {key.layer + 1}: of the memories above, the one with patterns of both kinds,"
@@ -385,24 +365,6 @@ class Report:
         columns = ["Rank", "Patterns", "Trigger, and what follows"]
         title, source = "One key with all its triggers", f"Table 3 · source: {key.source}"
         return Table("table-3", title, source, note, columns, rows, legend)
-
-    def _shared_table(self) -> Table:
-        note = (
-            "In each of five layers, spread evenly: the memory whose 25 strongest triggers share"
-            " most often one last token, or in the upper half one next token, of two letters or"
-            " more; ties go to the token that fewest memories share."
-        )
-        how = {"last": "end with", "next": "are followed by"}
-        rows: list[list[list[Piece]]] = [
-            [
-                self._place(row),
-                [f"{row.n} of {row.of} {how[row.which]} ", Token(row.token)],
-                [*row.excerpts],
-            ]
-            for row in self._shared
-        ]
-        columns = ["Memory", "Its triggers", "Three of them, and what follows"]
-        return Table("table-1", "Keys and what triggers them", "Table 1", [note], columns, rows)
 
     def _predictive_table(self) -> Table:
         note = (
@@ -445,7 +407,7 @@ class Report:
 
     @property
     def _featured_rows(self) -> list[Any]:
-        return [*self._keys[0], *self._shared, *self._predictive]
+        return [*self._keys[0], *self._predictive]
 
     @cached_property
     def cards(self) -> list[MemoryCard]:

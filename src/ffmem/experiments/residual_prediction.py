@@ -22,7 +22,7 @@ from ffmem.experiments.rows import (
     lower_layers,
     smallest_n,
 )
-from ffmem.stats import share, wilson
+from ffmem.stats import share, share_row
 from ffmem.text import format_interval, format_share
 
 EARLY = PaperValue(
@@ -39,17 +39,12 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     decided = np.logical_and.accumulate(output[:, ::-1], axis=1)[:, ::-1]
     rows = []
     for layer in range(context.memories.n_layers):
-        n, part = len(residual), int(residual[:, layer].sum())
-        low, high = wilson(part, n)
         rows.append(
             {
                 "layer": layer,
-                "residual_share": share(part, n),
-                "low": low,
-                "high": high,
-                "output_share": share(int(output[:, layer].sum()), n),
-                "decided_share": share(int(decided[:, layer].sum()), n),
-                "n": n,
+                **share_row("residual_share", residual[:, layer]),
+                "output_share": share(int(output[:, layer].sum()), len(output)),
+                "decided_share": share(int(decided[:, layer].sum()), len(decided)),
             }
         )
     return rows, {}

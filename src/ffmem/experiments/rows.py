@@ -1,7 +1,7 @@
-"""What summaries and claims ask of rows: means, trends, and the layers that stand for the paper's.
+"""What summaries and claims ask of rows: means, trends, and layers at the paper's depth.
 
-The paper's model has 16 layers. Its layers a–16 stand for the layers ℓ of n (from 1) that begin no
-earlier than its layer a does:  (ℓ − 1)/n ≥ (a − 1)/16.
+The paper's model has 16 layers. Its layers a–16 correspond to those layers ℓ of n (from 1) that are
+as deep:  (ℓ − 1)/n ≥ (a − 1)/16.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ def rows_with(rows: Sequence[Row], *fields: str, **values: Any) -> list[Row]:
 
 
 def upper_layers(n_layers: int, paper_layer: int) -> list[int]:
-    """Return the layers (from 0) that stand for the paper's `paper_layer` to 16."""
+    """Return the layers (from 0) that correspond to the paper's `paper_layer` to 16."""
     first = min(-(-(paper_layer - 1) * n_layers // PAPER_LAYERS), n_layers - 1)
     return list(range(first, n_layers))
 
 
 def lower_layers(n_layers: int, paper_layer: int) -> list[int]:
-    """Return the layers (from 0) that stand for the paper's 1 to `paper_layer`."""
+    """Return the layers (from 0) that correspond to the paper's 1 to `paper_layer`."""
     return list(range(upper_layers(n_layers, paper_layer + 1)[0]))
 
 
@@ -55,7 +55,7 @@ def layer_of(row: Row) -> str:
 
 
 class Halves(NamedTuple):
-    """Means over the layers below the one that stands for a layer of the paper, and from it on."""
+    """Means over the layers below the depth of a layer of the paper, and over the others."""
 
     below: float
     above: float

@@ -11,7 +11,9 @@ the same prefixes, the corpus is read once as a stream, and only the sample is h
 import hashlib
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ from ffmem.indexing.results import hash_places
 from ffmem.indexing.sentences import hash_input
 
 
-class Example(NamedTuple):
+class SampledSentence(NamedTuple):
     """A sentence of which prefixes were drawn."""
 
     number: int
@@ -38,10 +40,10 @@ class Example(NamedTuple):
 class PromptSample(NamedTuple):
     """The sample, in the order of the corpus."""
 
-    examples: list[Example]
+    sentences: list[SampledSentence]
     n_read: int
     """Sentences of the corpus."""
-    cut: int
+    n_cut: int
     """Sentences longer than the context, cut there."""
     corpus_hash: str
     """SHA-256 of everything that was read, as an index of the same corpus records it."""
@@ -49,25 +51,24 @@ class PromptSample(NamedTuple):
     @property
     def lengths(self) -> Int64[ndarray, " prefix"]:
         """The length p of every prefix."""
-        return np.array([p for example in self.examples for p in example.lengths], np.int64)
+        return np.array([p for _, p in self.prefixes()], np.int64)
 
-    def prefixes(self) -> list[tuple[Example, int]]:
+    def prefixes(self) -> list[tuple[SampledSentence, int]]:
         """Return every prefix as its sentence and its length."""
-        return [(example, p) for example in self.examples for p in example.lengths]
+        return [(one, p) for one in self.sentences for p in one.lengths]
 
     def next_tokens(self) -> Int64[ndarray, " prefix"]:
-        """Return the token behind each prefix, −1 where the sentence ends."""
+        """Return the token that follows each prefix, −1 where the sentence ends."""
         found = [
-            example.sentence.ids[p] if p < len(example.sentence.ids) else -1
-            for example, p in self.prefixes()
+            one.sentence.ids[p] if p < len(one.sentence.ids) else -1 for one, p in self.prefixes()
         ]
         return np.array(found, np.int64)
 
     def digest(self) -> str:
-        """Return the SHA-256 over every sentence of the sample and the lengths drawn of it."""
+        """Return the SHA-256 of every sampled sentence and the lengths drawn of it."""
         digest = hashlib.sha256()
-        for example in self.examples:
-            digest.update(repr(example).encode())
+        for one in self.sentences:
+            digest.update(repr(one).encode())
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -75,12 +76,12 @@ class PromptSample(NamedTuple):
         histogram = Counter(self.lengths.tolist())
         return {
             "prefixes": len(self.lengths),
-            "sentences": len(self.examples),
+            "sentences": len(self.sentences),
             "of_sentences": self.n_read,
-            "cut": self.cut,
+            "cut": self.n_cut,
             "corpus_hash": self.corpus_hash,
             "lengths": {str(p): histogram[p] for p in sorted(histogram)},
-            "drawn": [[example.number, p] for example, p in self.prefixes()],
+            "drawn": [[one.number, p] for one, p in self.prefixes()],
         }
 
 
@@ -97,63 +98,52 @@ def draw_sample(
     Sentences are cut at `longest` tokens. A corpus with fewer sentences (or prefixes) than `size`
     gives all it has.
     """
-    # The sample so far, largest hash first, ties to the earlier prefix; and its sentences.
-    heap: list[tuple[int, int, int]] = []
-    held: dict[int, Example] = {}
-    n_read = cut = 0
+    n_read = n_cut = 0
     read = hashlib.sha256()
-    for number, sentence in enumerate(sentences):
-        n_read += 1
-        read.update(hash_input(sentence.text, sentence.ids))
-        if longest is not None and len(sentence.ids) > longest:
-            cut += 1
-            sentence = _cut(sentence, longest)
-        example = Example(number, sentence, [])
-        for hashed, length in _candidates(example, how, size, seed, shortest):
-            candidate = (-hashed, -number, -length)
-            if size is not None and len(heap) >= size:
-                if candidate < heap[0]:
-                    continue
-                _, other, dropped = heapq.heapreplace(heap, candidate)
-                lengths = (example if -other == number else held[-other]).lengths
-                lengths.remove(-dropped)
-                if not lengths and -other != number:
-                    del held[-other]
-            elif size is not None:
-                heapq.heappush(heap, candidate)
-            example.lengths.append(length)
-        if example.lengths:
-            held[number] = example
-    if not held:
+
+    def candidates() -> Iterator[tuple[int, int, int, TokenSentence]]:
+        """Yield (hash, sentence, length) of every prefix that may be drawn, with its sentence."""
+        nonlocal n_read, n_cut
+        for number, sentence in enumerate(sentences):
+            n_read += 1
+            read.update(hash_input(sentence.text, sentence.ids))
+            if longest is not None and len(sentence.ids) > longest:
+                n_cut += 1
+                sentence = _cut(sentence, longest)
+            lengths = np.arange(shortest, len(sentence.ids) + 1)
+            if not len(lengths):
+                continue
+            if how == "sentences" and size is not None:
+                place = np.array([number])
+                lengths = lengths[_hashes(seed, "length", place) % len(lengths)]
+                hashes = _hashes(seed, "sentence", place)
+            else:
+                # No two prefixes share a number: no sentence has 2²⁴ tokens.
+                hashes = _hashes(seed, "token", number * (1 << 24) + lengths)
+            for hashed, length in zip(hashes.tolist(), lengths.tolist(), strict=True):
+                yield hashed, number, length, sentence
+
+    # The smallest hashes, ties to the earlier prefix; then in the order of the corpus.
+    drawn = list(candidates()) if size is None else heapq.nsmallest(size, candidates())
+    if not drawn:
         raise CorpusError(
             f"No prefix can be drawn: of {n_read:,} sentences none has {shortest} tokens or more."
             " Give a corpus of longer sentences."
         )
-    return PromptSample(list(held.values()), n_read, cut, read.hexdigest())
+    drawn.sort(key=itemgetter(1, 2))
+    found = []
+    for number, group in groupby(drawn, key=itemgetter(1)):
+        prefixes = list(group)
+        found.append(
+            SampledSentence(number, prefixes[0][3], [length for _, _, length, _ in prefixes])
+        )
+    return PromptSample(found, n_read, n_cut, read.hexdigest())
 
 
 def _cut(sentence: TokenSentence, longest: int) -> TokenSentence:
     """Return the first tokens of a sentence; its text stays whole."""
     starts, ends = (part and part[:longest] for part in (sentence.starts, sentence.ends))
     return TokenSentence(sentence.text, sentence.ids[:longest], starts, ends)
-
-
-def _candidates(
-    example: Example, how: str, size: int | None, seed: int, shortest: int
-) -> Iterable[tuple[int, int]]:
-    """Return the prefixes of a sentence that may be drawn: the hash and the length of each."""
-    n, place = len(example.sentence.ids), np.array([example.number], np.int64)
-    if n < shortest:
-        return []
-    lengths = np.arange(shortest, n + 1)
-    if size is None:
-        return ((0, length) for length in lengths.tolist())
-    if how == "sentences":
-        length = shortest + int(_hashes(seed, "length", place)[0]) % len(lengths)
-        return [(int(_hashes(seed, "sentence", place)[0]), length)]
-    # A number for each (sentence, length) that no other has, far beyond any sentence's length.
-    hashes = _hashes(seed, "token", example.number * (1 << 24) + lengths)
-    return zip(hashes.tolist(), lengths.tolist(), strict=True)
 
 
 def _hashes(seed: int, what: str, places: Int64[ndarray, " place"]) -> UInt64[ndarray, " place"]:

@@ -1,7 +1,7 @@
 """Section 5.1: what is special about cases in which a memory does agree with its layer?
 
 A case is a (prefix, layer). The paper counts how often its target is a stop word, and how often its
-prefix is short; the same shares of all cases stand beside, without which neither says much.
+prefix is short. For comparison, the same shares are given for all cases.
 """
 
 import altair as alt
@@ -14,7 +14,7 @@ from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Paper
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import Predictions
 from ffmem.experiments.rows import Row, rows_with
-from ffmem.experiments.zero_agreement import TokenHits
+from ffmem.experiments.zero_agreement import VARIANTS, TokenHits
 from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_number, format_share
 
@@ -36,8 +36,8 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     layers = context.memories.layout.memory_layers
     tokens = {"y": predictions.ff_top[:, layers], "o": predictions.output_top[:, layers]}
     variants = []
-    for target, memories, place in hits.variants():
-        agreeing = hits.agreeing[place][:, layers] > 0
+    for target, memories in VARIANTS:
+        agreeing = hits.agreeing[target, memories][:, layers] > 0
         for group, cases in (("agreeing", agreeing), ("all", np.ones_like(agreeing))):
             row = {"target": target, "memories": memories, "group": group}
             variants.append(row | _shares(context, is_stop, tokens[target], cases))
@@ -77,7 +77,7 @@ def are_stop_words(tokens: list[str]) -> Bool[ndarray, " token"]:
 
 
 def independent_cases(result: ExperimentResult, n: int) -> int:
-    """Return how many prefixes stand behind n (prefix, layer) cases, at most.
+    """Return how many prefixes n (prefix, layer) cases come from, at most.
 
     The layers of one prefix are not independent draws: their number must not narrow an interval.
     """

@@ -3,14 +3,13 @@
     change = (c′ − c) / c,    c = the memory's coefficient at the end of its trigger t₀ … t_{p−1}
                               c′ = the same at the end of the trigger without, or with another, tᵢ
 
-Removing a token also moves all behind it to other positions; replacing one does not, and stands
-beside it as a control. In a mixture of experts c′ = 0 where the changed text no longer reaches the
-memory's expert: that is a change of −100 %, and `unrouted` is the share of such. The start token
-always stays in front. Triggers of less than two tokens have nothing left to compare and are left
-out; so is a replacement where there is none to put.
+Removing a token also shifts the positions of all later ones; replacing one does not, and serves as
+a control. In a mixture of experts, c′ = 0 where the changed text no longer reaches the memory's
+expert: a change of −100 %; `unrouted` is the share of these. The start token always stays in front.
+Triggers of fewer than two tokens are left out, and so are replacements that have no candidate.
 
-Positions see nothing behind them: a trigger without its last token is read from the same run as the
-whole trigger. Every run stops at the memory's layer.
+Attention is causal, so a trigger without its last token is read from the same run as the whole
+trigger. Every run stops at the memory's layer.
 """
 
 from itertools import product
@@ -72,22 +71,20 @@ class Trials(NamedTuple):
         return n_reads * (self.layer + 1)
 
 
-class Sequences(NamedTuple):
-    """What a layer's trials run, each sequence once, and where each trial reads it."""
+class Read(NamedTuple):
+    """A coefficient to read: at the end of a trial's trigger, or of a changed one."""
 
-    layer: int
-    memory: Int64[ndarray, " trial"]
-    ids: list[tuple[int, ...]]
-    sequence: Int64[ndarray, "trial read"]
-    """NONE where there is nothing to read."""
-    length: Int64[ndarray, "trial read"]
-    """How many tokens of the sequence have been seen where it is read."""
+    trial: int
+    column: int
+    """0 for the trigger itself, then those of CHANGES."""
+    length: int
+    """Tokens of the sequence up to where it is read."""
 
 
 class Coefficients(NamedTuple):
     """Coefficients, pre-activations of the same memories' keys, and which reads reach their bank.
 
-    Of reads, or trials of them.
+    A row is a trial, a column what is read of it.
     """
 
     coefficients: Float64[ndarray, "*trial read"]
@@ -109,7 +106,7 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     with context.progress.bar("token removal", total, "steps") as step:
         for trials in layers:
             layer = trials.layer
-            found = run_sequences(context, sequences_of(context, trials), step)
+            found = run_trials(context, trials, step)
             rows += [_row(layer, token, how, found) for token, how in product(TOKENS, HOWS)]
             inside = Coefficients(*(column[trials.interior] for column in found))
             interior += [_row(layer, "interior", how, inside) for how in HOWS]
@@ -158,7 +155,7 @@ def other_tokens(
     frequencies: Int64[ndarray, " vocab"],
     rng: np.random.Generator,
 ) -> Int64[ndarray, "trial token"]:
-    """Return for each token another one, drawn as often as it stands in the corpus."""
+    """Return for each token another one, drawn by its frequency in the corpus."""
     past = frequencies.cumsum()
     others = past[-1] - frequencies[tokens]
     # A place among all occurrences but the token's own: those behind it move up by as many.
@@ -167,25 +164,24 @@ def other_tokens(
     return np.where(others > 0, np.searchsorted(past, place, side="right"), NONE)
 
 
-def sequences_of(context: ExperimentContext, trials: Trials) -> Sequences:
-    """Return the sequences of a layer's trials, without the start token."""
+def sequences_of(context: ExperimentContext, trials: Trials) -> dict[tuple[int, ...], list[Read]]:
+    """Return the sequences that a layer's trials run, without the start token, and their reads."""
     corpus = corpus_tokens(context.index)
-    numbers: dict[tuple[int, ...], int] = {}
-    shape = (len(trials.prefix), 1 + len(CHANGES))
-    sequence, length = np.full(shape, NONE, np.int64), np.zeros(shape, np.int64)
+    found: dict[tuple[int, ...], list[Read]] = {}
     for trial, prefix in enumerate(trials.prefix.tolist()):
         ids = tuple(corpus.prefix(prefix).tolist())
         places = (0, len(ids) - 1, int(trials.position[trial]))
-        reads: list[tuple[int, ...] | None] = [ids]
-        reads += [ids[:place] + ids[place + 1 :] for place in places]
-        for place, other in zip(places, trials.replacements[trial].tolist(), strict=True):
-            reads.append(None if other == NONE else (*ids[:place], other, *ids[place + 1 :]))
-        for read, changed in enumerate(reads):
-            if changed is not None:
-                run = ids if changed == ids[: len(changed)] else changed
-                sequence[trial, read] = numbers.setdefault(run, len(numbers))
-                length[trial, read] = len(changed)
-    return Sequences(trials.layer, trials.memory, list(numbers), sequence, length)
+        others = trials.replacements[trial].tolist()
+        triggers = [ids, *(ids[:place] + ids[place + 1 :] for place in places)]
+        triggers += [
+            (*ids[:place], other, *ids[place + 1 :])
+            for place, other in zip(places, others, strict=True)
+        ]
+        for column, trigger in enumerate(triggers):
+            if NONE not in trigger:
+                run = ids if trigger == ids[: len(trigger)] else trigger
+                found.setdefault(run, []).append(Read(trial, column, len(trigger)))
+    return found
 
 
 def _row(layer: int, token: str, how: str, found: Coefficients) -> Row:
@@ -213,30 +209,28 @@ def _relative(numbers: Float64[ndarray, "trial read"], read: int) -> Float64[nda
     return changes
 
 
-def run_sequences(context: ExperimentContext, sequences: Sequences, step: Any) -> Coefficients:
+def run_trials(context: ExperimentContext, trials: Trials, step: Any) -> Coefficients:
     """Return the coefficients of a layer's trials, each run stopped at the layer."""
     import torch
 
     from ffmem.indexing.chunks import batches
 
-    layer, start = sequences.layer, context.index.manifest.start.id
-    flat, length = sequences.sequence.ravel(), sequences.length.ravel()
-    memory = sequences.memory.repeat(sequences.sequence.shape[1])
-    found = Coefficients(*(np.full(flat.shape, np.nan) for _ in Coefficients._fields))
-    order = np.argsort(flat, kind="stable")
-    bounds = np.searchsorted(flat[order], np.arange(len(sequences.ids) + 1))
-    runs = ((number, list(ids)) for number, ids in enumerate(sequences.ids))
-    for batch in batches(runs, start, BATCH_TOKENS):
-        reads = [order[bounds[number] : bounds[number + 1]] for number in batch.offsets]
-        row = np.arange(len(reads)).repeat([len(part) for part in reads])
-        read = np.concatenate(reads)
-        position = length[read] - (1 if start is None else 0)
+    layer, start = trials.layer, context.index.manifest.start.id
+    sequences = sequences_of(context, trials)
+    reads = list(sequences.values())
+    shape = (len(trials.prefix), 1 + len(CHANGES))
+    found = Coefficients(*(np.full(shape, np.nan) for _ in Coefficients._fields))
+    for batch in batches(enumerate(map(list, sequences)), start, BATCH_TOKENS):
+        places = [(row, *one) for row, number in enumerate(batch.offsets) for one in reads[number]]
+        row, trial, column, length = np.array(places).T
+        position = length - (1 if start is None else 0)
         at = torch.from_numpy(np.stack([row, position], axis=1))
-        parts = _read(context.memories, layer, batch.tokens, at, torch.from_numpy(memory[read]))
+        memory = torch.from_numpy(trials.memory[trial])
+        parts = _read(context.memories, layer, batch.tokens, at, memory)
         for into, part in zip(found, parts, strict=True):
-            into[read] = part
-        step(len(read) * (layer + 1))
-    return Coefficients(*(column.reshape(sequences.sequence.shape) for column in found))
+            into[trial, column] = part
+        step(len(places) * (layer + 1))
+    return found
 
 
 def _read(memories: "Memories", layer: int, tokens: Any, at: Any, memory: Any) -> Coefficients:
@@ -267,12 +261,7 @@ def _read(memories: "Memories", layer: int, tokens: Any, at: Any, memory: Any) -
 
 def chart(result: ExperimentResult) -> charts.Chart:
     """Draw how the coefficient changes without a token."""
-    rows = [
-        numbers | {"how": row["how"], "token": row["token"]}
-        for row, numbers in zip(
-            result.rows, charts.figure_rows(result.rows, ["median"]), strict=True
-        )
-    ]
+    rows = charts.figure_rows(result.rows, ["median"], ["how", "token"])
     dashes = alt.Scale(domain=list(HOWS), range=[[1, 0], [4, 3]])
     y = charts.quantity("median", "median change in coefficient (%)")
     base = charts.plot(rows).encode(
@@ -281,7 +270,7 @@ def chart(result: ExperimentResult) -> charts.Chart:
         color=charts.series_color(COLORS, "token"),
         detail="how:N",
     )
-    # A second legend beside the first would run into it in a browser: the title tells instead.
+    # A second legend beside the first would overlap it in a browser: the title explains the dashes.
     lines = base.mark_line().encode(strokeDash=alt.StrokeDash("how:N", scale=dashes, legend=None))
     zero = charts.plot([{"at": 0}]).mark_rule(style="soft").encode(y=charts.same_axis(y, "at"))
     title = "solid: token removed, dashed: token replaced"

@@ -26,7 +26,7 @@ NO_SIGN = 0
 
 
 class PrefixTokens(NamedTuple):
-    """Of some prefixes: the sentence of each, its length p, and the tokens that meet there."""
+    """Of some prefixes: the sentence of each, its length p, its last and its next token."""
 
     sentence: Int64[ndarray, " prefix"]
     length: Int64[ndarray, " prefix"]
@@ -44,7 +44,7 @@ class CorpusTokens(NamedTuple):
     ids: Int32[ndarray, " token"]
 
     def at(self, prefixes: Int64[ndarray, " prefix"]) -> PrefixTokens:
-        """Return what stands at some prefixes, none of them vacant."""
+        """Return sentence, length and tokens of some prefixes; none may be NO_PREFIX."""
         sentence = np.searchsorted(self.offsets, prefixes, side="right") - 1
         length = prefixes - self.offsets[sentence]
         past = np.append(self.offsets[1:], len(self.ids) + len(self.offsets))[sentence]
@@ -70,7 +70,7 @@ class TriggerTable(NamedTuple):
 
     coefficients: Float32[ndarray, "memory top"]
     prefixes: Int64[ndarray, "memory top"]
-    """NO_PREFIX where nothing triggers; length 0 and no tokens stand there."""
+    """NO_PREFIX where nothing triggers; the length is 0 there, and tokens are NONE."""
     lengths: Int64[ndarray, "memory top"]
     last: Int64[ndarray, "memory top"]
     next: Int64[ndarray, "memory top"]

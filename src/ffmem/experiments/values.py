@@ -15,7 +15,6 @@ itself, but only the best word of each band can ever be it:
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,7 +26,6 @@ from torch import Tensor
 
 from ffmem.experiments.triggers import NONE
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.models.head import Head
 from ffmem.models.memories import Memories
 
@@ -84,33 +82,23 @@ def _rows(
         yield from memories.head.folded(part * signed).cpu().numpy()
 
 
-class ValueTops(ABC):
-    """What the memories of one layer promote."""
-
-    plain: Int64[ndarray, " memory"]
-    """top(v): at coefficient 1."""
-
-    @abstractmethod
-    def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
-        """Return top(m·v) of every memory; top(v) where m = 0."""
-
-
-def value_tops(index: Index, memories: Memories, layer: int) -> ValueTops:
-    """Return what the values of a layer promote."""
+def value_tops(index: Index, memories: Memories, layer: int) -> "PlainTops | AdaptiveTops":
+    """Return what the values of a layer promote: `plain` is top(v), `at(m)` is top(m·v)."""
     return AdaptiveTops(memories, layer) if memories.head.adaptive else PlainTops(index, layer)
 
 
-class PlainTops(ValueTops):
+class PlainTops:
     """Under a plain head: the ends of each value's distribution, which the index keeps."""
 
     def __init__(self, index: Index, layer: int) -> None:
-        ends = read_columns(index.folder / layer_file("values", layer), ["top_ids", "bottom_ids"])
+        ends = index.columns("values", layer, ["top_ids", "bottom_ids"])
         self.plain = ends["top_ids"][:, 0].astype(np.int64)
+        """top(v)."""
         self.negative = ends["bottom_ids"][:, 0].astype(np.int64)
         """top(−v)."""
 
     def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
-        """Return top(m·v) by the sign of m."""
+        """Return top(m·v) of every memory, top(v) where m = 0."""
         return np.where(coefficients < 0, self.negative, self.plain)
 
 
@@ -126,7 +114,7 @@ class Band(NamedTuple):
     """C: the logit of the band itself; 0 for the words of the first."""
 
 
-class AdaptiveTops(ValueTops):
+class AdaptiveTops:
     """Under the adaptive softmax. A negative coefficient, in gated models, reads −v."""
 
     def __init__(self, memories: Memories, layer: int) -> None:
@@ -137,7 +125,7 @@ class AdaptiveTops(ValueTops):
         self.plain = self.positive.at(np.ones((1, len(parts)), np.float32))[0]
 
     def at(self, coefficients: Float32[ndarray, "row memory"]) -> Int64[ndarray, "row memory"]:
-        """Return top(m·v) by the sign of m."""
+        """Return top(m·v) of every memory, top(v) where m = 0."""
         tops: ndarray = self.positive.at(coefficients)
         if self.negative is not None:
             tops = np.where(coefficients < 0, self.negative.at(-coefficients), tops)

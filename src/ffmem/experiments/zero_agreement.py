@@ -11,7 +11,7 @@ agreement that a random token as frequent as the layer's would have: frequencies
 ⌊log₂(count + 1)⌋ of the index's corpus.
 """
 
-from typing import Any
+from itertools import product
 
 import altair as alt
 import numpy as np
@@ -23,7 +23,7 @@ from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Paper
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import SECTION_5_SAMPLE, LayerActivity, Predictions, SampleMetric
 from ffmem.experiments.rows import NOTHING, Row, format_range, layer_of, rows_with
-from ffmem.stats import share, wilson
+from ffmem.stats import share_row
 from ffmem.text import format_share
 
 TARGETS, MEMORIES = ("y", "o"), ("all", "active")
@@ -32,14 +32,12 @@ NO_MEMORY = PaperValue(
     "examples in which no memory agrees with the layer", "at least ~68 % in every layer", "Fig. 8"
 )
 
-CompactTokens = tuple[Int64[ndarray, "#row memory"], Float32[ndarray, "token bin"]]
-"""The number of each memory's token among those that occur, and the frequency bin of each such."""
+VARIANTS = list(product(TARGETS, MEMORIES))
 
 
 class TokenHits(SampleMetric):
-    """By prefix, layer, target and group of memories: how many hit, and what chance would give."""
+    """By target and group of memories: how many hit on each prefix in each layer, and chance."""
 
-    needs_values = True
     needs_predictions = True
 
     def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
@@ -49,80 +47,64 @@ class TokenHits(SampleMetric):
         self.tops = [
             value_tops(context.index, context.memories, layer) for layer in range(n_layers)
         ]
-        shape = (n_prefixes, n_layers, len(TARGETS), len(MEMORIES))
-        self.agreeing: Int64[ndarray, "prefix layer target memories"] = np.zeros(shape, np.int64)
-        self.carried: Float64[ndarray, "prefix layer target memories"] = np.zeros(shape)
-        self.chance: Float64[ndarray, "prefix layer target memories"] = np.zeros(shape)
+        self.agreeing, self.carried, self.chance = (
+            {variant: np.zeros((n_prefixes, n_layers)) for variant in VARIANTS} for _ in range(3)
+        )
         self.bins: Int64[ndarray, " vocab"] = np.floor(np.log2(frequencies + 1)).astype(np.int64)
         self.bin_sizes = np.bincount(self.bins)
 
     def read(self, prefixes: Int64[ndarray, " row"], layer: int, activity: LayerActivity) -> None:
         """Count one layer's hits of top(y) and of top(o)."""
-        m, tops = activity.coefficients, self.tops[layer]
-        tokens = tops.at(m)
-        active = (tokens, self._compact(tokens))
-        if activity.gate is not None:
-            groups = [(*active, None), (*active, activity.gate > 0)]
-        else:
-            plain = tops.plain[None]  # one row, the same for all prefixes
-            groups = [(plain, self._compact(plain), None), (*active, m > 0)]
-        for group, (tokens, compact, counted) in enumerate(groups):  # `all`, then `active`
-            distinct = self._distinct(compact, counted)
-            for target, wanted in enumerate((activity.ff_top, activity.output_top)):
+        m, gate, tops = activity.coefficients, activity.gate, self.tops[layer]
+        tokens, is_active = tops.at(m), (m if gate is None else gate) > 0
+        # Without a gate, all memories count with top(v): one row, the same for all prefixes.
+        everybody = tops.plain[None] if gate is None else tokens
+        targets = {"y": activity.ff_top, "o": activity.output_top}
+        for memories, own, counted in (("all", everybody, None), ("active", tokens, is_active)):
+            distinct = self._distinct(own, counted)
+            for target, wanted in targets.items():
                 assert wanted is not None  # `needs_predictions`
-                place = (prefixes, layer, target, group)
-                hits = tokens == wanted[:, None]
-                self._count(place, hits if counted is None else hits & counted, activity)
+                hits = own == wanted[:, None]
+                n_hits, carried = _count(hits if counted is None else hits & counted, activity)
                 bins = self.bins[wanted]
                 met = np.broadcast_to(distinct, (len(wanted), distinct.shape[1]))
                 by_chance = met[np.arange(len(wanted)), bins] / self.bin_sizes[bins]
-                self.chance[place] = 1 - by_chance
-
-    def _count(
-        self, place: tuple[Any, ...], hits: Bool[ndarray, "row memory"], activity: LayerActivity
-    ) -> None:
-        """Count the memories that hit, and which share of all contributions they carry."""
-        carried = activity.contributions
-        assert carried is not None  # hits are counted only where there are values
-        n, total = len(carried), carried.sum(axis=1, dtype=np.float64)
-        # Few memories hit: their places cost less than sums over all of them.
-        cells = np.flatnonzero(hits)
-        example = cells // hits.shape[1]
-        weight = np.zeros(n)
-        np.add.at(weight, example, carried.reshape(-1)[cells])
-        self.agreeing[place] = np.bincount(example, minlength=n)
-        self.carried[place] = np.divide(weight, total, where=total > 0, out=np.zeros(n))
-
-    def _compact(self, tokens: Int64[ndarray, "#row memory"]) -> CompactTokens:
-        """Number the tokens that any memory has."""
-        given = np.zeros(len(self.bins), bool)
-        given[tokens] = True
-        found = np.flatnonzero(given)
-        number = np.zeros(len(self.bins), np.int64)
-        number[found] = np.arange(len(found))
-        in_bin = np.zeros((len(found), len(self.bin_sizes)), np.float32)
-        in_bin[np.arange(len(found)), self.bins[found]] = 1
-        return number[tokens], in_bin
+                self.agreeing[target, memories][prefixes, layer] = n_hits
+                self.carried[target, memories][prefixes, layer] = carried
+                self.chance[target, memories][prefixes, layer] = 1 - by_chance
 
     def _distinct(
-        self, compact: CompactTokens, counts: Bool[ndarray, "row memory"] | None
+        self, tokens: Int64[ndarray, "#row memory"], counted: Bool[ndarray, "row memory"] | None
     ) -> Float32[ndarray, "#row bin"]:
         """Return how many different tokens of each frequency bin the memories have."""
-        numbers, in_bin = compact
-        width = len(in_bin) + 1  # the last column is for memories that do not count
-        if counts is not None:
-            numbers = np.where(counts, numbers, width - 1)
-        seen = np.zeros((len(numbers), width), np.float32)
-        seen.reshape(-1)[numbers + width * np.arange(len(numbers))[:, None]] = 1
+        occurs = np.zeros(len(self.bins), bool)
+        occurs[tokens] = True
+        found = np.flatnonzero(occurs)
+        columns = np.zeros(len(self.bins), np.int64)
+        columns[found] = np.arange(len(found))
+        place = columns[tokens]
+        if counted is not None:
+            place = np.where(counted, place, len(found))  # the last column is dropped again
+        seen = np.zeros((len(tokens), len(found) + 1), np.float32)
+        np.put_along_axis(seen, place, 1, axis=1)
+        in_bin = np.zeros((len(found), len(self.bin_sizes)), np.float32)
+        in_bin[np.arange(len(found)), self.bins[found]] = 1
         return np.asarray(seen[:, :-1] @ in_bin)
 
-    def variants(self) -> list[tuple[str, str, tuple[Any, ...]]]:
-        """Return every target and group of memories with its place in the arrays."""
-        return [
-            (target, memories, (slice(None), slice(None), i, j))
-            for i, target in enumerate(TARGETS)
-            for j, memories in enumerate(MEMORIES)
-        ]
+
+def _count(
+    hits: Bool[ndarray, "row memory"], activity: LayerActivity
+) -> tuple[Int64[ndarray, " row"], Float64[ndarray, " row"]]:
+    """Return how many memories hit, and which share of all contributions they carry."""
+    carried = activity.contributions
+    assert carried is not None  # hits are counted only where there are values
+    n, total = len(carried), carried.sum(axis=1, dtype=np.float64)
+    # Few memories hit: their places cost less than sums over all of them.
+    cells = np.flatnonzero(hits)
+    row = cells // hits.shape[1]
+    weight = np.bincount(row, carried.reshape(-1)[cells], minlength=n)
+    share = np.divide(weight, total, where=total > 0, out=np.zeros(n))
+    return np.bincount(row, minlength=n), share
 
 
 def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
@@ -130,22 +112,17 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     hits = context.measured(TokenHits)
     rows = []
     for layer in context.memories.layout.memory_layers:
-        for target, memories, place in hits.variants():
-            agreeing = hits.agreeing[place][:, layer]
-            n, none = len(agreeing), int((agreeing == 0).sum())
-            low, high = wilson(none, n)
+        for target, memories in VARIANTS:
+            agreeing = hits.agreeing[target, memories][:, layer]
             rows.append(
                 {
                     "layer": layer,
                     "target": target,
                     "memories": memories,
-                    "share": share(none, n),
-                    "low": low,
-                    "high": high,
-                    "n": n,
-                    "chance": float(hits.chance[place][:, layer].mean()),
+                    **share_row("share", agreeing == 0),
+                    "chance": float(hits.chance[target, memories][:, layer].mean()),
                     "agreeing": float(agreeing.mean()),
-                    "carried": float(hits.carried[place][:, layer].mean()),
+                    "carried": float(hits.carried[target, memories][:, layer].mean()),
                 }
             )
     return rows, {}
@@ -155,12 +132,11 @@ def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the share of zero agreement beside chance, one panel per target."""
     panels = []
     for target in TARGETS:
-        own = result.rows_with(target=target)
-        numbers = charts.figure_rows(own, ["share", "low", "high", "chance"])
-        rows = [
-            shown | {"series": f"{row['memories']} memories"}
-            for row, shown in zip(own, numbers, strict=True)
-        ]
+        rows = []
+        for memories in MEMORIES:
+            own = result.rows_with(target=target, memories=memories)
+            numbers = charts.figure_rows(own, ["share", "low", "high", "chance"])
+            rows += charts.series(numbers, f"{memories} memories")
         if rows:
             axis = charts.layer_axis(result.n_layers, "layer" if target == "o" else None)
             title = f"target: top token of {target} (dotted: by chance)"
@@ -171,7 +147,7 @@ def chart(result: ExperimentResult) -> charts.Chart:
 def _against_chance(rows: list[Row], x: alt.X) -> alt.LayerChart:
     color = charts.series_color({"all memories": charts.BLUE, "active memories": charts.VERMILION})
     y = charts.quantity("share", "% zero agreement", (0, 100), values=[0, 25, 50, 75, 100])
-    # A second legend beside the first would run into it in a browser: the title tells instead.
+    # A second legend beside the first would overlap it in a browser: the title explains the dots.
     scale = alt.Scale(domain=["measured", "chance"], range=[[1, 0], [2, 3]])
     dashes = alt.StrokeDash("kind:N", scale=scale, legend=None)
 

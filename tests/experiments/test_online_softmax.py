@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.experiments.projection import BLOCK, SLICE, Reading, ranks
+from ffmem.experiments.projection import BLOCK, SLICE, OnlineSoftmax, ranks
 
 ROWS = st.lists(st.integers(-3, 3), min_size=2, max_size=8)
 
@@ -17,12 +17,12 @@ def laid_out(row, by_token):
     return logits.T.contiguous() if by_token else logits.T
 
 
-def taken(logits, cuts=(), watched=None):
-    """A reading that gets the vocabulary in pieces."""
-    reading = Reading(watched)
+def online(logits, cuts=(), targets=None):
+    """An online softmax that gets the vocabulary in pieces."""
+    found = OnlineSoftmax(targets)
     for piece in torch.tensor_split(logits, sorted(cuts)):
-        reading.take(piece)
-    return reading
+        found.update(piece)
+    return found
 
 
 @given(ROWS, st.booleans(), st.data())
@@ -30,13 +30,13 @@ def test_top_rank_and_probability_are_as_defined(row, by_token, data):
     token = data.draw(st.integers(0, len(row) - 1))
     cuts = data.draw(st.lists(st.integers(1, len(row) - 1), unique=True))
     logits, tokens = laid_out(row, by_token), np.full(3, token)
-    reading = taken(logits, cuts, watched=tokens)
-    assert reading.tops[1] == row.index(max(row))
-    assert reading.logits[1] == max(row)
-    assert reading.of_watched[1] == row[token]
-    assert ranks(logits, reading.of_watched)[1] == sum(z > row[token] for z in row)
+    found = online(logits, cuts, targets=tokens)
+    assert found.tops[1] == row.index(max(row))
+    assert found.logits[1] == max(row)
+    assert found.target_logits[1] == row[token]
+    assert ranks(logits, found.target_logits)[1] == sum(z > row[token] for z in row)
     expected = np.exp(row[token]) / np.exp(row).sum()
-    assert reading.probabilities[1] == pytest.approx(expected, rel=1e-5)
+    assert found.probabilities[1] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("by_token", [True, False])
@@ -45,25 +45,25 @@ def test_a_vocabulary_of_many_slices_is_read_as_a_whole(n, by_token):
     numbers = np.random.default_rng(n).integers(-300, 300, n).astype(np.float32)
     logits, tokens = laid_out(numbers.tolist(), by_token), np.array([0, n - 1, n // 2])
     plain = logits.numpy()
-    reading = taken(logits, (n // 3, n // 2), watched=tokens)
-    assert reading.tops.tolist() == plain.argmax(axis=0).tolist()
+    found = online(logits, (n // 3, n // 2), targets=tokens)
+    assert found.tops.tolist() == plain.argmax(axis=0).tolist()
     own = plain[tokens, np.arange(3)]
-    assert ranks(logits, reading.of_watched).tolist() == (plain > own).sum(axis=0).tolist()
+    assert ranks(logits, found.target_logits).tolist() == (plain > own).sum(axis=0).tolist()
     sums = np.exp(plain.astype(float) - plain.max(axis=0)).sum(axis=0)
     exact = np.exp(own.astype(float) - plain.max(axis=0)) / sums
-    assert reading.probabilities == pytest.approx(exact, rel=1e-6)
+    assert found.probabilities == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("n", [BLOCK - 3, 3 * BLOCK + 5])
 def test_the_last_token_can_be_the_top(n):
     logits = torch.zeros(n, 2)
     logits[-1, 0] = 1
-    assert taken(logits).tops.tolist() == [n - 1, 0]
+    assert online(logits).tops.tolist() == [n - 1, 0]
 
 
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=3 * BLOCK), st.booleans())
 def test_the_logits_stay_as_they_were(row, by_token):
     logits = laid_out(row, by_token)
     before = logits.clone()
-    taken(logits, watched=np.zeros(3, np.int64))
+    online(logits, targets=np.zeros(3, np.int64))
     assert torch.equal(logits, before)
