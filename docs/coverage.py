@@ -254,12 +254,17 @@ DECODERS = {
 
 
 def randomize(model: PreTrainedModel) -> PreTrainedModel:
-    """Add noise to every weight, and to every gain or bias that is kept as a buffer."""
+    """Add noise to every weight, and to every gain or bias that is kept as a buffer.
+
+    A table of experts by token gets different experts in a row, as in a trained model.
+    """
     kept = set(model.state_dict())
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():
         is_parameter = isinstance(tensor, nn.Parameter)
         is_learned = is_parameter or (name in kept and tensor.dim() < 2)
+        if name.endswith("tid2eid"):
+            tensor.copy_(torch.rand(len(tensor), 8).argsort(dim=1)[:, : tensor.shape[1]])
         if tensor.is_floating_point() and is_learned:
             spread = 0.3 if tensor.dim() > 1 else 0.5
             tensor.data.add_(spread * torch.rand_like(tensor.float()).sub(0.5).mul(2).to(tensor))

@@ -219,7 +219,7 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
 
     def save_length(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal length
-        length = first_tensor(args, kwargs).shape[1]
+        _, length = memories.streams.shape(first_tensor(args, kwargs))
 
     def where(tokens: Tensor) -> Tensor:
         if edits.positions is None:
@@ -412,7 +412,7 @@ class PartialForward:
         memories, found = self.memories, []
 
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            found.append(first_tensor(output, {})[:, -1].clone())
+            found.append(memories.streams.collapse(first_tensor(output, {}))[:, -1].clone())
 
         with ExitStack() as stack:
             for layer in range(first_layer):
@@ -470,7 +470,8 @@ class PartialForward:
         hidden = first_tensor(args, kwargs)
         if layer == first_layer - 1:
             # A copy, because Falcon changes its input in place.
-            hidden = self._inputs[first_layer].repeat(n_rows, 1, 1)
+            axis = self.memories.streams.batch_axis
+            hidden = self._inputs[first_layer].repeat_interleave(n_rows, dim=axis)
         extra = self._extras[layer]
         return hidden if extra is None else (hidden, *extra)
 

@@ -27,6 +27,7 @@ from ffmem.models.modules import (
     find_module,
     first_tensor,
     get_module,
+    keep_largest,
     linear_bias,
     linear_shape,
     linear_weight,
@@ -87,6 +88,8 @@ class DenseBank(_Bank):
     """Gated models: the linear map whose output multiplies the gate."""
     gate: nn.Module | None = None
     """The linear map whose sigmoid scales the bank."""
+    sparse: nn.Module | None = None
+    """The module that keeps only the largest scores of a token before the activation."""
 
     @property
     def gated(self) -> bool:
@@ -323,7 +326,7 @@ def _reading_dense(bank: DenseBank, read: ReadDense) -> Iterator[None]:
         kept["weights"] = bank.weights(first_tensor(args, kwargs))
 
     def save_gate(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        kept["gate"] = output
+        kept["gate"] = output if bank.sparse is None else keep_largest(bank.sparse, output)
 
     def read_bank(_: nn.Module, args: tuple[Any, ...]) -> None:
         coefficients: Tensor = args[0]
@@ -382,7 +385,9 @@ def find_banks(family: str, row: Family, layer: int, block: nn.Module, hidden: i
         return LayerBanks()
     keys = get_module(block, row.keys)
     up = keys if row.up == FUSED else find_module(block, row.up)
-    bank = DenseBank(layer, linear_shape(values)[1], 0, "dense", 1.0, values, keys, up)
+    sparse = find_module(block, row.sparse)
+    size = linear_shape(values)[1]
+    bank = DenseBank(layer, size, 0, "dense", 1.0, values, keys, up, sparse=sparse)
     return LayerBanks([bank], keys, [values])
 
 
