@@ -141,6 +141,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "gemma4_unified": {"text_config": _GEMMA4},
     "gemma4_unified_text": _GEMMA4,
+    "gemma3n_text": {
+        "intermediate_size": [MEMORIES, MEMORIES, 2 * MEMORIES, MEMORIES],
+        "activation_sparsity_pattern": [0.8, 0.5, 0.0, 0.0],
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "longcat_flash": {"qk_head_dim": 12, "head_dim": 4},
@@ -155,7 +159,11 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "axial_pos_shape": [8, 8],
         "axial_pos_embds_dim": [HIDDEN // 2, HIDDEN // 2],
     },
-    "zamba": {"layers_block_type": _MIXED},
+    "zamba": {
+        "layers_block_type": _MIXED,
+        "attention_hidden_size": 2 * HIDDEN,
+        "attention_head_dim": 2 * HIDDEN // HEADS,
+    },
     "zamba2": {"layers_block_type": _MIXED},
     "zaya": {"num_experts_per_tok": 1},
 }

@@ -383,10 +383,12 @@ class PartialForward:
         """The input of every block that ran, by layer: text alone does not run all of them."""
         self._extras: dict[int, tuple[Any, ...] | None] = {}
         """What every block returned after its output; None if it returned a tensor."""
+        self._is_chain = True
+        """Whether the output of each block that ran is the input of the next."""
         self._run_clean()
-        self.skips_blocks = True
+        self.skips_blocks = self._is_chain
         """Whether blocks below a change need not run."""
-        self.skips_blocks = self._can_skip_blocks()
+        self.skips_blocks = self.skips_blocks and self._can_skip_blocks()
 
     @property
     def n_tokens(self) -> int:
@@ -431,14 +433,18 @@ class PartialForward:
 
     def _run_clean(self) -> None:
         """Run the prompt once; keep the input of every block, and what it returns."""
+        output: Tensor | None = None
 
-        def enter(
-            layer: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> None:
-            self._inputs[layer] = first_tensor(args, kwargs).detach().clone()
+        def enter(layer: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = first_tensor(args, kwargs).detach()
+            if output is not None and not torch.equal(given, output.to(given.device)):
+                self._is_chain = False
+            self._inputs[layer] = given.clone()
 
-        def leave(layer: int, _: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._extras[layer] = None if isinstance(output, Tensor) else tuple(output[1:])
+        def leave(layer: int, _: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
+            nonlocal output
+            output = first_tensor(returned, {})
+            self._extras[layer] = None if isinstance(returned, Tensor) else tuple(returned[1:])
 
         def read(_: int, trace: LayerTrace) -> None:
             self.layers.append(trace)

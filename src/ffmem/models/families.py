@@ -86,11 +86,17 @@ class Family:
     """The factor that the sum r + y is multiplied with; it counts as a part of both."""
     key_scale: Factor = None
     """The factor of x · Kᵀ before the activation."""
+    adapters: str | None = None
+    """A list of pairs of linear maps that layers add to the output of keys which they share."""
+    behind: str | None = None
+    """The linear map through which the feed-forward part goes on."""
     sparse: str | None = None
     """The module that keeps only the largest x · Kᵀ of a token before the activation."""
     inner_norm: str | None = None
     """The norm between activation and value map: its output are the coefficients."""
 
+    repeats: bool = False
+    """Whether stacks of layers run several times on a text; each run counts as a layer."""
     streams: str | None = None
     """Path from the model to the module that makes one vector of its residual streams, if there are
     several, as the final norm reads it; or ALTUP."""
@@ -238,10 +244,19 @@ _LLAMA4 = replace(
     up="feed_forward.up_proj",
 )
 _HYPER_CONNECTIONS = replace(_LLAMA, residual=RERUN, streams="model.hc_head")
-_QWEN4 = replace(
-    _LLAMA, residual=RERUN, streams="model.hyper_connection_mixer", final_norm=None
-)
+_QWEN4 = replace(_LLAMA, residual=RERUN, streams="model.hyper_connection_mixer", final_norm=None)
 _GEMMA3N = replace(_GEMMA2, residual=RERUN, streams=ALTUP, sparse="mlp")
+# What the feed-forward part gives goes to a Mamba layer alone, and only from there to the stream.
+_ZAMBA2 = Family(
+    blocks="model.layers",
+    values="shared_transformer.feed_forward.down_proj",
+    keys="shared_transformer.feed_forward.gate_up_proj",
+    up=FUSED,
+    adapters="shared_transformer.feed_forward.gate_up_proj_adapter_list",
+    behind="linear",
+    residual=RERUN,
+    final_norm="model.final_layernorm",
+)
 _COHERE = replace(_LLAMA, residual=None, attention="self_attn", scale="logit_scale")
 _GLM = replace(_LLAMA, keys="mlp.gate_up_proj", up=FUSED)
 _PHI = Family(
@@ -339,6 +354,12 @@ FAMILIES = {
     "granitemoe": _GRANITE_WITH_EXPERTS,
     "granitemoeshared": _GRANITE_WITH_EXPERTS,
     "helium": _LLAMA_WITH_SWITCH,
+    "hrm_text": replace(
+        _LLAMA_WITH_SWITCH,
+        blocks="model.unrolled",
+        repeats=True,
+        final_norm="model.H_module.final_norm",
+    ),
     "hunyuan_v1_dense": _LLAMA,
     "hy_v4": _HYPER_CONNECTIONS,
     "jais2": _UNGATED_LLAMA,
@@ -418,15 +439,19 @@ FAMILIES = {
     ),
     "vaultgemma": replace(_GEMMA2, post_norm=None),
     "xglm": replace(_FAIRSEQ, activation="activation_function"),
+    "zamba": replace(
+        _ZAMBA2,
+        values="shared_transf.feed_forward.down_proj",
+        keys="shared_transf.feed_forward.gate_proj",
+        up="shared_transf.feed_forward.up_proj",
+        adapters=None,
+    ),
+    "zamba2": _ZAMBA2,
 }
 """One row per `config.model_type`."""
 
 _STATE_SPACE = (
     "it is a state-space model without feed-forward layers, so it has no key-value memories"
-)
-_INTO_MAMBA = (
-    "its feed-forward part is shared by layers and feeds a Mamba layer instead of the residual"
-    " stream, so no value is added to what the model predicts from"
 )
 _MIXES_POSITIONS = (
     "a convolution over the last tokens follows its feed-forward part, so y is not made of the"
@@ -441,8 +466,6 @@ UNREADABLE = {
     "falcon_mamba": _STATE_SPACE,
     "gemma4_assistant": _DRAFTS,
     "gemma4_unified_assistant": _DRAFTS,
-    "hrm_text": "it runs its layers several times on each token, so each position has several sets"
-    " of coefficients",
     "inkling_text": _MIXES_POSITIONS,
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,
@@ -455,8 +478,6 @@ UNREADABLE = {
     " only coefficients multiply the values",
     "xlnet": "it predicts tokens in any order, and its text stream sees both sides of a token",
     "xlstm": "it is a recurrent network, and ffmem reads transformers only",
-    "zamba": _INTO_MAMBA,
-    "zamba2": _INTO_MAMBA,
 }
 """Types of causal language models that ffmem cannot read, and why."""
 

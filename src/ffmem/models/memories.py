@@ -47,9 +47,10 @@ from ffmem.models.modules import (
     get_module,
     keep_largest,
     linear_shape,
+    linear_weight,
     sorted_weights,
 )
-from ffmem.models.streams import find_streams
+from ffmem.models.streams import find_streams, unroll
 from ffmem.models.structure import check_model, expert_weights
 from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, hook_layers
@@ -110,6 +111,8 @@ class Memories:
         from ffmem.models.selfcheck import self_check  # it imports this module
 
         self.row = row = rows[0]
+        if row.repeats:
+            unroll(self.model)
         self.blocks = list(get_module(self.model, row.blocks).children())
         self.rows = rows if len(rows) == len(self.blocks) else [row] * len(self.blocks)
         """The row of each layer; they differ only in models of unknown family."""
@@ -322,7 +325,10 @@ class Memories:
         if post_norm is not None and self.banks[layer]:
             norm = Norm(get_module(self.blocks[layer], post_norm), self.hidden)
         scale = self.output_scale(layer)
+        behind = find_module(self.blocks[layer], self.rows[layer].behind)
         for values in self.value_parts(layer):
+            if behind is not None:
+                values = values @ linear_weight(behind).T
             if norm is not None and len(values):
                 values = norm.fold(values).to(values.dtype)
             yield values if isinstance(scale, float) and scale == 1 else values * scale

@@ -1,4 +1,6 @@
-"""Models that carry several residual streams from layer to layer.
+"""What layers pass on where it is not one residual stream, or not to the next layer.
+
+Several streams:
 
     S = (s₁ … sₙ)        C(S) = what the model's own head reads of all streams: one vector
     o = C(S),    r = C(S without the layer's memories),    y = o − r
@@ -8,10 +10,15 @@ with a weight that depends on the token, so no vector of the stream is r. But th
 map C from its streams to the one vector that its head reads. Read through C, every layer has an r
 and an o, and y is all that its memories change. r needs a second run of the layer, with a
 feed-forward part that gives zeros (`trace.py`). With one stream, C(s) = s.
+
+Layers that run several times on a text have other coefficients in each run. Each run counts as a
+layer of its own, with the same keys and values.
 """
 
+import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -64,3 +71,35 @@ def _altup_mean(
         own_size = torch.maximum(projected.square().mean(dim=-1, keepdim=True), least).sqrt()
         found.append(projected * size / own_size)
     return torch.stack(found).mean(dim=0)
+
+
+# Layers that run several times
+
+
+def unroll(model: Any) -> None:
+    """Make a model with a low and a high stack run a layer of `unrolled` in place of each run.
+
+    The list is in the order of runs. Its layers are modules of their own, so that a hook sees one
+    run, but their weights are those of the stacks. It is no part of the model's state.
+    """
+    trunk, config = model.model, model.config
+    if "unrolled" in vars(trunk):
+        return
+    stacks = ([trunk.L_module] * config.L_cycles + [trunk.H_module]) * config.H_cycles
+    layers = [_copy_with_same_weights(layer) for stack in stacks for layer in stack.layers]
+    vars(trunk)["unrolled"] = nn.ModuleList(layers)
+    trunk.L_bp_cycles_padded = [config.L_cycles] * config.H_cycles  # no run without gradients
+    for stack in (trunk.L_module, trunk.H_module):
+        stack.forward = partial(_run_unrolled, trunk, stack)
+
+
+def _copy_with_same_weights(layer: nn.Module) -> nn.Module:
+    weights: dict[int, Any] = {id(one): one for one in (*layer.parameters(), *layer.buffers())}
+    return copy.deepcopy(layer, weights)
+
+
+def _run_unrolled(trunk: Any, stack: Any, stream: Tensor, cycle_offset: int, **kwargs: Any) -> Any:
+    """Run the layers of one run of a stack, as the stack's own forward does."""
+    for layer in trunk.unrolled[cycle_offset : cycle_offset + len(stack.layers)]:
+        stream = layer(stream, cycle_offset=cycle_offset, **kwargs)
+    return stack.final_norm(stream)

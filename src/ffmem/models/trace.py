@@ -118,9 +118,7 @@ def _hook_layer(
     def save_stream(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors["block_input"] = pick(collapse(first_tensor(args, kwargs)))
 
-    def finish(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tensors["layer_output"] = pick(collapse(first_tensor(output, {})))
         saved = dict(tensors)
         if banks and row.residual == RERUN:  # its hooks save again, what nobody reads
