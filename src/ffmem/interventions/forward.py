@@ -219,7 +219,7 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
 
     def save_length(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal length
-        _, length = memories.streams.shape(first_tensor(args, kwargs))
+        length = memories.streams.shape(first_tensor(args, kwargs))[1]
 
     def where(tokens: Tensor) -> Tensor:
         if edits.positions is None:

@@ -425,6 +425,11 @@ FAMILIES = {
     "phi3": _GLM,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "qwen4_exp": replace(
+        _QWEN4,
+        blocks="model.language_model.layers",
+        streams="model.language_model.hyper_connection_mixer",
+    ),
     "qwen4_exp_text": _QWEN4,
     "seed_oss": _LLAMA_WITH_SWITCH,
     "smollm3": _LLAMA_WITH_SWITCH,
