@@ -406,7 +406,12 @@ UNUSUAL: dict[str, PretrainedConfig] = {
         final_logit_softcapping=2.0,
     ),
     "hrm_text": _llama_like(
-        "hrm_text", num_layers_per_stack=2, H_cycles=2, L_cycles=2, head_dim=8
+        "hrm_text",
+        num_hidden_layers=12,  # two stacks of two, the lower one run twice, all twice
+        num_layers_per_stack=2,
+        H_cycles=2,
+        L_cycles=2,
+        head_dim=8,
     ),
     "zamba": _llama_like("zamba", **(_COMMON | _MAMBA | _INTO_MAMBA)),
     "zamba2": _llama_like("zamba2", **_INTO_MAMBA, adapter_rank=4, num_mem_blocks=1),
