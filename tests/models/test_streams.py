@@ -1,4 +1,4 @@
-"""Models with several residual streams, shared feed-forward parts, or layers that run repeatedly."""
+"""Models with several residual streams, shared feed-forward parts, or repeated layers."""
 
 import pytest
 import torch
