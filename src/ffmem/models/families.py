@@ -458,9 +458,9 @@ FAMILIES = {
 _STATE_SPACE = (
     "it is a state-space model without feed-forward layers, so it has no key-value memories"
 )
-_MIXES_POSITIONS = (
-    "a convolution over the last tokens follows its feed-forward part, so y is not made of the"
-    " values of one position"
+_STACKED_SHARED = (
+    "its shared experts are stacks that one product runs, with weights from the router, and a"
+    " convolution over the last tokens follows them"
 )
 _DRAFTS = "it drafts tokens from the states of another model and does not run on text alone"
 _SOUNDS = "it predicts several codes of sound at each position, not the next token of a text"
@@ -471,7 +471,8 @@ UNREADABLE = {
     "falcon_mamba": _STATE_SPACE,
     "gemma4_assistant": _DRAFTS,
     "gemma4_unified_assistant": _DRAFTS,
-    "inkling_text": _MIXES_POSITIONS,
+    "inkling_mm_model": _STACKED_SHARED,
+    "inkling_text": _STACKED_SHARED,
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,
     "musicgen_decoder": _SOUNDS,
