@@ -268,6 +268,24 @@ EXPERTS: dict[str, PretrainedConfig] = {
         routed_scaling_factor=1.7,
         **(_ROUTED | _GROUPS | _LATENT_ATTENTION),
     ),
+    "deepseek_v4": _llama_like(
+        "deepseek_v4",
+        n_routed_experts=N_EXPERTS,
+        n_shared_experts=1,
+        head_dim=8,
+        q_lora_rank=8,
+        o_lora_rank=8,
+        o_groups=2,
+        index_n_heads=2,
+        index_head_dim=8,
+        index_topk=2,
+        sliding_window=4,
+        hc_mult=3,
+        swiglu_limit=0.8,
+        layer_types=["heavily_compressed_attention", "compressed_sparse_attention"],
+        mlp_layer_types=["hash_moe", "moe"],
+        **(_ROUTED | {"intermediate_size": EXPERT}),
+    ),
     "ernie4_5_moe": _llama_like(
         "ernie4_5_moe",
         moe_num_experts=N_EXPERTS,
@@ -289,6 +307,19 @@ EXPERTS: dict[str, PretrainedConfig] = {
     "granitemoe": _llama_like("granitemoe", **_EXPERTS_ALONE, **_GRANITE),
     "granitemoeshared": _llama_like(
         "granitemoeshared", **_EXPERTS_ALONE, **_GRANITE, shared_intermediate_size=20
+    ),
+    "hy_v4": _llama_like(
+        "hy_v4",
+        n_routed_experts=N_EXPERTS,
+        routed_scaling_factor=1.7,
+        mlp_layer_types=["dense", "sparse"],
+        head_dim=8,
+        index_n_heads=2,
+        index_head_dim=8,
+        index_topk=2,
+        hc_mult=3,
+        swiglu_limit=0.8,
+        **(_ROUTED | _GROUPS | _LATENT_ATTENTION),
     ),
     "jetmoe": _llama_like("jetmoe", **_EXPERTS_ALONE, kv_channels=8),
     "llama4_text": _llama_like(
@@ -331,14 +362,67 @@ EXPERTS: dict[str, PretrainedConfig] = {
     "qwen3_moe": _llama_like(
         "qwen3_moe", num_experts=N_EXPERTS, head_dim=8, mlp_only_layers=[0], **_ROUTED
     ),
+    "qwen4_exp_text": _llama_like(
+        "qwen4_exp_text",
+        num_experts=N_EXPERTS,
+        shared_expert_intermediate_size=20,
+        layer_types=["linear_attention", "indexed_attention"],
+        head_dim=8,
+        hc_count=3,
+        hc_lowrank=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=8,
+        indexer_budget=8,
+        indexer_compress_ratio=2,
+        **_ROUTED,
+    ),
 }
 """A config of every family with experts."""
+
+_MAMBA = {"mamba_d_state": 4, "n_mamba_heads": 2, "mamba_headdim": 16, "chunk_size": 8}
+_INTO_MAMBA = {
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    "num_hidden_layers": 4,
+    "attention_hidden_size": 2 * HIDDEN,
+    "attention_head_dim": HIDDEN,
+}
+
+UNUSUAL: dict[str, PretrainedConfig] = {
+    "gemma3n_text": _llama_like(
+        "gemma3n_text",
+        **_ALTERNATING,
+        intermediate_size=[24, 32, 24],
+        activation_sparsity_pattern=[0.8, 0.5, 0.0],
+        num_kv_shared_layers=1,
+        laurel_rank=4,
+        hidden_size_per_layer_input=4,
+        vocab_size_per_layer_input=VOCABULARY,
+        altup_num_inputs=3,
+        final_logit_softcapping=2.0,
+    ),
+    "hrm_text": _llama_like(
+        "hrm_text",
+        num_hidden_layers=12,  # two stacks of two, the lower one run twice, all twice
+        num_layers_per_stack=2,
+        H_cycles=2,
+        L_cycles=2,
+        head_dim=8,
+    ),
+    "zamba": _llama_like("zamba", **(_COMMON | _MAMBA | _INTO_MAMBA)),
+    "zamba2": _llama_like("zamba2", **_INTO_MAMBA, adapter_rank=4, num_mem_blocks=1),
+}
+"""Families without experts whose layers do more than add y to one stream, or run repeatedly."""
 
 
 def tiny(name: str, seed: int = 0) -> PreTrainedModel:
     """Return a random model whose every weight is random, biases and norms too."""
     torch.manual_seed(seed)
-    config = (TINY | EXPERTS)[name]
+    config = (TINY | EXPERTS | UNUSUAL)[name]
     return shaken(AutoModelForCausalLM.from_config(config.__class__.from_dict(config.to_dict())))
 
 
@@ -347,6 +431,9 @@ def shaken(model: PreTrainedModel) -> PreTrainedModel:
     for parameter in model.parameters():
         spread = 0.3 if parameter.dim() > 1 else 0.5
         parameter.data = parameter.data + spread * torch.randn_like(parameter)
+    for name, table in model.named_buffers():
+        if name.endswith("tid2eid"):  # the experts of each token, in DeepSeek V4
+            table.copy_(torch.rand(len(table), N_EXPERTS).argsort(dim=1)[:, : table.shape[1]])
     return model.eval()
 
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 import ffmem
 from ffmem.cells import Cell
-from ffmem.errors import ModelError, UnknownCell
+from ffmem.errors import UnknownCell
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import (
     PartialForward,
@@ -132,7 +132,7 @@ def test_log_p_is_the_models_own(memories):
     assert_close(many, expected[7].expand(130), rtol=0, atol=1e-4)
 
 
-def test_a_model_whose_layers_pass_on_more_than_their_output_is_refused():
+def test_a_model_whose_layers_pass_on_more_than_their_output_runs_as_a_whole():
     memories = ffmem.load(tiny("llama"), tiny_tokenizer())
     first, last = memories.blocks[0], memories.blocks[-1]
     seen = []
@@ -142,8 +142,12 @@ def test_a_model_whose_layers_pass_on_more_than_their_output_is_refused():
         last.mlp.register_forward_hook(lambda _, args, output: output + sum(seen)),
     ]
     try:
-        with pytest.raises(ModelError, match="pass on more than their output"):
-            PartialForward(memories, IDS, AT)
+        forward = PartialForward(memories, IDS, AT)
+        found = forward.run(1, 2, {1: lambda rows: torch.zeros_like(rows.coefficients)})
+        with memories.banks[1].editing(lambda bank, m, tokens: torch.zeros_like(m)):
+            expected = memories.trace(torch.tensor([IDS[: AT + 1]]))[-1].layer_output[0, -1]
+        assert not forward.skips_blocks
+        assert_close(found, expected.expand(2, -1))
     finally:
         for handle in handles:
             handle.remove()

@@ -1,7 +1,9 @@
 """Mixtures of experts against plain loops over tokens, experts and memories."""
 
 import copy
+import json
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -9,23 +11,27 @@ from torch.nn.functional import silu
 from torch.testing import assert_close
 from transformers.activations import ACT2FN
 
-from ffmem.errors import MixtureOfExperts, ModelError, SelfCheckFailed
+import ffmem
+from ffmem.errors import MixtureOfExperts, ModelError, SelfCheckFailed, UnknownCell
 from ffmem.models.banks import DenseBank, ExpertBank
-from ffmem.models.load import describe
+from ffmem.models.load import describe, load
 from ffmem.models.memories import Memories
 from tests.models.test_memories import TOKENS, n_hooks
 from tests.tiny import EXPERT, EXPERTS, HIDDEN, N_EXPERTS, read, tiny, tiny_tokenizer
 
 SHARED = {
     "deepseek_v3": 12,
+    "deepseek_v4": 12,
     "ernie4_5_moe": 12,
     "ffmem_adaptive moe": 4,
     "glm4_moe": 12,
     "granitemoeshared": 20,
+    "hy_v4": 12,
     "llama4_text": 12,
     "nemotron_h in a latent space": 20,
     "nemotron_h with experts": 20,
     "qwen2_moe": 20,
+    "qwen4_exp_text": 20,
 }
 """Memories of the shared expert."""
 
@@ -95,6 +101,8 @@ def plain_expert(family, module, e, x):
         scores = module.gate_up_proj[e] @ x
         values = module.down_proj[e].T
     gate, up = scores.chunk(2)
+    if family in ("deepseek_v4", "hy_v4"):
+        return gate, silu(gate.clamp(max=0.8)) * up.clamp(-0.8, 0.8), values
     return gate, silu(gate) * up, values
 
 
@@ -271,7 +279,7 @@ def test_reading_gives_each_expert_the_tokens_that_are_routed_to_it(name):
             if isinstance(bank, DenseBank):
                 ((m, _, routing),) = seen[bank]
                 assert_close(m, expected)
-                assert (routing is None) == (name != "qwen2_moe")
+                assert (routing is None) == (name not in ("qwen2_moe", "qwen4_exp_text"))
                 continue
             weights = trace[layer].weights[..., number]
             if bank not in seen:
@@ -436,6 +444,34 @@ def test_experts_that_other_code_runs_are_refused():
 
     with pytest.raises(MixtureOfExperts, match="layer 1 computes them by other code"):
         Memories(model, tiny_tokenizer())
+
+
+@pytest.mark.parametrize("name", ["mixtral", "jetmoe"])
+def test_a_checkpoint_whose_config_lies_about_its_experts_is_refused(name, tmp_path):
+    tiny(name).save_pretrained(tmp_path)
+    tiny_tokenizer().tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["num_local_experts"] = N_EXPERTS + 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    stored = rf"has shape \({N_EXPERTS}, .*config asks for \({N_EXPERTS + 2}, .*config.json"
+    with pytest.raises(ModelError, match=stored):
+        load(str(tmp_path))
+
+
+def test_a_router_stored_as_nan_is_refused_by_name():
+    model = tiny("mixtral")
+    model.model.layers[1].mlp.gate.weight.data[2, 3] = torch.nan
+    with pytest.raises(SelfCheckFailed, match=r"NaN or infinite \(in layer 1, .*mlp.gate.weight"):
+        Memories(model, tiny_tokenizer())
+
+
+@pytest.mark.parametrize("cell", ["L1E5N3", "L1E2N12", "L1SN0", "L2E0N0"])
+def test_an_expert_or_memory_that_does_not_exist_is_an_error(cell):
+    memories = read("mixtral")
+    for ask in (memories.layout.resolve, partial(ffmem.neighbours, memories)):
+        with pytest.raises(UnknownCell, match=f"no memory {cell}: .*(E0 to E4|layers 0 to 1)"):
+            ask(cell)
 
 
 def test_a_model_whose_config_lies_about_its_experts_is_read_by_its_weights():

@@ -347,6 +347,11 @@ def _check_edits(memories: Memories, edits: Edits) -> None:
             f"The weights in memory are {memories.dtype}, which is not how they are stored. Load"
             " the model as it is stored: load(model, dtype='auto')."
         )
+    if memories.row.repeats:
+        raise ModelError(
+            f"The layers of a {memories.family!r} model run several times with the same weights. An"
+            " edit would change all runs; try it on a prompt with trace."
+        )
     names: dict[int, list[str]] = {}
     for name, tensor in memories.model.named_parameters(remove_duplicate=False):
         names.setdefault(tensor.data_ptr(), []).append(name)

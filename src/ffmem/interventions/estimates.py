@@ -27,6 +27,7 @@ from ffmem.interventions.forward import (
     log_probability,
     post_norm_sigma,
 )
+from ffmem.models.families import RERUN
 from ffmem.progress import Step
 
 Estimates = dict[str, Float[Tensor, " memory"] | None]
@@ -64,9 +65,9 @@ def gradient(
 def direct(
     forward: PartialForward, target: int, positions: Sequence[int] | None = None
 ) -> Float[Tensor, " memory"] | None:
-    """Return −m · (g · v) at the position; None in models whose blocks norm their output."""
+    """Return −m · (g · v) at the position; None if layers do more than add y to the stream."""
     memories = forward.memories
-    if any(row.output_norm is not None for row in memories.rows):
+    if any(row.output_norm is not None or row.residual == RERUN for row in memories.rows):
         return None
     if positions is not None and forward.n_tokens - 1 not in positions:
         return torch.zeros(len(memories.layout), dtype=torch.float64)

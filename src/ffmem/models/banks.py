@@ -27,6 +27,7 @@ from ffmem.models.modules import (
     find_module,
     first_tensor,
     get_module,
+    keep_largest,
     linear_bias,
     linear_shape,
     linear_weight,
@@ -87,6 +88,10 @@ class DenseBank(_Bank):
     """Gated models: the linear map whose output multiplies the gate."""
     gate: nn.Module | None = None
     """The linear map whose sigmoid scales the bank."""
+    sparse: nn.Module | None = None
+    """The module that keeps only the largest scores of a token before the activation."""
+    adapter: nn.Sequential | None = None
+    """Two linear maps whose output is added to that of the keys."""
 
     @property
     def gated(self) -> bool:
@@ -113,7 +118,7 @@ class DenseBank(_Bank):
 
     def key_rows(self) -> Float[Tensor, "memory hidden"]:
         """Return K, one key per row; in gated models, the gate's."""
-        return linear_weight(self.keys)[: self.size]
+        return self._input_rows(self.keys)[: self.size]
 
     def key_bias(self) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Kᵀ; zeros if there is none."""
@@ -121,7 +126,14 @@ class DenseBank(_Bank):
 
     def up_rows(self) -> Float[Tensor, "memory hidden"]:
         """Return U, whose product with x multiplies the gate; gated models only."""
-        return linear_weight(self._up_map)[-self.size :]
+        return self._input_rows(self._up_map)[-self.size :]
+
+    def _input_rows(self, linear: nn.Module) -> Float[Tensor, "_ hidden"]:
+        rows = linear_weight(linear)
+        if self.adapter is None:
+            return rows
+        down, up = self.adapter
+        return rows + linear_weight(up) @ linear_weight(down)
 
     def up_bias(self) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Uᵀ; gated models only."""
@@ -323,7 +335,9 @@ def _reading_dense(bank: DenseBank, read: ReadDense) -> Iterator[None]:
         kept["weights"] = bank.weights(first_tensor(args, kwargs))
 
     def save_gate(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        kept["gate"] = output
+        if bank.adapter is not None:
+            output = output + bank.adapter(args[0])
+        kept["gate"] = output if bank.sparse is None else keep_largest(bank.sparse, output)
 
     def read_bank(_: nn.Module, args: tuple[Any, ...]) -> None:
         coefficients: Tensor = args[0]
@@ -382,7 +396,13 @@ def find_banks(family: str, row: Family, layer: int, block: nn.Module, hidden: i
         return LayerBanks()
     keys = get_module(block, row.keys)
     up = keys if row.up == FUSED else find_module(block, row.up)
-    bank = DenseBank(layer, linear_shape(values)[1], 0, "dense", 1.0, values, keys, up)
+    sparse = find_module(block, row.sparse)
+    adapter = None
+    if row.adapters is not None:
+        owner: Any = get_module(block, row.adapters.rpartition(".")[0])
+        adapter = get_module(block, row.adapters)[owner.layer_dic[layer]]  # type: ignore[index]
+    size = linear_shape(values)[1]
+    bank = DenseBank(layer, size, 0, "dense", 1.0, values, keys, up, None, sparse, adapter)
     return LayerBanks([bank], keys, [values])
 
 

@@ -108,6 +108,7 @@ def load_hugging_face(
             use_safetensors=True,
             device_map=None if device_mapper is None else device_mapper(config),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report
         )
     model, report = loaded
     _check_loading_report(name, report)
@@ -267,14 +268,19 @@ def _check_weight_dtypes(name: str, where: dict[str, Any]) -> None:
 
 def _check_loading_report(name: str | Path, report: dict[str, Any]) -> None:
     """Raise unless the checkpoint has exactly the weights of the model in its config."""
-    for kind in ("missing_keys", "mismatched_keys"):
-        if report[kind]:
-            example = sorted(map(str, report[kind]))[0]
-            raise ModelError(
-                f"The checkpoint {name} is incomplete: {len(report[kind])}"
-                f" {kind.replace('_', ' ')}, such as {example}, which transformers would fill with"
-                " random numbers. Use a complete checkpoint."
-            )
+    for key, stored, needed in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"The checkpoint {name} does not match its config: {key} has shape {tuple(stored)}, and"
+            f" the config asks for {tuple(needed)}. Use the config.json that belongs to the"
+            " weights."
+        )
+    if report["missing_keys"]:
+        example = sorted(report["missing_keys"])[0]
+        raise ModelError(
+            f"The checkpoint {name} is incomplete: {len(report['missing_keys'])} missing keys, such"
+            f" as {example}, which transformers would fill with random numbers. Use a complete"
+            " checkpoint."
+        )
     unexpected = sorted(key for key in report["unexpected_keys"] if not _UNUSED_KEYS.search(key))
     if unexpected:
         raise ModelError(

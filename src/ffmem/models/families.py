@@ -20,6 +20,16 @@ FUSED = "FUSED"
 NOTHING = "NOTHING"
 """`values` of a layer without memories; no module has this name."""
 
+RERUN = "RERUN"
+"""`residual` of layers that do more than add y: r is what they give without their memories, in a
+second run, and y all that these change."""
+
+CLAMPED = "clamped SwiGLU"
+"""`activation` of families whose gate is clamped: `modules.clamped_glu`."""
+
+ALTUP = "ALTUP"
+"""`streams` of Gemma 3n, which has no module for it."""
+
 
 Factor = Any
 """A name, a number, a tensor of gains, or None."""
@@ -43,8 +53,8 @@ class Family:
     """Dotted paths into a Hugging Face causal language model, and names in its config."""
 
     blocks: str
-    """Path from the model to its list of layers. The other paths start at a layer, except
-    `final_norm` and `project_out`."""
+    """Path from the model to its list of layers. The other paths start at a layer, unless they say
+    that they start at the model."""
     values: str
     """The linear map whose weights are the values."""
     keys: str
@@ -54,7 +64,7 @@ class Family:
 
     residual: str | None = None
     """The module whose input is r: the norm before the feed-forward part, or else its first
-    map."""
+    map; or RERUN."""
     attention: str | None = None
     """Instead of `residual`, in parallel blocks: r is the block's input + this module's output."""
     post_norm: str | None = None
@@ -76,9 +86,20 @@ class Family:
     """The factor that the sum r + y is multiplied with; it counts as a part of both."""
     key_scale: Factor = None
     """The factor of x · Kᵀ before the activation."""
+    adapters: str | None = None
+    """A list of pairs of linear maps that layers add to the output of keys which they share."""
+    behind: str | None = None
+    """The linear map through which the feed-forward part goes on."""
+    sparse: str | None = None
+    """The module that keeps only the largest x · Kᵀ of a token before the activation."""
     inner_norm: str | None = None
     """The norm between activation and value map: its output are the coefficients."""
 
+    repeats: bool = False
+    """Whether stacks of layers run several times on a text; each run counts as a layer."""
+    streams: str | None = None
+    """Path from the model to the module that makes one vector of its residual streams, if there are
+    several, as the final norm reads it; or ALTUP."""
     final_norm: str | None = None
     """Path from the model to the norm before the output embedding; a model may not have it."""
     project_out: str | None = None
@@ -222,6 +243,20 @@ _LLAMA4 = replace(
     keys="feed_forward.gate_proj",
     up="feed_forward.up_proj",
 )
+_HYPER_CONNECTIONS = replace(_LLAMA, residual=RERUN, streams="model.hc_head")
+_QWEN4 = replace(_LLAMA, residual=RERUN, streams="model.hyper_connection_mixer", final_norm=None)
+_GEMMA3N = replace(_GEMMA2, residual=RERUN, streams=ALTUP, sparse="mlp")
+# What the feed-forward part gives goes to a Mamba layer alone, and only from there to the stream.
+_ZAMBA2 = Family(
+    blocks="model.layers",
+    values="shared_transformer.feed_forward.down_proj",
+    keys="shared_transformer.feed_forward.gate_up_proj",
+    up=FUSED,
+    adapters="shared_transformer.feed_forward.gate_up_proj_adapter_list",
+    behind="linear",
+    residual=RERUN,
+    final_norm="model.final_layernorm",
+)
 _COHERE = replace(_LLAMA, residual=None, attention="self_attn", scale="logit_scale")
 _GLM = replace(_LLAMA, keys="mlp.gate_up_proj", up=FUSED)
 _PHI = Family(
@@ -268,6 +303,7 @@ FAMILIES = {
     "cohere": _COHERE,
     "cohere2": _COHERE,
     "cwm": _LLAMA_WITH_SWITCH,
+    "deepseek_v4": replace(_HYPER_CONNECTIONS, activation=CLAMPED),
     "dbrx": Family(
         blocks="transformer.blocks",
         values="ffn.w2",
@@ -291,6 +327,12 @@ FAMILIES = {
         cap=None,  # the multimodal model has no soft-cap
     ),
     "gemma3_text": _GEMMA2,
+    "gemma3n": replace(
+        _GEMMA3N,
+        blocks="model.language_model.layers",
+        final_norm="model.language_model.norm",
+    ),
+    "gemma3n_text": _GEMMA3N,
     "glm": _GLM,
     "glm4": replace(_GLM, post_norm="post_mlp_layernorm"),
     "gpt2": _GPT2,
@@ -312,7 +354,14 @@ FAMILIES = {
     "granitemoe": _GRANITE_WITH_EXPERTS,
     "granitemoeshared": _GRANITE_WITH_EXPERTS,
     "helium": _LLAMA_WITH_SWITCH,
+    "hrm_text": replace(
+        _LLAMA_WITH_SWITCH,
+        blocks="model.unrolled",
+        repeats=True,
+        final_norm="model.H_module.final_norm",
+    ),
     "hunyuan_v1_dense": _LLAMA,
+    "hy_v4": _HYPER_CONNECTIONS,
     "jais2": _UNGATED_LLAMA,
     "llama": _LLAMA_WITH_SWITCH,
     "llama4_text": _LLAMA4,
@@ -376,6 +425,12 @@ FAMILIES = {
     "phi3": _GLM,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "qwen4_exp": replace(
+        _QWEN4,
+        blocks="model.language_model.layers",
+        streams="model.language_model.hyper_connection_mixer",
+    ),
+    "qwen4_exp_text": _QWEN4,
     "seed_oss": _LLAMA_WITH_SWITCH,
     "smollm3": _LLAMA_WITH_SWITCH,
     "stablelm": replace(
@@ -389,20 +444,23 @@ FAMILIES = {
     ),
     "vaultgemma": replace(_GEMMA2, post_norm=None),
     "xglm": replace(_FAIRSEQ, activation="activation_function"),
+    "zamba": replace(
+        _ZAMBA2,
+        values="shared_transf.feed_forward.down_proj",
+        keys="shared_transf.feed_forward.gate_proj",
+        up="shared_transf.feed_forward.up_proj",
+        adapters=None,
+    ),
+    "zamba2": _ZAMBA2,
 }
 """One row per `config.model_type`."""
 
 _STATE_SPACE = (
     "it is a state-space model without feed-forward layers, so it has no key-value memories"
 )
-_INTO_MAMBA = (
-    "its feed-forward part is shared by layers and feeds a Mamba layer instead of the residual"
-    " stream, so no value is added to what the model predicts from"
-)
-_STREAMS = "it carries several residual streams, which each layer mixes anew, so r + y = o has no y"
-_MIXES_POSITIONS = (
-    "a convolution over the last tokens follows its feed-forward part, so y is not made of the"
-    " values of one position"
+_STACKED_SHARED = (
+    "its shared experts are stacks that one product runs, with weights from the router, and a"
+    " convolution over the last tokens follows them"
 )
 _DRAFTS = "it drafts tokens from the states of another model and does not run on text alone"
 _SOUNDS = "it predicts several codes of sound at each position, not the next token of a text"
@@ -410,31 +468,22 @@ _SOUNDS = "it predicts several codes of sound at each position, not the next tok
 UNREADABLE = {
     "blt": "it turns bytes into patches, and its stacks of layers see no common positions",
     "cpmant": "it puts prompt vectors in front of a text, so positions are not tokens",
-    "deepseek_v4": _STREAMS,
     "falcon_mamba": _STATE_SPACE,
-    "gemma3n": _STREAMS,
-    "gemma3n_text": _STREAMS,
     "gemma4_assistant": _DRAFTS,
     "gemma4_unified_assistant": _DRAFTS,
-    "hrm_text": "it runs its layers several times on each token, so each position has several sets"
-    " of coefficients",
-    "hy_v4": _STREAMS,
-    "inkling_text": _MIXES_POSITIONS,
+    "inkling_mm_model": _STACKED_SHARED,
+    "inkling_text": _STACKED_SHARED,
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,
     "musicgen_decoder": _SOUNDS,
     "musicgen_melody_decoder": _SOUNDS,
     "prophetnet": "it runs one stream per future token through the same layers, so each position"
     " has several sets of coefficients",
-    "qwen4_exp": _STREAMS,
-    "qwen4_exp_text": _STREAMS,
     "reformer": "its reversible layers carry two residual streams, and its head reads both",
     "rwkv": "its feed-forward layer mixes in the previous token and gates the sum of values, so not"
     " only coefficients multiply the values",
     "xlnet": "it predicts tokens in any order, and its text stream sees both sides of a token",
     "xlstm": "it is a recurrent network, and ffmem reads transformers only",
-    "zamba": _INTO_MAMBA,
-    "zamba2": _INTO_MAMBA,
 }
 """Types of causal language models that ffmem cannot read, and why."""
 

@@ -27,9 +27,9 @@ from transformers.pytorch_utils import Conv1D
 from ffmem.errors import ModelError
 from ffmem.models.banks import find_banks
 from ffmem.models.experts import find_experts, install
-from ffmem.models.families import FUSED, NOTHING, Family
+from ffmem.models.families import CLAMPED, FUSED, NOTHING, Family
 from ffmem.models.head import Head, Norm
-from ffmem.models.modules import CLAMPED, clamped_glu, find_module, first_tensor
+from ffmem.models.modules import clamped_glu, find_module, first_tensor
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "relu", "relu2", "quick_gelu", "tanh", "sigmoid")
 """What f may be if neither the config nor a module says it."""

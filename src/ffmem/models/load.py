@@ -36,7 +36,7 @@ from ffmem.models.checkpoint import (
     split_adaptive_error,
 )
 from ffmem.models.fairseq import load_fairseq
-from ffmem.models.families import Family
+from ffmem.models.families import RERUN, Family
 from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.modules import describe_devices, is_tied, make_device_map
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
@@ -279,6 +279,9 @@ def _describe_block(memories: Memories) -> str:
 
 def _describe_row(row: Family) -> str:
     """Return in words how the blocks of a row combine attention and feed-forward part."""
+    if row.residual == RERUN:
+        what = "what the head reads of several streams" if row.streams else "the layer's output"
+        return f"o is {what}, r the same without the layer's memories, y = o − r"
     if row.output_norm is not None:
         return "post-norm: o = norm(r + y)"
     block = "sequential: r = input + attention, then y is added"

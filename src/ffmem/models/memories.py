@@ -36,19 +36,21 @@ from ffmem.errors import (
 from ffmem.models.arguments import IN_MEMORY
 from ffmem.models.banks import Bank, DenseBank, ExpertBank, Routing, find_banks
 from ffmem.models.experts import ExpertRows, install
-from ffmem.models.families import FAMILIES, Factor, Family
+from ffmem.models.families import CLAMPED, FAMILIES, Factor, Family
 from ffmem.models.find_family import find_rows
 from ffmem.models.head import Head, Norm
 from ffmem.models.modules import (
-    CLAMPED,
     clamped_glu,
     device_of,
     find_module,
     first_tensor,
     get_module,
+    keep_largest,
     linear_shape,
+    linear_weight,
     sorted_weights,
 )
+from ffmem.models.streams import find_streams, unroll
 from ffmem.models.structure import check_model, expert_weights
 from ffmem.models.tokenizer import Tokenizer
 from ffmem.models.trace import LayerTrace, ReadLayer, hook_layers
@@ -109,10 +111,14 @@ class Memories:
         from ffmem.models.selfcheck import self_check  # it imports this module
 
         self.row = row = rows[0]
+        if row.repeats:
+            unroll(self.model)
         self.blocks = list(get_module(self.model, row.blocks).children())
         self.rows = rows if len(rows) == len(self.blocks) else [row] * len(self.blocks)
         """The row of each layer; they differ only in models of unknown family."""
         self.n_layers = len(self.blocks)
+        self.streams = find_streams(self.model, row)
+        """How the layers carry their residual stream, or several."""
         install(self.model)
         width: int = getattr(self.config, "hidden_size", 0)
         self.banks = [
@@ -182,6 +188,9 @@ class Memories:
         if row.activation == CLAMPED and up is not None:
             return clamped_glu(self.config, scores, up)
         scores = scores * self.factor(layer, row.key_scale)
+        sparse = find_module(self.blocks[layer], row.sparse)
+        if sparse is not None:
+            scores = keep_largest(sparse, scores)
         module = find_module(self.blocks[layer], row.activation)
         name = getattr(self.config, row.activation, row.activation)
         m: Tensor = ACT2FN[name](scores) if module is None else module(scores)
@@ -316,7 +325,10 @@ class Memories:
         if post_norm is not None and self.banks[layer]:
             norm = Norm(get_module(self.blocks[layer], post_norm), self.hidden)
         scale = self.output_scale(layer)
+        behind = find_module(self.blocks[layer], self.rows[layer].behind)
         for values in self.value_parts(layer):
+            if behind is not None:
+                values = values @ linear_weight(behind).T
             if norm is not None and len(values):
                 values = norm.fold(values).to(values.dtype)
             yield values if isinstance(scale, float) and scale == 1 else values * scale
@@ -401,7 +413,7 @@ class Memories:
 
         def save_shape(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             nonlocal shape
-            shape = first_tensor(args, kwargs).shape[:2]
+            shape = self.streams.shape(first_tensor(args, kwargs))
 
         def read_dense(
             bank: DenseBank, coefficients: Tensor, gate: Tensor | None, weights: Tensor | None

@@ -84,10 +84,6 @@ def linear_bias(linear: nn.Module) -> Float[Tensor, " out"]:
     return torch.zeros(linear_shape(linear)[0], dtype=dtype, device=device_of(linear))
 
 
-CLAMPED = "clamped SwiGLU"
-"""The activation that `clamped_glu` computes, in rows of the families table."""
-
-
 def clamped_glu(config: Any, gate: Tensor, up: Tensor) -> Tensor:
     """Return m of a gate that is clamped, as in GPT-OSS and its kin; `config` has the numbers."""
     limit, alpha = config.swiglu_limit, getattr(config, "swiglu_alpha", None)
@@ -95,6 +91,17 @@ def clamped_glu(config: Any, gate: Tensor, up: Tensor) -> Tensor:
     if alpha is None:
         return functional.silu(gate) * up
     return (up + 1.0) * gate * torch.sigmoid(alpha * gate)
+
+
+def keep_largest(module: Any, scores: Float[Tensor, "*place memory"]) -> Tensor:
+    """Return how far scores exceed the cutoff of their token, 0 below it, as Gemma 3n computes it.
+
+    The cutoff leaves a share of the scores that the module knows; all of them in some layers.
+    """
+    if not module.activation_sparsity:
+        return scores
+    found: Tensor = module._gaussian_topk(scores)
+    return found
 
 
 def sorted_weights(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -2,7 +2,7 @@
 
     m = f(x · Kᵀ + b_K)     gated: m = f(x · Kᵀ) ⊙ (x · Uᵀ); softmax: m ~ exp(x · Kᵀ) in a group
     m · V + b = output of the value map     experts: Σ w · (m · V + b) = output of all together
-    r + y = o               post-norm blocks: norm(r + y) = o
+    r + y = o               post-norm blocks: norm(r + y) = o; several streams: y = o − r
     head(o_last) = the model's logits
     folded(h) = s · σ(h) · (z(h) − c)
     coefficients of a prefix do not depend on later tokens
@@ -23,6 +23,7 @@ from torch.nn import functional
 from ffmem.errors import MixtureOfExperts, ModelError, SelfCheckFailed, one_line
 from ffmem.models.banks import DenseBank, ExpertBank
 from ffmem.models.experts import ExpertRows, RoutedExperts
+from ffmem.models.families import RERUN
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor, get_module, sorted_weights
 from ffmem.models.trace import LayerTrace
@@ -220,7 +221,7 @@ def _residual_error(memories: Memories, layer: int, trace: LayerTrace) -> float:
     if row.output_norm is not None:
         output = get_module(block, row.output_norm)(output)
     error = _relative_error(output, trace.layer_output)
-    if row.post_norm is not None:
+    if row.post_norm is not None and row.residual != RERUN:
         y = get_module(block, row.post_norm)(trace.value_output) * memories.output_scale(layer)
         error = max(error, _relative_error(y, trace.ff_output))
     return error

@@ -82,11 +82,14 @@ def _encoder_error(what: str) -> ModelError:
 
 
 def expert_weights(block: nn.Module) -> Iterator[str]:
-    """Yield every weight of an expert: known by its name, or by being a stack of matrices."""
+    """Yield every weight of an expert: known by its name, or by being a stack of matrices.
+
+    Convolutions and Mamba have stacks too, which are none.
+    """
     for path, module in block.named_modules():
         for name, weight in module.named_parameters(prefix=path, recurse=False):
             is_stack = weight.dim() == 3 and min(weight.shape) > 1
-            if is_stack and not isinstance(module, nn.Conv1d):
+            if is_stack and not isinstance(module, nn.Conv1d) and "mamba" not in path:
                 yield f"{name} has the shape {tuple(weight.shape)}"
             elif "expert" in name:
                 yield name

@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ffmem.errors import SelfCheckFailed
-from ffmem.models.banks import DenseBank, ExpertBank
+from ffmem.models.banks import DenseBank, ExpertBank, LayerBanks
 from ffmem.models.experts import ExpertRows, RoutedExperts
+from ffmem.models.families import RERUN
 from ffmem.models.modules import align_input, first_tensor, get_module
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _hook_layer(
     """Collect the tensors of a layer, and call `read` when its block is done."""
     tensors: dict[str, Tensor] = {}
     row, banks = memories.rows[layer], memories.banks[layer]
+    collapse = memories.streams.collapse
 
     def save_input(name: str, module: nn.Module) -> None:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -113,13 +115,19 @@ def _hook_layer(
 
         hooks.callback(experts.module.register_forward_hook(hook).remove)
 
-    def finish(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        trace = _make_trace(memories, layer, tensors)
-        tensors.clear()
-        read(layer, trace)
+    def save_stream(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors["block_input"] = pick(collapse(first_tensor(args, kwargs)))
 
-    save_input("block_input", block)
-    save_output("layer_output", block)
+    def finish(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        tensors["layer_output"] = pick(collapse(first_tensor(output, {})))
+        saved = dict(tensors)
+        if banks and row.residual == RERUN:  # its hooks save again, what nobody reads
+            saved["residual"] = pick(collapse(_without_memories(banks, block, args, kwargs)))
+        tensors.clear()
+        read(layer, _make_trace(memories, layer, saved))
+
+    handle = block.register_forward_pre_hook(save_stream, with_kwargs=True)
+    hooks.callback(handle.remove)
     if banks:
         assert banks.input is not None
         save_input("ff_input", banks.input)
@@ -135,9 +143,25 @@ def _hook_layer(
             save_output("added", get_module(block, row.added))
         if row.attention is not None:
             save_output("attention", get_module(block, row.attention))
-        elif row.residual is not None:
+        elif row.residual is not None and row.residual != RERUN:
             save_input("residual", get_module(block, row.residual))
-    hooks.callback(block.register_forward_hook(finish).remove)
+    hooks.callback(block.register_forward_hook(finish, with_kwargs=True).remove)
+
+
+def _without_memories(
+    banks: LayerBanks, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """Run a block again with a feed-forward part that gives zeros, and return its output."""
+
+    def silence(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return torch.zeros_like(output)
+        return (torch.zeros_like(output[0]), *output[1:])
+
+    with ExitStack() as hooks:
+        for module in banks.outputs:
+            hooks.callback(module.register_forward_hook(silence).remove)
+        return first_tensor(block.forward(*args, **kwargs), {})
 
 
 def _collect_dense(
@@ -230,6 +254,8 @@ def _make_trace(memories: "Memories", layer: int, tensors: dict[str, Tensor]) ->
             residual = residual + row.offset
         residual = _scale(residual, memories.factor(layer, row.layer_scale))
         ff_output = _scale(ff_output, memories.output_scale(layer))
+        if row.residual == RERUN:
+            ff_output = tensors["layer_output"] - residual
         return LayerTrace(
             block_input=tensors["block_input"],
             ff_input=tensors["ff_input"],

@@ -626,9 +626,9 @@ found = ffmem.trace(index, "Your prompt", off=["{cell}"])
 print(found.output_top[0], found.edited.output_top[0])
 """
     }
-    if model.family not in FAMILIES or cell.bank:  # experts are no module with one input
+    row = FAMILIES.get(model.family)
+    if row is None or row.repeats or cell.bank:  # experts are no module with one input
         return found
-    row = FAMILIES[model.family]
     is_ours = model.family == "ffmem_adaptive"  # which TransformerLens does not know
     ours = "import ffmem.networks.model  # tells transformers of this type\n" * is_ours
     source = short_source(model.source)
