@@ -11,14 +11,14 @@ come from where huggingface_hub looks for them (`hf auth login`, HF_TOKEN) and a
 """
 
 import hashlib
-import io
+import mmap
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ NEAR = 1 << 16
 """Parts at most this many bytes apart are fetched as one: a request costs more than they do."""
 
 CACHED_BYTES = 64 << 20
-"""Bytes of one file to keep in memory."""
+"""Bytes of one file to keep in memory, about: after that, it begins anew."""
 
 FOOTER = 1 << 14
 """Bytes to fetch first from the end of a Parquet file, where it says where its row groups are."""
@@ -48,7 +48,7 @@ _REPOSITORY = re.compile(r"(?:hf:)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 
 def is_hub_address(place: object) -> bool:
     """Return whether an argument names an index on the Hub, like hf:org/name."""
-    return str(place).startswith(PREFIX)
+    return isinstance(place, str | Path) and str(place).startswith(PREFIX)
 
 
 def parse_repository(name: str, revision: str | None = None) -> tuple[str, str | None]:
@@ -62,6 +62,11 @@ def parse_repository(name: str, revision: str | None = None) -> tuple[str, str |
     if revision is not None and found[2] is not None and found[2] != revision:
         raise HubError(f"{name} names another revision than --revision {revision}. Keep one.")
     return found[1], revision or found[2]
+
+
+def hub_address(repository: str, revision: str | None) -> str:
+    """Return the address of an index on the Hub, which `ffmem show` and `ffmem.open` take."""
+    return PREFIX + repository + (f"@{revision}" if revision else "")
 
 
 def require_hub() -> None:
@@ -124,7 +129,7 @@ class HubFolder:
     def __init__(self, address: str) -> None:
         require_hub()
         self.repository, self.revision = parse_repository(address)
-        self.shown = PREFIX + self.repository + (f"@{self.revision}" if self.revision else "")
+        self.shown = hub_address(self.repository, self.revision)
         from huggingface_hub import HfApi
 
         with hub_errors(self.repository):
@@ -225,101 +230,66 @@ class HubFolder:
         return self.files[name]
 
 
-class HubFile(io.RawIOBase):
-    """A Parquet file on the Hub. It fetches what is read, and keeps that for the next read."""
+class HubFile:
+    """A Parquet file on the Hub, of which only some row groups are fetched.
+
+    They go to their places in a map of memory as large as the file, whose other pages are never
+    touched and so take no room. Arrow reads the map like a file; what was not fetched is zeros.
+    """
 
     def __init__(self, folder: HubFolder, name: str, size: int, sha256: str) -> None:
         self._folder, self._name, self._size, self._sha256 = folder, name, size, sha256
-        self._parts: OrderedDict[int, bytes] = OrderedDict()
         self._metadata: pq.FileMetaData | None = None
-        self._position = 0
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._forget()
 
     def __str__(self) -> str:
         return f"{self._folder.shown}/{self._name}"
 
     def open_table(self, groups: Iterable[int] | None = None) -> pq.ParquetFile:
-        """Return the table, with some row groups, or all of them, fetched already."""
+        """Return the table to read some row groups of it, or all; they are fetched at once."""
         with self._lock:
+            if sum(end - start for start, end in self._fetched) > CACHED_BYTES:
+                self._forget()
             if groups is None or self._size <= NEAR:
                 self._fetch([(0, self._size)])
             if self._metadata is None:
                 self._metadata = self._read_metadata()
             if groups is not None:
                 self._fetch(_group_span(self._metadata.row_group(group)) for group in groups)
-            # Each table has a position of its own: two threads may read the same file.
-            reader = HubFile(self._folder, self._name, self._size, self._sha256)
-            reader._parts, reader._lock = self._parts, self._lock
             return pq.ParquetFile(
-                pa.PythonFile(reader), metadata=self._metadata, page_checksum_verification=True
+                pa.BufferReader(pa.py_buffer(self._map)),
+                metadata=self._metadata,
+                page_checksum_verification=True,
             )
 
+    def _forget(self) -> None:
+        """Begin with an empty map; tables that were opened keep theirs."""
+        self._map = mmap.mmap(-1, max(self._size, 1))
+        self._fetched: list[tuple[int, int]] = []
+
     def _fetch(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Fetch the parts that are not in memory."""
-        missing = [part for part in parts if self._find(*part) is None]
+        """Fetch the parts that are not there yet."""
+        missing = [
+            (start, end)
+            for start, end in parts
+            if not any(first <= start and end <= last for first, last in self._fetched)
+        ]
         for start, content in self._folder.fetch_all(self._name, missing):
             if len(content) == self._size:
                 self._folder.check_content(self._name, content, self._sha256)
-            self.keep(start, content)
+            self._map[start : start + len(content)] = content
+            self._fetched.append((start, start + len(content)))
 
     def _read_metadata(self) -> pq.FileMetaData:
         """Return what the end of the file says: metadata, its length (4 bytes), MAGIC."""
-        start = max(0, self._size - FOOTER)
-        end = self._find(start, self._size)
-        if end is None:
-            end = self._folder.fetch(self._name, start, self._size)
-        length = int.from_bytes(end[-8:-4], "little") + 8
-        if end[-4:] != MAGIC or length > self._size:
+        first = max(0, self._size - FOOTER)
+        self._fetch([(first, self._size)])
+        length = int.from_bytes(self._map[self._size - 8 : self._size - 4], "little") + 8
+        if self._size < 12 or self._map[self._size - 4 :] != MAGIC or length > self._size:
             raise pa.ArrowInvalid("it does not end as a Parquet file does")
-        if length > len(end):
-            begin = self._folder.fetch(self._name, self._size - length, start)
-            end = begin + end
-        return pq.read_metadata(pa.BufferReader(MAGIC + end[-length:]))
-
-    def keep(self, start: int, content: bytes) -> None:
-        """Keep a part of the file in memory; the oldest parts make room."""
-        with self._lock:
-            self._parts[start] = max(content, self._parts.get(start, b""), key=len)
-            self._parts.move_to_end(start)
-            while sum(map(len, self._parts.values())) > CACHED_BYTES and len(self._parts) > 1:
-                self._parts.popitem(last=False)
-
-    def _find(self, start: int, end: int) -> bytes | None:
-        """Return bytes that were fetched before; None if some of them were not."""
-        for first, content in self._parts.items():
-            if first <= start and end <= first + len(content):
-                return content[start - first : end - first]
-        return None
-
-    def readable(self) -> bool:
-        """Return that it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return that any place can be read."""
-        return True
-
-    def tell(self) -> int:
-        """Return the place of the next read."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the place of the next read."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """Read the next bytes, from memory if they are there."""
-        start, end = self._position, min(self._position + len(buffer), self._size)
-        with self._lock:
-            content = self._find(start, end)
-            if content is None:
-                content = self._folder.fetch(self._name, start, end)
-                self.keep(start, content)
-        buffer[: len(content)] = content
-        self._position = end
-        return len(content)
+        self._fetch([(min(self._size - length, first), first)])
+        return pq.read_metadata(pa.BufferReader(MAGIC + self._map[self._size - length :]))
 
 
 def _group_span(group: Any) -> tuple[int, int]:

@@ -230,7 +230,7 @@ def test_stdout_carries_the_protocol_alone_and_bad_folders_end_it(index, tmp_pat
     (tmp_path / "partials").mkdir()
     for folder, message in (
         (tmp_path / "none", "There is no"),
-        (tmp_path, "is not"),
+        (tmp_path, "is being prepared"),
         ("hf:lab/tiny", "Run `ffmem pull lab/tiny DIR`"),
     ):
         failed = run(folder)

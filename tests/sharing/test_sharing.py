@@ -254,7 +254,8 @@ def test_a_private_dataset_needs_a_token_which_no_error_shows(hub, tiny_index, m
 
 def test_revisions(hub, tiny_index, ungated_index, tmp_path):
     ffmem.push(tiny_index, REPOSITORY)
-    ffmem.push(ungated_index, REPOSITORY, revision="v2", replace=True)
+    pushed = ffmem.push(ungated_index, REPOSITORY, revision="v2")  # main keeps its own
+    assert f"ffmem show hf:{REPOSITORY}@v2 " in str(pushed)
     assert ffmem.open(f"hf:{REPOSITORY}").manifest == tiny_index.manifest
     assert ffmem.open(f"hf:{REPOSITORY}@v2").manifest == ungated_index.manifest
     assert f"ffmem pull {REPOSITORY} DIR --revision v2" in (
@@ -347,6 +348,7 @@ def test_what_needs_the_whole_index_says_to_pull_it(pushed, tmp_path):
         lambda: ffmem.export(remote, "csv", tmp_path / "x.csv"),
         lambda: ffmem.verify(f"hf:{REPOSITORY}"),
         lambda: ffmem.detect(remote),
+        lambda: ffmem.trace(f"hf:{REPOSITORY}", "a"),
     ):
         with pytest.raises(StoreError, match=f"Run `ffmem pull {REPOSITORY} DIR`"):
             ask()

@@ -445,8 +445,9 @@ def _bounded(tool: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
                 f"The answer has {len(text):,} characters; at most {MAX_CHARACTERS:,} are sent. Ask"
                 " for less: fewer rows, triggers or tokens, or some layers only."
             )
-        content = [TextContent(type="text", text=text)]
-        return CallToolResult(content=content, structured_content=found)
+        return CallToolResult(
+            content=[TextContent(type="text", text=text)], structured_content=found
+        )
 
     return call
 

@@ -33,10 +33,18 @@ from numpy import ndarray
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.files import check_output_file, committing, csv_row, sha256, write_text
+from ffmem.hub import HubFile
 from ffmem.indexing.memory import visible
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import as_array, layer_file, open_table, read_columns, write_table
+from ffmem.indexing.tables import (
+    as_array,
+    layer_file,
+    open_table,
+    read_columns,
+    read_errors,
+    write_table,
+)
 
 FORMAT = 2
 
@@ -287,11 +295,14 @@ class Patterns:
         """Return a table of a layer, or the row groups of it that have a memory."""
         name = layer_file(kind, layer)
         path = self._index.file(f"patterns/{self.source}/{name}", self.manifest["files"].get(name))
+        if isinstance(path, HubFile):
+            groups = None if memory is None else _groups_with(open_table(path, []), memory)
+            table = open_table(path, groups)
+            every = range(table.num_row_groups) if groups is None else groups
+            with read_errors(path):
+                return table.read_row_groups(list(every), use_threads=False)
         try:
-            if memory is None:
-                return open_table(path).read(use_threads=False)
-            groups = _groups_with(open_table(path, []), memory)
-            return open_table(path, groups).read_row_groups(groups, use_threads=False)
+            return pq.ParquetFile(path).read(use_threads=False)
         except (OSError, pa.ArrowInvalid) as error:
             raise StoreError(f"Cannot read {path} ({error}). {_COMMANDS[self.source]}") from None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ffmem.cells import Cell
-from ffmem.hub import PREFIX
+from ffmem.hub import hub_address
 from ffmem.indexing.memory import is_flat, visible
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
@@ -86,7 +86,7 @@ def write_card(
         model=_plain(name),
         memories=pluralize(len(index), "memories"),
         version=manifest.versions.get("ffmem", ""),
-        address=PREFIX + repository + (f"@{revision}" if revision else ""),
+        address=hub_address(repository, revision),
         repository=repository,
         option=f" --revision {revision}" if revision else "",
         cell=cell,

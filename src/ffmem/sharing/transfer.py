@@ -8,6 +8,7 @@ follow from the rest, and the first search makes them again.
 """
 
 import hashlib
+import os
 import re
 import shutil
 import sys
@@ -19,7 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ffmem.errors import HubError, StoreError
 from ffmem.files import locked, sha256, storage_errors, sync
-from ffmem.hub import CONNECTIONS, PREFIX, HubFolder, hub_errors, parse_repository, require_hub
+from ffmem.hub import (
+    CONNECTIONS,
+    HubFolder,
+    hub_address,
+    hub_errors,
+    parse_repository,
+    require_hub,
+)
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.store import Index, sibling
 from ffmem.indexing.verify import damaged_files
@@ -46,18 +54,18 @@ class Pushed(NamedTuple):
     """What a push did."""
 
     repository: str
+    revision: str | None
+    """The branch; None for the main one."""
     url: str
     """Of the dataset's page."""
     files: int
     bytes: int
-    is_new: bool
-    """Whether the dataset did not exist before."""
 
     def __str__(self) -> str:
         size = f"{pluralize(self.files, 'files')}, {self.bytes / 1e6:,.1f} MB"
         return (
             f"Pushed {size}, to {self.url}\n"
-            f"Others open it with: ffmem show {PREFIX}{self.repository} L0N0"
+            f"Others open it with: ffmem show {hub_address(self.repository, self.revision)} L0N0"
         )
 
 
@@ -84,13 +92,17 @@ def push(
             raise StoreError(
                 f"{index.folder} is damaged, so it was not pushed: {' '.join(wrong[:3])}"
             )
+    manifest = index.manifest
+    named = [manifest.model.source, *(source.source for source in manifest.corpus.sources)]
+    for path in filter(os.path.isabs, named):
+        progress.say(f"Note: the manifest names {path}, which readers will see.")
     files = _files_of(index)
     card = write_card(index, name, branch, license, sorted(files))
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi(library_name="ffmem")
-    there = _find_repository(api, name, branch, private)
-    old = set() if there is None else _check_replaceable(there, index, replace)
+    there, is_new_branch = _find_repository(api, name, branch, private)
+    old = set() if there is None else _check_replaceable(there, index, replace or is_new_branch)
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(path_in_repo=file, path_or_fileobj=str(path))
         for file, path in files.items()
@@ -111,7 +123,7 @@ def push(
             revision=branch,
             parent_commit=None if there is None else there.commit,
         )
-    return Pushed(name, str(url), len(files) + 1, n_bytes, there is None)
+    return Pushed(name, branch, str(url), len(files) + 1, n_bytes)
 
 
 def _files_of(index: Index) -> dict[str, Path]:
@@ -125,19 +137,21 @@ def _files_of(index: Index) -> dict[str, Path]:
 
 def _find_repository(
     api: "HfApi", name: str, branch: str | None, private: bool
-) -> HubFolder | None:
-    """Return what is in the repository, None if it does not exist."""
+) -> tuple[HubFolder | None, bool]:
+    """Return what is in the repository, None if it does not exist; and whether the branch is new.
+
+    A new branch begins as a copy of the main one, which keeps what it has.
+    """
     with hub_errors(name, "write to"):
         if not api.repo_exists(name, repo_type="dataset"):
-            return None
+            return None, False
         if private and not api.dataset_info(name).private:
             raise HubError(
                 f"{name} exists and is public, so --private would not hide what you push. Make it"
                 " private in its settings on the Hub first, or choose another name."
             )
-        # A new branch begins as a copy of the main one.
-        has_branch = branch and api.revision_exists(name, branch, repo_type="dataset")
-    return HubFolder(f"{name}@{branch}" if has_branch else name)
+        is_new = branch is not None and not api.revision_exists(name, branch, repo_type="dataset")
+    return HubFolder(name if branch is None or is_new else f"{name}@{branch}"), is_new
 
 
 def _check_replaceable(there: HubFolder, index: Index, replace: bool) -> set[str]:
@@ -176,7 +190,7 @@ def _describe(there: HubFolder, content: bytes) -> str:
 @contextmanager
 def _hub_bars(progress: Progress) -> Iterator[None]:
     """Let huggingface_hub show its bars only where ffmem would show its own."""
-    from huggingface_hub.utils import (
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,
@@ -204,7 +218,7 @@ def pull(
     An interrupted download resumes when you pull again.
     """
     name, revision = parse_repository(repository, revision)
-    there = HubFolder(f"{name}@{revision}" if revision else name)
+    there = HubFolder(hub_address(name, revision))
     remote = Index(there.shown, remote=there)
     hashes = _expected_hashes(there, remote)
     if (folder / "manifest.json").exists():
