@@ -91,7 +91,7 @@ def test_the_list_of_commands_says_what_their_own_help_says():
     assert dict(line[10:].split(maxsplit=1) for line in lines) == own
     assert {name: help for name, (_, help) in cli.COMMANDS.items()} == own
     groups = [line[:10].strip() for line in lines if line[:10].strip()]
-    assert groups == ["Index", "Look", "Measure", "Change", "Annotate", "Serve"]
+    assert groups == ["Index", "Look", "Measure", "Change", "Annotate", "Share", "Serve"]
 
 
 def test_the_help_fits_one_screen(monkeypatch):

@@ -170,7 +170,7 @@ def test_every_dependency_is_pinned():
         for line in (ROOT / "constraints.txt").read_text().split()
     }
     wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    for extra in ("models", "docs", "explain", "llama", "ray"):  # which dev takes in
+    for extra in ("models", "docs", "explain", "llama", "ray", "mcp"):  # which dev takes in
         wanted += project["optional-dependencies"][extra]
     for dependency in wanted:
         name = re.split(r"[<>=!~ \[]", dependency)[0]

@@ -19,11 +19,11 @@ ORDER = [
         "config_fields",
         "registry",
     ),
-    *("storage", "ray_workers", "parallel"),
+    *("storage", "hub", "ray_workers", "parallel"),
     *("mini_wiki", "networks", "models", "corpus", "indexing"),
     *("patterns", "experiments", "annotation", "training", "mini_wiki.publish"),
-    *("interventions", "web"),
-    *("api", "demo", "cli", "__main__"),
+    *("interventions", "sharing", "web"),
+    *("api", "demo", "agents", "cli", "__main__"),
 ]
 
 UPWARD = {

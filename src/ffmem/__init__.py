@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ffmem.api.experiments import experiment, report
+    from ffmem.api.hub import pull, push
     from ffmem.api.index import estimate, export, extend, index, merge, open, search, serve, verify
     from ffmem.api.interventions import compare, edit, effect, neighbours, trace
     from ffmem.api.model import load, train
@@ -28,6 +29,7 @@ _NAMES = {
     "api.index": [
         *("estimate", "export", "extend", "index", "merge", "open", "search", "serve", "verify")
     ],
+    "api.hub": ["pull", "push"],
     "api.interventions": ["compare", "edit", "effect", "neighbours", "trace"],
     "api.model": ["load", "train"],
     "api.patterns": ["detect", "explain", "export_patterns", "patterns_of", "study"],

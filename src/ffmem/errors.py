@@ -99,3 +99,7 @@ class StoreError(FfmemError):
 
 class StorageFull(FfmemError):
     """The disk is full; committed files are kept."""
+
+
+class HubError(FfmemError):
+    """The Hub cannot be reached, refuses, or does not have what was asked."""

@@ -9,6 +9,7 @@ from ffmem.api.model import as_corpus, load
 from ffmem.config_fields import from_parameters
 from ffmem.errors import StoreError
 from ffmem.files import try_locked
+from ffmem.hub import HubFolder, is_hub_address
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
 from ffmem.models.arguments import require_models
@@ -157,7 +158,14 @@ def _open_finished(
 
 
 def open(folder: str | Path) -> Index:
-    """Open an index and return it; an unfinished one holds what is committed so far."""
+    """Open an index and return it; an unfinished one holds what is committed so far.
+
+    `hf:org/name`, or `hf:org/name@revision`, is an index on the Hugging Face Hub: only the parts
+    that you look at are fetched. To search or export it, `pull` it.
+    """
+    if is_hub_address(folder):
+        remote = HubFolder(str(folder))
+        return Index(remote.shown, remote=remote)
     index = Index(folder, unfinished=True)
     _remove_old_index(index.folder)
     return index
@@ -176,8 +184,8 @@ def as_index(folder: str | Path | Index) -> Index:
 
     Raise if it is unfinished: a live `Index` has only a part of the corpus, and not all files.
     """
-    if isinstance(folder, Index) and folder.live is not None:
-        folder = folder.folder
+    if isinstance(folder, Index) and (folder.live is not None or folder.remote is not None):
+        folder = folder.folder  # which says why
     if isinstance(folder, Index):
         return folder
     _remove_old_index(Path(folder))

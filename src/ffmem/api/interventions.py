@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ffmem.api.experiments import output_folder
 from ffmem.api.index import as_index
 from ffmem.errors import CorpusError, FfmemError
+from ffmem.hub import is_hub_address
 from ffmem.indexing.store import Index
 from ffmem.models.arguments import require_models, resolve_model
 from ffmem.progress import Progress
@@ -334,6 +335,8 @@ def _open(
     progress: Progress | None,
 ) -> "LoadedModel":
     """Return the model of MODEL_OR_DIR; raise on a wrong path before anything heavy is imported."""
+    if is_hub_address(model_or_index):
+        model_or_index = as_index(str(model_or_index))  # which says to pull it
     if isinstance(model_or_index, str | Path):
         resolve_model(str(model_or_index))
     elif model_or_index is None or isinstance(

@@ -44,6 +44,11 @@ GROUPS = {
         "patterns": ("patterns", "Find patterns in the triggers of memories."),
         "annotate": ("annotate", "Run a study with human annotators."),
     },
+    "Share": {
+        "push": ("hub", "Push an index to the Hugging Face Hub."),
+        "pull": ("hub", "Pull an index from the Hugging Face Hub."),
+        "mcp": ("mcp", "Give indexes to a language-model agent as tools."),
+    },
     "Serve": {
         "serve": ("serve", "Serve indexes on a local web page."),
         "demo": ("serve", "Index a model, measure the paper, open the explorer."),

@@ -15,6 +15,7 @@ from typing import Any
 from ffmem.cells import BankRecord, Layout
 from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
+from ffmem.hub import PREFIX, is_hub_address
 from ffmem.indexing.memory import Kind
 from ffmem.records import NotARecord, Record
 
@@ -175,15 +176,22 @@ class Manifest(Record):
     def read(cls, folder: Path) -> "Manifest":
         """Return the manifest of a complete index."""
         path = folder / "manifest.json"
+        advice = f"Delete {folder}, and run `ffmem index` again."
         try:
-            content: Any = json.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
         except FileNotFoundError:
             raise StoreError(_why_missing(folder)) from None
-        except (ValueError, OSError) as error:
-            raise StoreError(
-                f"Cannot read the manifest {path} ({error}). Delete {folder}, and run `ffmem index`"
-                " again."
-            ) from None
+        except OSError as error:
+            raise StoreError(f"Cannot read the manifest {path} ({error}). {advice}") from None
+        return cls.parse(content, str(path), advice)
+
+    @classmethod
+    def parse(cls, text: bytes, path: str, advice: str) -> "Manifest":
+        """Return the manifest in a file's bytes; `advice` says what to do if they are none."""
+        try:
+            content: Any = json.loads(text.decode("utf-8"))
+        except ValueError as error:
+            raise StoreError(f"Cannot read the manifest {path} ({error}). {advice}") from None
         format = content.get("format") if isinstance(content, dict) else None
         if format != FORMAT:
             raise StoreError(
@@ -193,14 +201,17 @@ class Manifest(Record):
         try:
             return cls.of(content)
         except NotARecord as error:
-            raise StoreError(
-                f"{path} is not a manifest of ffmem: {error}. Delete {folder}, and run"
-                " `ffmem index` again."
-            ) from None
+            raise StoreError(f"{path} is not a manifest of ffmem: {error}. {advice}") from None
 
 
 def _why_missing(folder: Path) -> str:
     """Return why a folder has no manifest, and what to do."""
+    if is_hub_address(folder):
+        name = str(folder).removeprefix(PREFIX)
+        return (
+            f"{folder} is on the Hub, and this needs an index on this machine. Run `ffmem pull"
+            f" {name} DIR`, then use DIR. (`ffmem show` and ffmem.open read it from the Hub.)"
+        )
     if folder.is_file():
         return f"{folder} is a file, not an index, which is a folder. Make one with `ffmem index`."
     if not folder.is_dir():

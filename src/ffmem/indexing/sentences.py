@@ -20,7 +20,8 @@ from numpy import ndarray
 
 from ffmem.errors import FfmemError
 from ffmem.files import committing
-from ffmem.indexing.tables import read_errors
+from ffmem.hub import HubFile
+from ffmem.indexing.tables import WRITING, TableFile, open_table, read_errors
 
 GROUP = 128
 """Sentences in a row group, which is what a look-up of one sentence reads."""
@@ -120,7 +121,7 @@ def _write(path: Path, sentences: Iterable[StoredSentence]) -> None:
     rows = iter(sentences)
     with (
         committing(path) as temporary,
-        pq.ParquetWriter(temporary, SCHEMA, compression="zstd", use_dictionary=False) as writer,
+        pq.ParquetWriter(temporary, SCHEMA, **WRITING) as writer,
     ):
         while group := list(islice(rows, GROUP)):
             arrays = [
@@ -133,10 +134,10 @@ def _write(path: Path, sentences: Iterable[StoredSentence]) -> None:
 class Sentences:
     """A reader of `sentences.parquet`: by number, by prefix, or in ranges."""
 
-    def __init__(self, path: Path, file: pa.NativeFile | None = None) -> None:
+    def __init__(self, path: TableFile, file: pa.NativeFile | None = None) -> None:
         self.path = path
         with read_errors(self.path):
-            self._file = pq.ParquetFile(path if file is None else file, memory_map=file is None)
+            self._file = open_table(path, []) if file is None else pq.ParquetFile(file)
         self.n_sentences: int = self._file.metadata.num_rows
         self.n_groups: int = self._file.metadata.num_row_groups
         # Read only where a binary search looks: `show` must not get slower with the corpus.
@@ -157,13 +158,18 @@ class Sentences:
         """Return the sentence that owns each prefix."""
         owners: dict[int, StoredSentence] = {}
         last: StoredSentence | None = None
-        for prefix in sorted(set(prefixes)):
+        wanted = sorted(set(prefixes))
+        if isinstance(self.path, HubFile):  # all at once, not one request after the other
+            open_table(self.path, {self._group_of(prefix) for prefix in wanted})
+        for prefix in wanted:
             if last is None or not last.offset <= prefix <= last.offset + len(last.ids):
-                groups = range(self.n_groups)
-                group = bisect_right(groups, prefix, key=self._first_offset) - 1
-                last = self._group(group).at(prefix)
+                last = self._group(self._group_of(prefix)).at(prefix)
             owners[prefix] = last
         return owners
+
+    def _group_of(self, prefix: int) -> int:
+        """Return the row group of the sentence that owns a prefix."""
+        return bisect_right(range(self.n_groups), prefix, key=self._first_offset) - 1
 
     def rows(self, first: int, n: int) -> Iterator[StoredSentence]:
         """Yield n sentences from number `first` on, holding one row group at a time."""
@@ -195,8 +201,10 @@ class Sentences:
 
     def _read(self, groups: list[int], columns: list[str] | None = None) -> pa.Table:
         with read_errors(self.path), self._reading:
+            is_remote = isinstance(self.path, HubFile)
+            file = open_table(self.path, groups) if is_remote else self._file
             # For groups this small, threads cost more time than they save.
-            return self._file.read_row_groups(groups, columns, use_threads=False)
+            return file.read_row_groups(groups, columns, use_threads=False)
 
 
 class _Group:

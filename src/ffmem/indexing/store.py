@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.cells import Cell
-from ffmem.errors import StoreError
+from ffmem.errors import HubError, StoreError
 from ffmem.files import storage_errors, try_locked
+from ffmem.hub import HubFolder
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import (
     NO_VALUE,
@@ -35,6 +36,7 @@ from ffmem.indexing.tables import (
     GROUP,
     SAMPLED_PREFIXES,
     UNIT,
+    TableFile,
     layer_file,
     read_columns,
     read_group,
@@ -101,21 +103,23 @@ class Index:
     """An index: `index["L5N1234"]` is a `Memory`.
 
     With `unfinished`, you can also open one that is still being made: it holds what its workers
-    had committed by then.
+    had committed by then. With `remote`, the files are on the Hub, and it fetches the parts that
+    you look at.
     """
 
-    def __init__(self, folder: str | Path, *, unfinished: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, *, unfinished: bool = False, remote: HubFolder | None = None
+    ) -> None:
         self.folder = Path(folder)
-        recover(self.folder)
+        """Where it is; of an index on the Hub, its address (hf:org/name)."""
+        self.remote = remote
+        """The repository of an index on the Hub; None if the index is on this machine."""
         self.live: LiveRun | None = None
         """The committed part of an unfinished index; None if it is finished."""
-        if unfinished and not (self.folder / "manifest.json").exists():
-            from ffmem.indexing.status import open_live
-
-            self.live = open_live(self.folder)
-            if (self.folder / "manifest.json").exists():  # it has just been finished
-                self.live = None
-        self.manifest = Manifest.read(self.folder) if self.live is None else self.live.manifest
+        if remote is None:
+            self.manifest = self._open_folder(unfinished)
+        else:
+            self.manifest = _read_remote_manifest(remote)
         self.n_prefixes = self.manifest.corpus.prefixes
         """Prefixes that were read."""
         if self.live is not None:
@@ -126,6 +130,37 @@ class Index:
         self.kinds = KINDS if self.manifest.model.has_values else KINDS[:-1]
         # After one memory, people often look at its neighbors or its sample.
         self._group = lru_cache(CACHED_GROUPS)(self._read_group)
+
+    def _open_folder(self, unfinished: bool) -> Manifest:
+        recover(self.folder)
+        if unfinished and not (self.folder / "manifest.json").exists():
+            from ffmem.indexing.status import open_live
+
+            self.live = open_live(self.folder)
+            if (self.folder / "manifest.json").exists():  # it has just been finished
+                self.live = None
+        return Manifest.read(self.folder) if self.live is None else self.live.manifest
+
+    def file(self, name: str, sha256: str | None = None) -> TableFile:
+        """Return a Parquet file of the index, to be read by the functions of `tables`.
+
+        On the Hub it must have this hash; by default, the one in the manifest.
+        """
+        if self.remote is None:
+            return self.folder / name
+        return self.remote.file(name, sha256 or self.manifest.files.get(name, "not in it"))
+
+    def has_file(self, name: str) -> bool:
+        """Return whether the folder has a file of this name."""
+        if self.remote is None:
+            return (self.folder / name).exists()
+        return name in self.remote.files
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return a small file of the folder."""
+        if self.remote is None:
+            return (self.folder / name).read_bytes()
+        return self.remote.read(name)
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -164,12 +199,12 @@ class Index:
     @cached_property
     def sentences(self) -> Sentences:
         """The sentences of the corpus."""
-        return Sentences(self.folder / "sentences.parquet")
+        return Sentences(self.file("sentences.parquet"))
 
     @cached_property
     def tokens(self) -> Tokens:
         """The displayed form of every token, by id."""
-        return Tokens(read_strings(self.folder / "vocabulary.parquet", "token"))
+        return Tokens(read_strings(self.file("vocabulary.parquet"), "token"))
 
     def token(self, id: int) -> str:
         """Return the displayed form of a token."""
@@ -228,7 +263,7 @@ class Index:
         """Return columns of a layer's file (triggers, stats, samples or values), or all of them."""
         self.layout.check_layer(layer)
         if self.live is None:
-            path = self.folder / layer_file(kind, layer)
+            path = self.file(layer_file(kind, layer))
             return read_columns(path, None if names is None else list(names))
         columns = self.live.columns(kind, layer)
         return {name: columns[name] for name in names or columns}
@@ -247,16 +282,28 @@ class Index:
         """The prefixes whose coefficients `samples` holds, in order; of a finished index."""
         if self.live is not None:
             raise StoreError(f"{self.folder} is unfinished: its sample is not drawn yet.")
-        return read_columns(self.folder / SAMPLED_PREFIXES, ["prefix"])["prefix"]
+        return read_columns(self.file(SAMPLED_PREFIXES), ["prefix"])["prefix"]
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
         if self.live is not None:
             return self.live.group(kind, layer, group)
-        return read_group(self.folder / layer_file(kind, layer), group)
+        return read_group(self.file(layer_file(kind, layer)), group)
+
+    def _groups(self, layer: int, group: int) -> dict[str, dict[str, ndarray]]:
+        """Return a row group of every kind; from the Hub, all of them at the same time."""
+        if self.remote is None:
+            return {kind: self._group(kind, layer, group) for kind in self.kinds}
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(len(self.kinds) + 2) as pool:
+            pool.submit(lambda: self.sentences)  # their headers will be needed next
+            pool.submit(lambda: self.tokens)
+            found = pool.map(lambda kind: self._group(kind, layer, group), self.kinds)
+            return dict(zip(self.kinds, found, strict=True))
 
     def _memories(self, layer: int, group: int, rows: Sequence[int]) -> Iterator[Memory]:
         """Yield the memories at some rows of a row group."""
-        kinds = {kind: self._group(kind, layer, group) for kind in self.kinds}
+        kinds = self._groups(layer, group)
         signs = ["", "negative_"] if self.manifest.model.gated else [""]
         prefixes = np.concatenate(
             [kinds["triggers"][f"{sign}prefix"][rows].reshape(-1) for sign in signs]
@@ -349,6 +396,18 @@ class Index:
             quantiles=named,
             expert=expert,
         )
+
+
+def _read_remote_manifest(remote: HubFolder) -> Manifest:
+    """Return the manifest of an index on the Hub; raise if the repository is not an index."""
+    if "manifest.json" not in remote.files:
+        raise HubError(
+            f"{remote.shown} is a dataset, but not an index of ffmem: it has no manifest.json."
+            " Check the name; `ffmem push` makes such a dataset from an index."
+        )
+    advice = "Ask the dataset's owner to push the index again."
+    content = remote.read("manifest.json")
+    return Manifest.parse(content, f"{remote.shown}/manifest.json", advice)
 
 
 def check_weights(index: Index, weights: str) -> None:

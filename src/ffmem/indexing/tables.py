@@ -1,8 +1,9 @@
 """Parquet tables of an index: one row per memory, lists of fixed size, small row groups."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from numpy import ndarray
 
 from ffmem.errors import StoreError
 from ffmem.files import committing
+from ffmem.hub import HubFile
 
 GROUP = 128
 """Memories in a row group, which is what a look-up of one memory reads."""
@@ -19,6 +21,16 @@ UNIT = 2.0**-20
 """Sums in tables are integer multiples of this."""
 
 SAMPLED_PREFIXES = "samples/prefixes.parquet"
+
+TableFile = Path | HubFile
+"""A Parquet file, on this machine or on the Hub."""
+
+
+WRITING: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": False,
+    "write_page_checksum": True,  # who reads a part of a file cannot check the file's hash
+}
 
 
 def fixed(rows: ndarray) -> pa.Array:
@@ -35,7 +47,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 def write_parquet(path: Path, table: pa.Table) -> None:
     """Write a table to a path that the caller commits."""
-    pq.write_table(table, path, row_group_size=GROUP, compression="zstd", use_dictionary=False)
+    pq.write_table(table, path, row_group_size=GROUP, **WRITING)
 
 
 def layer_file(kind: str, layer: int) -> str:
@@ -43,39 +55,46 @@ def layer_file(kind: str, layer: int) -> str:
     return f"{kind}/layer-{layer:03d}.parquet"
 
 
-def open_table(path: Path) -> pq.ParquetFile:
-    """Open a table for reading."""
+def open_table(path: TableFile, groups: Iterable[int] | None = None) -> pq.ParquetFile:
+    """Open a table to read some row groups, or all of them."""
     with read_errors(path):
+        if isinstance(path, HubFile):
+            return path.open_table(groups)
         return pq.ParquetFile(path, memory_map=True)
 
 
-def read_group(path: Path, group: int, names: list[str] | None = None) -> dict[str, ndarray]:
+def read_group(path: TableFile, group: int, names: list[str] | None = None) -> dict[str, ndarray]:
     """Return the columns of one row group, in the form of `read_columns`."""
     with read_errors(path):
-        table = open_table(path).read_row_group(group, names, use_threads=False)
+        table = open_table(path, [group]).read_row_group(group, names, use_threads=False)
     return {name: as_array(table[name]) for name in table.column_names}
 
 
-def read_columns(path: Path, names: list[str] | None = None) -> dict[str, ndarray]:
+def read_columns(path: TableFile, names: list[str] | None = None) -> dict[str, ndarray]:
     """Return whole columns: matrices for lists, vectors for numbers."""
     with read_errors(path):
         table = open_table(path).read(columns=names)
     return {name: as_array(table[name]) for name in table.column_names}
 
 
-def read_strings(path: Path, name: str) -> pa.ChunkedArray:
+def read_strings(path: TableFile, name: str) -> pa.ChunkedArray:
     """Return a whole column of text, to be decoded on access."""
     with read_errors(path):
         return open_table(path).read([name])[name]
 
 
 @contextmanager
-def read_errors(path: Path) -> Iterator[None]:
+def read_errors(path: TableFile) -> Iterator[None]:
     """Turn what Arrow raises on an unreadable file into an error that says what to do."""
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
         reason = " ".join(str(error).split()).rstrip(".")
+        if isinstance(path, HubFile):
+            raise StoreError(
+                f"Cannot read {path}: {reason}. What arrived is damaged: rerun the command. If that"
+                " does not help, ask the dataset's owner to push the index again."
+            ) from None
         raise StoreError(
             f"Cannot read {path}: {reason}. A file of the index is damaged or missing. Run"
             " `ffmem verify` to see which, and make the index again."

@@ -12,6 +12,7 @@ say) are refused, never shown.
 """
 
 import csv
+import hashlib
 import json
 import math
 import re
@@ -29,10 +30,18 @@ from numpy import ndarray
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.files import check_output_file, committing, csv_row, sha256, write_text
+from ffmem.hub import HubFile
 from ffmem.indexing.memory import visible
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
-from ffmem.indexing.tables import as_array, layer_file, read_columns, write_table
+from ffmem.indexing.tables import (
+    as_array,
+    layer_file,
+    open_table,
+    read_columns,
+    read_errors,
+    write_table,
+)
 
 FORMAT = 2
 
@@ -199,7 +208,8 @@ class Patterns:
         self.source = source
         self.folder = patterns_folder(index, source)
         self.layout = index.layout
-        self.manifest = _manifest(self.folder)
+        self._index = index
+        self.manifest = _manifest(index, source)
         if self.manifest["index"] != fingerprint(index):
             raise StoreError(
                 f"The patterns in {self.folder} are of another state of the index, which was"
@@ -216,7 +226,10 @@ class Patterns:
     def of(self, cell: str | tuple[int, int] | Cell) -> list[Pattern]:
         """Return the patterns of one memory, the positive list's first."""
         place = self.layout.resolve(cell)
-        table = self._found(place.layer)
+        if self._index.remote is None:
+            table = self._found(place.layer)
+        else:  # the layer's other patterns would have to be fetched
+            table = self._read("found", place.layer, place.memory)
         memories = as_array(table["memory"])  # ascending: one memory is decoded, not the layer
         first, past = np.searchsorted(memories, [place.memory, place.memory + 1]).tolist()
         return self._patterns(place.layer, table[first:past])
@@ -254,12 +267,31 @@ class Patterns:
             found.append(Pattern(cell=cell, source=self.source, **row))
         return found
 
-    def _read(self, kind: str, layer: int) -> pa.Table:
-        path = self.folder / layer_file(kind, layer)
+    def _read(self, kind: str, layer: int, memory: int | None = None) -> pa.Table:
+        """Return a table of a layer, or the row groups of it that have a memory."""
+        name = layer_file(kind, layer)
+        path = self._index.file(f"patterns/{self.source}/{name}", self.manifest["files"].get(name))
+        if isinstance(path, HubFile):
+            groups = None if memory is None else _groups_with(open_table(path, []), memory)
+            table = open_table(path, groups)
+            every = range(table.num_row_groups) if groups is None else groups
+            with read_errors(path):
+                return table.read_row_groups(list(every), use_threads=False)
         try:
             return pq.ParquetFile(path).read(use_threads=False)
         except (OSError, pa.ArrowInvalid) as error:
             raise StoreError(f"Cannot read {path} ({error}). {_COMMANDS[self.source]}") from None
+
+
+def _groups_with(table: pq.ParquetFile, memory: int) -> list[int]:
+    """Return the row groups of a table, sorted by memory, that may have a memory."""
+    column = table.schema_arrow.get_field_index("memory")
+    found = []
+    for group in range(table.num_row_groups):
+        known = table.metadata.row_group(group).column(column).statistics
+        if known is None or known.min <= memory <= known.max:
+            found.append(group)
+    return found
 
 
 def patterns_folder(index: Index, source: str) -> Path:
@@ -273,21 +305,21 @@ def open_patterns(index: Index) -> list[Patterns]:
     """Return the patterns of every source that has some for this state of the index."""
     found = []
     for source in SOURCES:
-        exists = (patterns_folder(index, source) / "manifest.json").exists()
-        if exists and not is_stale(index, source):
+        if index.has_file(f"patterns/{source}/manifest.json") and not is_stale(index, source):
             found.append(Patterns(index, source))
     return found
 
 
 def is_stale(index: Index, source: str) -> bool:
     """Return whether there are patterns, but of another state of the index."""
-    folder = patterns_folder(index, source)
-    return (folder / "manifest.json").exists() and _manifest(folder)["index"] != fingerprint(index)
+    if not index.has_file(f"patterns/{source}/manifest.json"):
+        return False
+    return bool(_manifest(index, source)["index"] != fingerprint(index))
 
 
 def fingerprint(index: Index) -> str:
     """Return the hash that identifies a state of an index."""
-    return sha256(index.folder / "manifest.json")
+    return hashlib.sha256(index.read_bytes("manifest.json")).hexdigest()
 
 
 def no_patterns(index: Index) -> str:
@@ -301,11 +333,11 @@ def no_patterns(index: Index) -> str:
     return f"This index has no patterns yet. Find them with {detect}."
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _manifest(index: Index, source: str) -> dict[str, Any]:
+    folder, command = patterns_folder(index, source), _COMMANDS[source]
     path = folder / "manifest.json"
-    command = _COMMANDS[folder.name]
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(index.read_bytes(f"patterns/{source}/manifest.json"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, not {FORMAT}")
         for name, kind in (("index", str), ("settings", dict), ("files", dict)):
@@ -386,7 +418,7 @@ def damaged_files(index: Index) -> list[str]:
             wrong.append(f"patterns/{source}/manifest.json is missing. {command}")
             continue
         try:
-            files = _manifest(folder)["files"]
+            files = _manifest(index, source)["files"]
         except StoreError as error:
             wrong.append(str(error))
             continue

@@ -1,0 +1,1 @@
+"""Indexes as tools for language-model agents."""

@@ -1,0 +1,61 @@
+"""Commands for the Hugging Face Hub: push, pull."""
+
+from pathlib import Path
+
+import click
+
+import ffmem
+from ffmem.cli.options import PATH, folder_argument
+from ffmem.progress import Progress
+
+repository_argument = click.argument("repository", metavar="ORG/NAME")
+
+
+@click.command()
+@folder_argument
+@repository_argument
+@click.option("--private", is_flag=True, help="Create a private dataset.")
+@click.option("--revision", metavar="BRANCH", help="Branch to push to, created if necessary.")
+@click.option(
+    "--license",
+    default="unknown",
+    show_default=True,
+    metavar="ID",
+    help="License of the text, by its id on the Hub.",
+)
+@click.option("--replace", is_flag=True, help="Replace another index that the dataset has.")
+def push(
+    folder: Path,
+    repository: str,
+    private: bool,
+    revision: str | None,
+    license: str,
+    replace: bool,
+) -> None:
+    """Push an index to the Hugging Face Hub.
+
+    It becomes a dataset with a card; patterns go with it. Log in first with `hf auth login`, or set
+    HF_TOKEN. The index contains its corpus: push only text that you may publish.
+    """
+    pushed = ffmem.push(
+        folder,
+        repository,
+        private=private,
+        revision=revision,
+        license=license,
+        replace=replace,
+        progress=Progress(),
+    )
+    click.echo(pushed)
+
+
+@click.command()
+@repository_argument
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.option("--revision", metavar="REVISION", help="Branch, tag or commit.")
+def pull(repository: str, folder: Path, revision: str | None) -> None:
+    """Pull an index from the Hugging Face Hub.
+
+    Every hash is checked before DIR appears. Interrupted? Rerun the command to resume.
+    """
+    click.echo(repr(ffmem.pull(repository, folder, revision=revision, progress=Progress())))

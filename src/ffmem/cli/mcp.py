@@ -1,0 +1,36 @@
+"""The command for agents: mcp."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from ffmem.cli.options import PATH, device_option, index_model_option
+from ffmem.errors import FfmemError
+
+
+@click.command()
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    type=PATH,
+    metavar="FOLDER",
+    help="Folder of a report or experiment. Default: DIR-report.",
+)
+@index_model_option
+@device_option
+def mcp(
+    folders: tuple[Path, ...], reports: tuple[Path, ...], model: str | None, device: str
+) -> None:
+    """Give indexes to a language-model agent as tools.
+
+    A server of the Model Context Protocol on stdin and stdout: your agent's host starts this
+    command. The model is loaded when a tool first needs it.
+    """
+    if find_spec("mcp") is None:
+        raise FfmemError("Agents need the package mcp. Install it: pip install 'ffmem[mcp]'.")
+    from ffmem.agents.server import serve
+
+    serve(folders, reports=reports, model=model, device=device)

@@ -1,0 +1,1 @@
+"""Indexes as datasets on the Hugging Face Hub."""
