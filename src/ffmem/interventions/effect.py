@@ -49,6 +49,7 @@ from ffmem.interventions.forward import (
 from ffmem.interventions.results import (
     INPUT_VALUES,
     NO_DIRECT,
+    NO_RELP,
     EffectResult,
     FactsEffect,
     FactsResult,
@@ -436,6 +437,7 @@ def _correlation(found: Measurement) -> dict[str, float | None]:
 
 def _notes(memories: Memories, found: Measurement) -> list[str]:
     notes = [NO_DIRECT] if found.estimates["direct"] is None else []
+    notes += [NO_RELP] if found.estimates["relp"] is None else []
     return notes if memories.has_values else [*notes, INPUT_VALUES]
 
 

@@ -13,11 +13,15 @@ from ffmem.indexing.memory import NO_VALUES, visible, visible_token
 from ffmem.interventions.edits import Edit
 from ffmem.text import MISSING, format_number, format_share, html_table
 
-ESTIMATES = ("gradient", "direct", "integrated")
+ESTIMATES = ("gradient", "direct", "relp", "integrated")
 
 NO_DIRECT = (
     "direct is not defined: this model's layers norm their whole output, so no part of it reaches"
     " the vocabulary by itself."
+)
+NO_RELP = (
+    "relp is not defined: this model has steps that its linear rules do not reach, such as"
+    " state-space layers, attention without a softmax, or feed-forward parts beside the memories."
 )
 INPUT_VALUES = (
     f"{NO_VALUES} Tokens beside a memory are what those vectors promote here; ff is their sum, what"
@@ -316,6 +320,7 @@ class MemoryEffect:
     change: float
     gradient: float
     direct: float | None
+    relp: float | None
     integrated: float | None
     coefficient: float
     """m at the position."""
