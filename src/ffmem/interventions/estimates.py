@@ -7,9 +7,9 @@
 
 `gradient` is the first-order term of the change. `direct` (direct logit attribution) is what m · v
 adds to the target on its straight way to the vocabulary. `relp` (`relevance.py`) is the gradient of
-a pass in which everything but sums and products with weights is held fixed. `integrated` (knowledge neurons) scales
-all coefficients of a layer from 0 to m; over the layer it sums to log p(layer off) − log p, closer
-with more steps.
+a pass in which everything but sums and products with weights is held fixed. `integrated` (knowledge
+neurons) scales all coefficients of a layer from 0 to m; over the layer it sums to
+log p(layer off) − log p, closer with more steps.
 """
 
 from collections.abc import Iterable, Sequence

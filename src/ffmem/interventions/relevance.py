@@ -318,6 +318,11 @@ class GradientPass:
         found = self._gradients([bank.used for bank in self.banks], self.output, slope)
         return list(zip(self.banks, found, strict=True))
 
+    def slopes_of_place(self, number: int) -> list[tuple[BankPass, Float[Tensor, "row memory"]]]:
+        """Return the slopes of the coefficient at a cut place, likewise."""
+        found = self._gradients([bank.used for bank in self.banks], self.computed[number], None)
+        return list(zip(self.banks, found, strict=True))
+
     def to_output(self, slope: Float[Tensor, " hidden"]) -> tuple[Tensor, Tensor]:
         """Return the slopes of slope · o: at each cut place, and of each token x₀ · ∂/∂x₀."""
         return self._ends(self.output, slope)
@@ -343,7 +348,7 @@ class GradientPass:
                 for end, one in zip(ends, found, strict=True)
             ]
         )
-        whole = float((self.output.detach()[0].to(slope).double() @ slope.double()))
+        whole = float(self.output.detach()[0].to(slope).double() @ slope.double())
         size = max(float(parts.abs().sum()), 1e-12)
         return abs(float(parts.sum()) - whole) / size
 
