@@ -1,4 +1,4 @@
-"""Circuits: a planted one is found whole, and every exact number is that of a hand-made ablation."""
+"""Circuits: a planted one is found whole, and exact numbers are those of ablations by hand."""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -56,7 +56,8 @@ def planted():
 
 def test_a_planted_circuit_is_found_and_nothing_else(planted):
     found = circuit(with_start(planted), TEXT)
-    assert found.estimated_by == "relp" and found.ablation == "zero"
+    assert found.estimated_by == "relp"
+    assert found.ablation == "zero"
     assert found.target.token == "w11"
     assert sorted(node.id for node in found.nodes) == ["L0N3@4", "L1N7@4"]
     edges = {(edge.source, edge.target): edge for edge in found.edges}
@@ -69,13 +70,14 @@ def test_a_planted_circuit_is_found_and_nothing_else(planted):
     assert found.completeness == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("off, node", [("lower", "L0N3@4"), ("upper", "L1N7@4")])
+@pytest.mark.parametrize(("off", "node"), [("lower", "L0N3@4"), ("upper", "L1N7@4")])
 def test_without_either_memory_a_planted_circuit_ends(planted, off, node):
     groups = {"lower": ["L0N3@4"], "upper": ["L1N7@4"]}
     found = circuit(with_start(planted), TEXT, groups=groups, off=[off])
     (group,) = (one for one in found.groups if one.off)
     assert group.nodes == [node]
-    assert found.switched_off.rank > 1 and found.switched_off.top[0].token != "w11"
+    assert found.switched_off.rank > 1
+    assert found.switched_off.top[0].token != "w11"
     assert found.switched_off.logit == pytest.approx(found.logit - group.exact, abs=1e-4)
     assert group.exact > 0.8 * (found.logit - found.ablated_logit)
     assert group.exact == pytest.approx(
@@ -243,7 +245,8 @@ def test_a_circuit_is_written_as_json_drawing_and_viewer_file(planted, tmp_path)
     assert len(drawing.findall(".//{*}path")) == len(found.edges)
     viewer = json.loads((tmp_path / "circuit-tracer.json").read_text())
     ids = [node["node_id"] for node in viewer["nodes"]]
-    assert ids[:2] == ["1_7_4", "0_3_4"] and ids[-1] == "3_11_4"
+    assert ids[:2] == ["1_7_4", "0_3_4"]
+    assert ids[-1] == "3_11_4"
     assert len(set(ids)) == len(ids) == len(found.nodes) + len(found.ends) + 1
     assert {link[end] for link in viewer["links"] for end in ("source", "target")} <= set(ids)
     assert viewer["qParams"]["supernodes"] == [["both <b>", "0_3_4", "1_7_4"]]
@@ -259,7 +262,7 @@ def test_names_in_a_drawing_are_escaped(planted):
 
 
 @pytest.mark.parametrize(
-    "options, error, message",
+    ("options", "error", "message"),
     [
         ({"nodes": 0}, FfmemError, "0 were requested"),
         ({"target": "w3 w4"}, ModelError, "not one token"),

@@ -12,7 +12,7 @@ from ffmem.cli import cli
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import apply_edits, coefficients_along
-from ffmem.interventions.sources import find_reading_norm, find_sources, fold_key
+from ffmem.interventions.sources import find_reading_norm, find_sources, fold_keys
 from tests.interventions.planted import with_start
 from tests.tiny import EXPERTS, TINY, read
 
@@ -30,24 +30,22 @@ def last_cell(memories):
 
 
 def test_a_folded_key_reads_the_stream_as_the_memory_does(memories):
-    """x · k − k · β = h · k̃ / σ, with x and h of the model's own pass, up to one factor σ."""
+    """(x − β) · k = h · k̃ / σ, with x and h of the model's own pass."""
     layer = memories.layout.memory_layers[-1]
     norm, notes = find_reading_norm(memories, layer)
+    inputs = []
+    if norm is not None:
+        handle = norm.module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     trace = memories.trace(torch.tensor([[0, *IDS]]))[layer]
-    x = trace.ff_input[0]
     if norm is None:
-        if not notes:
-            torch.testing.assert_close(x, trace.residual[0])
+        assert notes or torch.equal(trace.ff_input, trace.residual)
         return
+    handle.remove()
     keys = memories.keys(layer)[:3].float()
-    folded = torch.stack([fold_key(key, norm) for key in keys])
-    is_parallel = memories.rows[layer].attention is not None
-    h = (trace.block_input if is_parallel else trace.residual)[0].float()
-    if memories.rows[layer].residual_scale is not None:
-        return  # minimax reads a norm of what r is made from
-    product = (x.float() - norm.offset) @ keys.T
-    sigma = norm.denominator(h)[:, None]
-    torch.testing.assert_close(product, h @ folded.T / sigma, rtol=2e-3, atol=2e-3)
+    h = inputs[-1].reshape(-1, memories.hidden).float()
+    product = (trace.ff_input[0].float() - norm.offset) @ keys.T
+    expected = h @ fold_keys(keys, norm).T / norm.denominator(h)[:, None]
+    torch.testing.assert_close(product, expected, rtol=2e-3, atol=2e-3)
 
 
 def test_matches_are_the_largest_cosines(memories):
@@ -60,14 +58,11 @@ def test_matches_are_the_largest_cosines(memories):
     norm, _ = find_reading_norm(memories, cell.layer)
     keys = [memories.keys(cell.layer)[cell.memory]]
     keys += [memories.up_keys(cell.layer)[cell.memory]] if memories.gated else []
-    expected = {}
+    folded, expected = fold_keys(torch.stack(keys).float(), norm), {}
     for layer in range(cell.layer):
         for memory, value in enumerate(memories.output_directions(layer).float()):
             if value.any():
-                cosines = [
-                    float(torch.cosine_similarity(value, fold_key(key.float(), norm), dim=0))
-                    for key in keys
-                ]
+                cosines = torch.cosine_similarity(value[None], folded).tolist()
                 expected[str(memories.layout.cell(layer, memory))] = cosines
     best = sorted(expected, key=lambda name: -max(map(abs, expected[name])))[:6]
     assert [one.cell for one in found.by_weights] == best
@@ -117,7 +112,7 @@ def test_show_adds_sources(expert_index):
     found = json.loads(result.stdout)["sources"]
     expected = ffmem.sources(expert_index, "L1SN3", prompt="The river runs")
     assert [one["cell"] for one in found["by_weights"]] == [one.cell for one in expected.by_weights]
-    assert found["on_prompt"] and found["on_prompt"][0]["cell"].startswith("L0")
+    assert found["on_prompt"][0]["cell"].startswith("L0")
     text = CliRunner().invoke(cli, [*arguments, *more], catch_exceptions=False).stdout
     assert "Lower memories whose values match the keys of L1SN3" in text
     assert CliRunner().invoke(cli, [*arguments, "--prompt", "The"]).exit_code == 2

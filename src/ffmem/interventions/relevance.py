@@ -127,7 +127,7 @@ def linear_rules(memories: Memories, one: Tensor) -> Iterator[None]:
         hooks.enter_context(_HoldPatterns())
         for layer, banks in enumerate(memories.banks):
             products: dict[tuple[int, str], Tensor] = {}
-            for bank in [] if _is_pattern(memories, layer) else banks.dense:
+            for bank in [] if is_pattern(memories, layer) else banks.dense:
                 for name, module in (("keys", bank.keys), ("up", bank.up)):
                     if module is not None:
                         keep = partial(_keep_product, products, (bank.offset, name))
@@ -140,7 +140,7 @@ def linear_rules(memories: Memories, one: Tensor) -> Iterator[None]:
         yield
 
 
-def _is_pattern(memories: Memories, layer: int) -> bool:
+def is_pattern(memories: Memories, layer: int) -> bool:
     """Return whether the coefficients of a layer are weights of a softmax or of a lambda layer."""
     row = memories.rows[layer]
     return row.softmax_groups is not None or row.input_values
@@ -168,7 +168,7 @@ def _hold_dense(
     """Apply the rule of a memory to a dense bank, whose products are x · Kᵀ and x · Uᵀ."""
     if isinstance(bank, ExpertBank):
         return m
-    if _is_pattern(memories, layer):
+    if is_pattern(memories, layer):
         return m.detach()
     gate = products[bank.offset, "keys"].reshape(len(m), -1)[:, : bank.size]
     if not bank.gated:

@@ -505,8 +505,8 @@ class PromptSource:
     change: float
     """Of the coefficient when the lower memory is off everywhere, exact; with a coefficient above
     0, negative: it fed the memory."""
-    relp: float
-    """The estimated change."""
+    estimate: float
+    """The change that relp expects; a plain gradient where a note says so."""
     coefficient: float
     """Its own, at the position."""
 
@@ -546,13 +546,13 @@ class SourcesResult(TableResult):
                 "",
                 *align_columns(
                     [
-                        ["memory", "change", "relp", "m there"],
+                        ["memory", "change", "estimate", "m there"],
                         *(
                             [
                                 one.cell,
                                 *(
                                     format_number(number, signed=True)
-                                    for number in (one.change, one.relp, one.coefficient)
+                                    for number in (one.change, one.estimate, one.coefficient)
                                 ),
                             ]
                             for one in self.on_prompt
@@ -561,7 +561,7 @@ class SourcesResult(TableResult):
                 ),
                 "",
                 f"change: of m of {self.cell} with the lower memory off, exact; {self.candidates}"
-                f" measured, rank correlation with relp {format_number(self.correlation, 2)}.",
+                f" measured, rank correlation {format_number(self.correlation, 2)}.",
             ]
         title = f"Lower memories whose values match the keys of {self.cell}"
         return (

@@ -36,8 +36,8 @@ from ffmem.interventions.forward import (
     coefficients_along,
     read_prompt,
 )
-from ffmem.interventions.relevance import GradientPass, Place
-from ffmem.interventions.results import NO_RELP, PromptSource, SourcesResult, WeightSource
+from ffmem.interventions.relevance import GradientPass, Place, is_pattern
+from ffmem.interventions.results import PromptSource, SourcesResult, WeightSource
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor
@@ -45,6 +45,10 @@ from ffmem.progress import Progress
 
 NO_NORM = (
     "No norm was folded into the keys: this layer does not read a norm of the stream directly."
+)
+PLAIN_GRADIENT = (
+    "Candidates were chosen by plain gradients: the linear rules of relp do not reach every step"
+    " here, or hold this memory's coefficient fixed."
 )
 NORMED_STREAM = (
     "This model's layers norm the stream itself; what these norms do to a value on its way is not"
@@ -112,7 +116,7 @@ def match_values(memories: Memories, cell: Cell, n: int, seconds: float | None =
     keys = [memories.keys(cell.layer)[cell.memory]]
     if memories.gated:
         keys.append(memories.up_keys(cell.layer)[cell.memory])
-    folded = torch.stack([fold_key(key.float(), norm) for key in keys])
+    folded = fold_keys(torch.stack(keys).float(), norm)
     found: list[WeightSource] = []
     searched: list[int] = []
     deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -142,12 +146,9 @@ def match_values(memories: Memories, cell: Cell, n: int, seconds: float | None =
     return Matches(found[:n], sorted(searched), notes)
 
 
-def fold_key(key: Float[Tensor, " hidden"], norm: Norm | None) -> Float[Tensor, " hidden"]:
-    """Return k̃, whose product with a vector of the stream is that of k with its norm, times σ."""
-    if norm is None:
-        return key
-    folded = key * norm.gain.to(key.device)
-    return norm.center(folded)
+def fold_keys(keys: Float[Tensor, "key hidden"], norm: Norm | None) -> Float[Tensor, "key hidden"]:
+    """Return k̃ of each k: its product with a vector of the stream is σ · (N(h) − β) · k."""
+    return keys if norm is None else norm.center(keys * norm.gain.to(keys.device))
 
 
 @torch.no_grad()
@@ -221,7 +222,7 @@ def measure_sources(
             PromptSource(
                 cell=str(cells[number]),
                 change=float(changes[number]),
-                relp=float(picked[number]),
+                estimate=float(picked[number]),
                 coefficient=float(
                     forward.layers[cells[number].layer].coefficients[0, cells[number].memory]
                 ),
@@ -243,23 +244,18 @@ def _find_position(loaded: LoadedModel, cell: Cell, read: Prompt, position: int 
 
 def _estimate(forward: PartialForward, cell: Cell, at: int) -> tuple[Tensor, list[str]]:
     """Return −Σ m · ∂m_cell/∂m of every memory, by linear rules where they reach every step."""
-    layout = forward.memories.layout
-    place = Place(cell.layer, cell.memory, at)
-    run = GradientPass(forward, cut=[place])
-    notes: list[str] = []
+    memories, layout = forward.memories, forward.memories.layout
     any_slope = functional.normalize(forward.output[0].float(), dim=0)
-    if not GradientPass(forward).is_complete(any_slope):
-        run = GradientPass(forward, linear=False, cut=[place])
-        notes = [NO_RELP.replace("is not defined", "is a plain gradient here")]
+    linear = not is_pattern(memories, cell.layer) and GradientPass(forward).is_complete(any_slope)
+    run = GradientPass(forward, linear=linear, cut=[Place(cell.layer, cell.memory, at)])
     found = torch.zeros(len(layout), dtype=torch.float64)
-    if not run.computed[0].requires_grad:  # not routed there: nothing feeds it
-        return found, notes
-    for bank, slopes in run.slopes_of_place(0):
-        if bank.layer < cell.layer:
-            first = layout.starts[bank.layer] + bank.memories.start
-            parts = (bank.used.detach().double() * slopes.double()).sum(dim=0).cpu()
-            found[first : first + len(bank.memories)] -= parts
-    return found, notes
+    if run.computed[0].requires_grad:  # else it is not routed there, and nothing feeds it
+        for bank, slopes in run.slopes_of_place(0):
+            if bank.layer < cell.layer:
+                first = layout.starts[bank.layer] + bank.memories.start
+                parts = (bank.used.detach().double() * slopes.double()).sum(dim=0).cpu()
+                found[first : first + len(bank.memories)] -= parts
+    return found, [] if linear else [PLAIN_GRADIENT]
 
 
 @torch.no_grad()
