@@ -15,9 +15,15 @@ from ffmem.progress import Progress
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.interventions.checkpoint import EditResult
+    from ffmem.interventions.circuit_results import CircuitResult
     from ffmem.interventions.compare import Comparison
     from ffmem.interventions.forward import LoadedModel
-    from ffmem.interventions.results import EffectResult, FactsResult, TraceResult
+    from ffmem.interventions.results import (
+        EffectResult,
+        FactsResult,
+        SourcesResult,
+        TraceResult,
+    )
     from ffmem.models.memories import Memories, Neighbour
 
 
@@ -183,6 +189,111 @@ def effect(
         for text in texts
     ]
     return found if texts is prompt else found[0]
+
+
+def circuit(
+    model_or_index: "Memories | Index | str | Path",
+    prompt: str,
+    *,
+    target: str | None = None,
+    position: int | None = None,
+    nodes: int = 64,
+    ablation: str = "auto",
+    groups: Mapping[str, Sequence[str]] | None = None,
+    off: Sequence[str] = (),
+    out: str | Path | None = None,
+    seed: int = 0,
+    start: str | None = None,
+    model: "Memories | str | Path | None" = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "CircuitResult":
+    """Return which memories the next token comes through, and which of them feed which.
+
+    Args:
+        model_or_index: A model, or an index, which knows the mean of each memory.
+        prompt: The text.
+        target: Token to explain. Default: the model's own next token.
+        position: Position to read. Default: the last.
+        nodes: Memories at positions to show at most.
+        ablation: What coefficients become: "mean" (of the index), "zero", or "auto".
+        groups: Nodes, such as "L5N12@3", by a name; each group is ablated together.
+        off: Groups to switch off all at once.
+        out: Folder for circuit.json, circuit.svg and circuit-tracer.json. Default: none.
+        seed: Random seed of the random circuits to compare with.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    from ffmem.interventions.circuit import circuit as find_circuit
+    from ffmem.interventions.circuit_results import write_circuit
+
+    found = find_circuit(
+        loaded,
+        prompt,
+        target=target,
+        position=-1 if position is None else position,
+        nodes=nodes,
+        ablation=ablation,
+        groups=groups,
+        off=off,
+        seed=seed,
+        progress=progress,
+    )
+    if out is not None:
+        with output_folder(Path(out)):
+            write_circuit(found, Path(out))
+    return found
+
+
+def sources(
+    model_or_index: "Memories | Index | str | Path",
+    cell: object,
+    *,
+    prompt: str | None = None,
+    position: int | None = None,
+    n: int = 10,
+    candidates: int = 200,
+    start: str | None = None,
+    model: "Memories | str | Path | None" = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "SourcesResult":
+    """Return the lower memories that feed a memory: by weights and, on a prompt, in fact.
+
+    Args:
+        model_or_index: A model, or an index.
+        cell: The memory.
+        prompt: A text on which to measure which lower memories change its coefficient.
+        position: Where to read the coefficient. Default: where it is largest.
+        n: Memories to return.
+        candidates: Memories to measure on the prompt, chosen by estimates.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    from ffmem.cells import Cell
+
+    memory = Cell.of(cell)
+    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    from ffmem.interventions.sources import find_sources
+
+    return find_sources(
+        loaded,
+        memory,
+        prompt=prompt,
+        position=position,
+        n=n,
+        candidates=candidates,
+        progress=progress,
+    )
 
 
 def neighbours(

@@ -32,6 +32,7 @@ GROUPS = {
     "Measure": {
         "trace": ("trace", "Trace a prompt through the layers of a model."),
         "effect": ("trace", "Measure how memories affect the next token."),
+        "circuit": ("trace", "Show which memories feed a prediction, and each other."),
         "experiment": ("experiment", "Measure one figure or table of the paper."),
         "report": ("experiment", "Measure all figures and tables, and write a report."),
         "compare": ("edit", "Compare two indexes, memory by memory."),

@@ -1,11 +1,19 @@
-"""Commands that read an index without torch: show, search, export."""
+"""Commands that read an index, without torch unless asked for sources: show, search, export."""
 
 from pathlib import Path
 
 import click
 
 import ffmem
-from ffmem.cli.options import AT_LEAST_1, PATH, folder_argument, json_option, print_json
+from ffmem.cli.options import (
+    AT_LEAST_1,
+    PATH,
+    device_option,
+    folder_argument,
+    index_model_option,
+    json_option,
+    print_json,
+)
 from ffmem.errors import StoreError
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -14,12 +22,33 @@ from ffmem.text import pluralize
 @click.command()
 @folder_argument
 @click.argument("cell")
+@click.option("--sources", is_flag=True, help="Also show lower memories that feed it.")
+@click.option("--prompt", metavar="TEXT", help="Measure sources on this prompt, exactly.")
+@click.option(
+    "--position",
+    type=int,
+    metavar="N",
+    help="Position of the prompt to read. Default: that of its largest |coefficient|.",
+)
+@index_model_option
+@device_option
 @json_option
-def show(folder: Path, cell: str, as_json: bool) -> None:
+def show(
+    folder: Path,
+    cell: str,
+    sources: bool,
+    prompt: str | None,
+    position: int | None,
+    model: str | None,
+    device: str,
+    as_json: bool,
+) -> None:
     """Show a memory: its triggers, value and patterns.
 
-    CELL names the memory: L5N1234 is memory 1234 of layer 5.
+    CELL names the memory: L5N1234 is memory 1234 of layer 5. --sources loads the model.
     """
+    if not sources and (prompt is not None or position is not None):
+        raise click.UsageError("--prompt and --position need --sources.")
     from ffmem.patterns.store import format_patterns, open_patterns
 
     index = ffmem.open(folder)
@@ -31,10 +60,23 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
     except StoreError as error:  # the memory itself is sound
         click.echo(f"Cannot show its patterns. {error}", err=True)
         patterns = []
+    found = None
+    if sources:
+        found = ffmem.sources(
+            index,
+            memory.cell,
+            prompt=prompt,
+            position=position,
+            model=model,
+            device=device,
+            progress=Progress(),
+        )
     if as_json:
-        print_json({**memory.to_dict(), "patterns": [one.to_dict() for one in patterns]})
+        content = {**memory.to_dict(), "patterns": [one.to_dict() for one in patterns]}
+        print_json(content if found is None else {**content, "sources": found.to_dict()})
     else:
-        click.echo("\n".join([str(memory), *format_patterns(patterns, memory.gated)]))
+        more = [] if found is None else ["", str(found)]
+        click.echo("\n".join([str(memory), *format_patterns(patterns, memory.gated), *more]))
 
 
 @click.command()

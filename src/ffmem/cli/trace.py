@@ -1,4 +1,4 @@
-"""Commands that load a model: trace, effect, neighbours."""
+"""Commands that load a model: trace, effect, circuit, neighbours."""
 
 import json
 from pathlib import Path
@@ -19,6 +19,7 @@ from ffmem.cli.options import (
     print_json,
     print_result,
     prompt_options,
+    seed_option,
     split_commas,
 )
 from ffmem.progress import Progress
@@ -203,6 +204,88 @@ def effect(
         progress=Progress(),
     )
     print_result(found, as_json)
+
+
+@click.command()
+@model_or_index_argument
+@click.argument("prompt")
+@click.option("--target", metavar="TOKEN", help="Token to explain. Default: the predicted one.")
+@click.option("--position", type=int, metavar="N", help="Position to read. Default: the last.")
+@click.option(
+    "--nodes",
+    type=AT_LEAST_1,
+    default=64,
+    show_default=True,
+    help="Memories at positions to show at most.",
+)
+@click.option(
+    "--ablation",
+    type=click.Choice(["auto", "mean", "zero"]),
+    default="auto",
+    show_default=True,
+    help="What coefficients become: their mean in the index, or 0.",
+)
+@click.option(
+    "--group",
+    "groups",
+    metavar="NAME=NODES",
+    multiple=True,
+    help="Ablate nodes together: capital=L5N12@3,L7N8@4.",
+)
+@click.option("--off", metavar="NAME", multiple=True, help="Switch this group off.")
+@click.option("--out", type=PATH, help="Folder to write: JSON, SVG, circuit-tracer's JSON.")
+@seed_option
+@prompt_options
+@json_option
+def circuit(
+    model_or_index: str,
+    prompt: str,
+    target: str | None,
+    position: int | None,
+    nodes: int,
+    ablation: str,
+    groups: tuple[str, ...],
+    off: tuple[str, ...],
+    out: Path | None,
+    seed: int,
+    start: str | None,
+    model: str | None,
+    dtype: str | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Show which memories feed a prediction, and each other.
+
+    A node is a memory at a position, such as L5N12@3; an edge is what flows from one to another
+    past no third one. RelP estimates choose nodes and edges; exact ablations measure those shown,
+    and how much of the target's logit they carry.
+    """
+    by_name: dict[str, list[str]] = {}
+    for group in groups:
+        name, equals, names = group.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"--group {group}: write a name and nodes, like a=L5N12@3.")
+        by_name.setdefault(name, []).extend(split_commas((names,)))
+    found = ffmem.circuit(
+        model_or_index,
+        prompt,
+        target=target,
+        position=position,
+        nodes=nodes,
+        ablation=ablation,
+        groups=by_name,
+        off=off,
+        out=out,
+        seed=seed,
+        start=start,
+        model=model,
+        dtype=dtype,
+        device=device,
+        progress=Progress(),
+    )
+    print_result(found, as_json)
+    if out is not None:
+        click.echo(f"Wrote {out}.", err=True)
 
 
 @click.command()

@@ -49,6 +49,7 @@ from ffmem.interventions.forward import (
 from ffmem.interventions.results import (
     INPUT_VALUES,
     NO_DIRECT,
+    NO_RELP,
     EffectResult,
     FactsEffect,
     FactsResult,
@@ -436,6 +437,7 @@ def _correlation(found: Measurement) -> dict[str, float | None]:
 
 def _notes(memories: Memories, found: Measurement) -> list[str]:
     notes = [NO_DIRECT] if found.estimates["direct"] is None else []
+    notes += [NO_RELP] if found.estimates["relp"] is None else []
     return notes if memories.has_values else [*notes, INPUT_VALUES]
 
 
@@ -465,7 +467,7 @@ def ablate(
         rows = order[begin:end]
         batch = [cells[number] for number in rows]
         output = forward.run(
-            batch[0].layer, len(rows), _switch_off(batch, forward.n_tokens, positions)
+            batch[0].layer, len(rows), switch_off(batch, forward.n_tokens, positions)
         )
         found[rows] = log_probability(head, output, target).cpu() - clean
         step(len(rows))
@@ -493,7 +495,7 @@ def cheapest_cuts(layers: list[int], n_layers: int, n_tokens: int, max_rows: int
     return cuts[::-1]
 
 
-def _switch_off(
+def switch_off(
     cells: Sequence[Cell], n_tokens: int, positions: Sequence[int] | None
 ) -> dict[int, Change]:
     """Return the changes that switch off, in sentence b of a batch, the b-th memory."""

@@ -2,12 +2,14 @@
 
     gradient     −Σ_position m · ∂log p/∂m                   one backward pass through the model
     direct       −m · (g · v),  g = ∂log p/∂h, σ frozen      at the position alone, past all layers
+    relp         −Σ_position m · ∂log p/∂m by linear rules   norms, patterns and gates held fixed
     integrated   −Σ_position m · mean_k ∂log p/∂m at αₖ · m  αₖ = (k − ½)/S, k = 1 … S
 
 `gradient` is the first-order term of the change. `direct` (direct logit attribution) is what m · v
-adds to the target on its straight way to the vocabulary. `integrated` (knowledge neurons) scales
-all coefficients of a layer from 0 to m; over the layer it sums to log p(layer off) − log p, closer
-with more steps.
+adds to the target on its straight way to the vocabulary. `relp` (`relevance.py`) is the gradient of
+a pass in which everything but sums and products with weights is held fixed. `integrated` (knowledge
+neurons) scales all coefficients of a layer from 0 to m; over the layer it sums to
+log p(layer off) − log p, closer with more steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,6 +30,7 @@ from ffmem.interventions.forward import (
     post_norm_sigma,
 )
 from ffmem.models.families import RERUN
+from ffmem.interventions.relevance import GradientPass
 from ffmem.progress import Step
 
 Estimates = dict[str, Float[Tensor, " memory"] | None]
@@ -46,6 +49,7 @@ def estimate(
     found: Estimates = {
         "gradient": gradient(forward, target, positions),
         "direct": direct(forward, target, positions),
+        "relp": relp(forward, target, positions),
         "integrated": None,
     }
     if steps:
@@ -81,6 +85,25 @@ def direct(
         parts = trace.coefficients[0].to(slopes.device).double() * slopes.double()
         found.append(-parts.cpu() / post_norm_sigma(memories, layer, trace))
     return torch.cat(found)
+
+
+def relp(
+    forward: PartialForward, target: int, positions: Sequence[int] | None = None
+) -> Float[Tensor, " memory"] | None:
+    """Return −Σ m · ∂log p/∂m by linear rules; None if the model has steps without a rule."""
+    layout = forward.memories.layout
+    slope = frozen_slope(forward, target)
+    linear = GradientPass(forward)
+    if not linear.is_complete(slope):
+        return None
+    found = torch.zeros(len(layout), dtype=torch.float64)
+    for bank, slopes in linear.slopes(slope):
+        parts = (bank.used.detach().double() * slopes.double()).cpu()
+        if positions is not None:
+            parts = parts[torch.isin(bank.positions.cpu(), torch.tensor(positions))]
+        first = layout.starts[bank.layer] + bank.memories.start
+        found[first : first + len(bank.memories)] -= parts.sum(dim=0)
+    return found
 
 
 def frozen_slope(forward: PartialForward, target: int) -> Float[Tensor, " hidden"]:

@@ -406,12 +406,17 @@ class PartialForward:
         return self.layers[-1].layer_output
 
     def run(
-        self, first_layer: int, n_rows: int, changes: Mapping[int, Change]
+        self,
+        first_layer: int,
+        n_rows: int,
+        changes: Mapping[int, Change],
+        layers: int | None = None,
     ) -> Float[Tensor, "row hidden"]:
         """Return the last layer's output at the position, for `n_rows` copies of the prompt.
 
         Each layer in `changes` runs with changed coefficients; none may be below `first_layer`.
-        Gradients flow from the changed coefficients on, if torch keeps them.
+        Gradients flow from the changed coefficients on, if torch keeps them. With `layers`, only
+        the first so many run.
         """
         assert all(layer >= first_layer for layer in changes), "a change below the first layer"
         memories, found = self.memories, []
@@ -420,13 +425,15 @@ class PartialForward:
         def keep(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             found.append(memories.streams.collapse(first_tensor(output, {}))[:, -1].clone())
 
+        last = memories.n_layers if layers is None else layers
         with ExitStack() as stack:
             for layer in range(first_layer):
                 stub = partial(self._skip_block, layer, first_layer, n_rows)
                 stack.enter_context(_replace_forward(memories.blocks[layer], stub))
             for layer, change in changes.items():
                 stack.enter_context(change_coefficients(memories, layer, change))
-            stack.callback(memories.blocks[-1].register_forward_hook(keep).remove)
+            stack.callback(memories.blocks[last - 1].register_forward_hook(keep).remove)
+            stack.enter_context(memories.stop_after(last))
             tokens = self.tokens.repeat(n_rows, 1).to(memories.device)
             memories.trunk(tokens, use_cache=False)
         return found[0]

@@ -13,11 +13,15 @@ from ffmem.indexing.memory import NO_VALUES, visible, visible_token
 from ffmem.interventions.edits import Edit
 from ffmem.text import MISSING, format_number, format_share, html_table
 
-ESTIMATES = ("gradient", "direct", "integrated")
+ESTIMATES = ("gradient", "direct", "relp", "integrated")
 
 NO_DIRECT = (
     "direct is not defined: this model's layers norm their whole output or mix several streams, so"
     " no part of it reaches the vocabulary by itself."
+)
+NO_RELP = (
+    "relp is not defined: this model has steps that its linear rules do not reach, such as"
+    " state-space layers, attention without a softmax, or feed-forward parts beside the memories."
 )
 INPUT_VALUES = (
     f"{NO_VALUES} Tokens beside a memory are what those vectors promote here; ff is their sum, what"
@@ -78,14 +82,15 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _mark_position(tokens: Sequence[str], position: int) -> str:
+def mark_position(tokens: Sequence[str], position: int) -> str:
     """Return the tokens of a prompt, with brackets around the one where it was read."""
     shown = [visible_token(token) for token in tokens]
     shown[position] = f"[{shown[position]}]"
     return " ".join(shown)
 
 
-def _format_tokens(tokens: Sequence[TokenProbability], n: int = 5) -> str:
+def format_tokens(tokens: Sequence[TokenProbability], n: int = 5) -> str:
+    """Return the first tokens with their probabilities."""
     return "  ".join(f"{visible_token(t.token)} {t.probability:.3f}" for t in tokens[:n])
 
 
@@ -260,7 +265,7 @@ class TraceResult(TableResult):
                 ]
                 below += align_columns([["layer", *map(visible_token, self.tokens)], *tokens])
         below += ["", *self.notes] if self.notes else []
-        above = [_mark_position(self.tokens, self.position)]
+        above = [mark_position(self.tokens, self.position)]
         rows = [_format_layer(layer, has_experts) for layer in self.layers]
         return above, [header, *rows], below
 
@@ -270,7 +275,7 @@ def _format_run(run: TraceRun) -> list[str]:
         settled = "The prediction appears in the last layer only."
     else:
         settled = f"The prediction is final from layer {run.saturation} on."
-    return [f"predicts  {_format_tokens(run.output_top)}", settled]
+    return [f"predicts  {format_tokens(run.output_top)}", settled]
 
 
 def _format_layer(layer: TracedLayer, has_experts: bool) -> list[str]:
@@ -316,6 +321,7 @@ class MemoryEffect:
     change: float
     gradient: float
     direct: float | None
+    relp: float | None
     integrated: float | None
     coefficient: float
     """m at the position."""
@@ -368,8 +374,8 @@ class EffectResult(TableResult):
         """Return prompt, prediction and target; the memories; what the numbers mean."""
         target = self.target
         above = [
-            _mark_position(self.tokens, self.position),
-            f"predicts  {_format_tokens(self.top)}",
+            mark_position(self.tokens, self.position),
+            f"predicts  {format_tokens(self.top)}",
             f"target    {visible_token(target.token)}, p {format_number(target.probability)},"
             f" log p {format_number(target.log_probability)}, rank {target.rank:,}",
         ]
@@ -467,3 +473,102 @@ def _format_effect(memory: MemoryEffect, numbers: Sequence[str]) -> list[str]:
 def _format_correlation(result: EffectResult | FactsResult) -> str:
     names = _known_estimates(result.memories)
     return ", ".join(f"{name} {format_number(result.correlation[name], 2)}" for name in names)
+
+
+# Sources: the lower memories that feed one
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """A lower memory whose value matches a memory's keys, as they read the stream."""
+
+    cell: str
+    cosine: float
+    """Of its value with the key; in gated models, the gate's."""
+    product: float
+    """What a coefficient of 1 adds to the product x · k, times σ of the norm before it."""
+    up_cosine: float | None
+    """The same for the other key of a gated memory."""
+    up_product: float | None
+
+    @property
+    def strength(self) -> float:
+        """The larger |cosine|: what sources rank by."""
+        return max(abs(self.cosine), abs(self.up_cosine or 0.0))
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """A lower memory that changes a memory's coefficient on a prompt."""
+
+    cell: str
+    change: float
+    """Of the coefficient when the lower memory is off everywhere, exact; with a coefficient above
+    0, negative: it fed the memory."""
+    estimate: float
+    """The change that relp expects; a plain gradient where a note says so."""
+    coefficient: float
+    """Its own, at the position."""
+
+
+@dataclass(frozen=True, repr=False)
+class SourcesResult(TableResult):
+    """The lower memories that feed a memory: by weights alone and, on a prompt, in fact."""
+
+    cell: str
+    by_weights: list[WeightSource]
+    layers_searched: list[int]
+    gated: bool
+    prompt: str | None = None
+    tokens: list[str] | None = None
+    position: int | None = None
+    coefficient: float | None = None
+    """Of the memory at the position."""
+    candidates: int = 0
+    """Lower memories that were measured on the prompt."""
+    correlation: float | None = None
+    """Spearman's, of the estimated changes with the exact ones."""
+    on_prompt: list[PromptSource] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return a title; the matches by weights; what the prompt shows."""
+        names = ["cosine", "product", *(["up_cosine", "up_product"] if self.gated else [])]
+        table = [["memory", *(name.replace("up_", "up ") for name in names)]]
+        for one in self.by_weights:
+            shown = [format_number(getattr(one, name), signed=True) for name in names]
+            table.append([one.cell, *shown])
+        below: list[str] = []
+        if self.tokens is not None and self.position is not None:
+            m = format_number(self.coefficient, signed=True)
+            below += [
+                f"On the prompt, m = {m} at {mark_position(self.tokens, self.position)}",
+                "",
+                *align_columns(
+                    [
+                        ["memory", "change", "estimate", "m there"],
+                        *(
+                            [
+                                one.cell,
+                                *(
+                                    format_number(number, signed=True)
+                                    for number in (one.change, one.estimate, one.coefficient)
+                                ),
+                            ]
+                            for one in self.on_prompt
+                        ),
+                    ]
+                ),
+                "",
+                f"change: of m of {self.cell} with the lower memory off, exact; {self.candidates}"
+                f" measured, rank correlation {format_number(self.correlation, 2)}.",
+            ]
+        title = f"Lower memories whose values match the keys of {self.cell}"
+        return (
+            [title if self.by_weights else f"No memory below feeds {self.cell}"],
+            table,
+            [
+                *below,
+                *self.notes,
+            ],
+        )

@@ -375,14 +375,20 @@ class Memories:
         Pad sentences on the right. They need no attention mask: no position sees the padding
         after it.
         """
+        with self.stop_after(self.n_layers if layers is None else layers):
+            self.trunk(tokens.to(self.device), use_cache=False)
+
+    @contextmanager
+    def stop_after(self, layers: int) -> Iterator[None]:
+        """End the forward pass inside this block after so many layers."""
 
         def stop(*_: Any) -> None:
             raise _StopForwardError
 
-        with ExitStack() as hooks, suppress(_StopForwardError):
-            for block in self.blocks[self.n_layers if layers is None else layers :]:
+        with suppress(_StopForwardError), ExitStack() as hooks:
+            for block in self.blocks[layers:]:
                 hooks.callback(block.register_forward_pre_hook(stop).remove)
-            self.trunk(tokens.to(self.device), use_cache=False)
+            yield
 
     @property
     def trunk(self) -> nn.Module:

@@ -20,10 +20,21 @@ from ffmem.web.catalog import Catalog
 from ffmem.web.errors import Busy, ErrorResponse, NotReady, http_status
 from ffmem.web.site import Site
 from ffmem.web.state import State
-from ffmem.web.views import annotate, api, edits, figures, home, layer, memory, search, trace
+from ffmem.web.views import (
+    annotate,
+    api,
+    circuit,
+    edits,
+    figures,
+    home,
+    layer,
+    memory,
+    search,
+    trace,
+)
 from ffmem.web.worker import ModelWorker
 
-VIEWS = (home, layer, memory, search, trace, edits, figures, annotate, api)
+VIEWS = (home, layer, memory, search, trace, circuit, edits, figures, annotate, api)
 """Each has one or more pages, and the same as JSON below /api."""
 
 RETRY_SECONDS = 5

@@ -24,6 +24,7 @@ from ffmem.indexing.manifest import ModelRecord
 from ffmem.indexing.memory import NO_VALUES, Memory, Trigger, visible
 from ffmem.indexing.sentences import StoredSentence
 from ffmem.indexing.store import Index
+from ffmem.interventions.results import SourcesResult
 from ffmem.models.families import FAMILIES
 from ffmem.text import format_number
 from ffmem.web.auth import is_cross_site
@@ -38,7 +39,8 @@ from ffmem.web.layer_table import (
 )
 from ffmem.web.patterns import MemoryPatterns, memory_patterns, patterns_json
 from ffmem.web.site import Site
-from ffmem.web.state import StateParam
+from ffmem.web.state import State, StateParam
+from ffmem.web.views.trace import MAX_ABLATED, N_CANDIDATES, check_tokens
 
 if TYPE_CHECKING:
     from ffmem.interventions.forward import LoadedModel
@@ -265,22 +267,24 @@ def router(site: Site) -> APIRouter:
         similar: By | None = None,
         tokens: bool = False,
         interval: int | None = None,
+        sources: bool = False,
     ) -> Response:
         served = site.served(state)
         named = served.index.layout.resolve(cell)
         if cell != str(named):
             return RedirectResponse(state.link(f"/m/{named}", **query.parameters()), 307)
         if is_cross_site(request):  # the page has buttons for what needs the model
-            similar, tokens = None, False
+            similar, tokens, sources = None, False, False
         context: dict[str, Any] = {
             "served": served,
             "cell": named,
             "bank": find_bank(served.index, named.layer, named.bank) if named.bank else None,
             "similar": similar,
             "tokens": tokens,
-            "model": "loaded" if similar or tokens else site.worker.model_state(served),
+            "sources": sources,
+            "model": "loaded" if similar or tokens or sources else site.worker.model_state(served),
         }
-        if similar is None and not tokens:
+        if similar is None and not tokens and not sources:
 
             def plain() -> Response:
                 page = read_page(served, named, query, interval)
@@ -291,6 +295,7 @@ def router(site: Site) -> APIRouter:
                     **context,
                     page=page,
                     neighbors=None,
+                    feeding=None,
                     **page.lists({}),
                 )
 
@@ -307,7 +312,8 @@ def router(site: Site) -> APIRouter:
             found = (
                 await _find_similar(site, served, named, similar, 10, request) if similar else None
             )
-            return {**page.lists(tinted), "neighbors": found}
+            feeding = await _find_sources(site, served, named, state, request) if sources else None
+            return {**page.lists(tinted), "neighbors": found, "feeding": feeding}
 
         return await site.stream_page(
             request,
@@ -330,6 +336,17 @@ def router(site: Site) -> APIRouter:
         served = site.served(state)
         named = served.index.layout.resolve(cell)
         return await _find_similar(site, served, named, by, n, request)
+
+    @routes.get(
+        "/api/m/{cell}/sources",
+        summary="Lower memories that feed it: by weights and, with a prompt, in fact",
+        response_model=SourcesResult,
+    )
+    async def sources_json(request: Request, cell: str, state: StateParam) -> JSONResponse:
+        served = site.served(state)
+        named = served.index.layout.resolve(cell)
+        found = await _find_sources(site, served, named, state, request)
+        return JSONResponse(found.to_dict())
 
     @routes.get("/api/m/{cell}/coefficients", summary="The coefficient at every token of prefixes")
     async def coefficients(
@@ -535,6 +552,29 @@ async def _find_similar(
                 for one in around.found
             ],
             None if served.index.manifest.model.has_values else NO_VALUES,
+        )
+
+    return await site.worker.run(served, job, request)
+
+
+async def _find_sources(
+    site: Site, served: ServedIndex, cell: Cell, state: State, request: Request
+) -> SourcesResult:
+    """Return the lower memories that feed one; on the visitor's prompt too, if there is one."""
+
+    def job(loaded: "LoadedModel") -> SourcesResult:
+        from ffmem.interventions.sources import find_sources
+
+        candidates = N_CANDIDATES
+        if state.text:
+            candidates = min(N_CANDIDATES, MAX_ABLATED // check_tokens(loaded, state.text))
+        return find_sources(
+            loaded,
+            cell,
+            prompt=state.text or None,
+            position=state.position if state.text else None,
+            candidates=max(1, candidates),
+            seconds=MAX_SECONDS,
         )
 
     return await site.worker.run(served, job, request)

@@ -1,0 +1,349 @@
+"""Which memories a prediction comes through, and which of them feed which.
+
+    node   a memory at a position        edge   what flows from one to another, past no third node
+
+One backward pass by linear rules (`relevance.py`) gives the relevance of every memory at every
+position for the target's logit; the largest are the nodes. Then gradients are cut at the nodes, and
+one backward pass from each gives its edges. What flows through memories that are no nodes is a part
+of the edges, so nothing is lost. Law, exact, where memories are ablated to 0:
+
+    m of a node = Σ edges into it, from nodes and tokens, + biases
+    logit       = Σ edges into the target + biases
+
+Everything shown is then measured by passes in which coefficients are set to their baseline, which
+is the mean in the index, or 0:
+
+    node   logit − logit with the node ablated
+    edge   m − m with the source ablated and all other nodes held at their coefficients
+    faithfulness   (L(nodes alone) − L(none)) / (L − L(none))
+    completeness   (L − L(all but the nodes)) / (L − L(none))
+
+The start token is the same in every prompt, so its coefficients are their own mean: they are never
+nodes, and stay as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ffmem.cells import Layout
+from ffmem.errors import FfmemError
+from ffmem.interventions.circuit_ablations import (
+    NEGLIGIBLE,
+    CircuitQuestion,
+    logit_slope,
+    measure_edges,
+    measure_faithfulness,
+    run_sets,
+    target_logit,
+    zero_tokens,
+)
+from ffmem.interventions.circuit_results import (
+    TARGET,
+    CircuitEdge,
+    CircuitNode,
+    CircuitResult,
+    NodeGroup,
+    SwitchedOff,
+    TokenEnd,
+    token_id,
+)
+from ffmem.interventions.effect import PREDICTIONS, read_predictions
+from ffmem.interventions.estimates import rank_correlation
+from ffmem.interventions.forward import (
+    LoadedModel,
+    PartialForward,
+    find_target,
+    log_probabilities,
+    pick_values,
+    promoted_tokens,
+)
+from ffmem.interventions.relevance import GradientPass, Place
+from ffmem.interventions.results import NO_RELP, TokenProbability
+from ffmem.progress import Progress, Step
+
+MAX_NODES = 1_000
+"""A graph of more cannot be read, and takes a backward pass for each."""
+
+SHOWN_FLOW = 0.9
+"""Share of the flow, Σ |relevance|, that the edges shown carry."""
+
+EDGES_PER_NODE = 4
+"""At most so many edges are shown per node."""
+
+
+def circuit(
+    loaded: LoadedModel,
+    prompt: str,
+    *,
+    target: str | None = None,
+    position: int = -1,
+    nodes: int = 64,
+    ablation: str = "auto",
+    groups: Mapping[str, Sequence[str]] | None = None,
+    off: Sequence[str] = (),
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CircuitResult:
+    """Return the memories through which the target's logit comes, at most `nodes` of them.
+
+    The target is the model's own next token unless one is given. `groups` are nodes by a name;
+    those in `off` are ablated together.
+    """
+    if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+        raise FfmemError(f"A circuit has 1 to {MAX_NODES:,} nodes; {nodes!r} were requested.")
+    id = None if target is None else find_target(loaded.memories, target)
+    question = CircuitQuestion.of(loaded, prompt, id, position, ablation)
+    say = progress or Progress(quiet=True)
+    found = _find_circuit(loaded, question, nodes, seed, say)
+    return measure_groups(loaded, found, groups or {}, off, question)
+
+
+def measure_groups(
+    loaded: LoadedModel,
+    found: CircuitResult,
+    groups: Mapping[str, Sequence[str]],
+    off: Sequence[str] = (),
+    question: "CircuitQuestion | None" = None,
+) -> CircuitResult:
+    """Return a circuit with groups of nodes, each ablated together, and those in `off` at once."""
+    unknown = [name for name in off if name not in groups]
+    if unknown:
+        known = ", ".join(groups) or "none"
+        raise FfmemError(f"There is no group {unknown[0]!r} to switch off. Groups: {known}.")
+    if not groups:
+        return found
+    if question is None:
+        asked = (found.target.id, found.position, found.ablation)
+        question = CircuitQuestion.of(loaded, found.prompt, *asked)
+    places = {
+        name: [question.place(node, loaded.memories.layout) for node in of]
+        for name, of in groups.items()
+    }
+    layout = loaded.memories.layout
+    names = {name: [_node_id(layout, place) for place in of] for name, of in places.items()}
+    sets = [*places.values(), [place for name in off for place in places[name]]]
+    outputs = run_sets(question, [(False, places) for places in sets])
+    logits = target_logit(loaded.memories.head, outputs, question.target).tolist()
+    return CircuitResult(
+        **{
+            **vars(found),
+            "groups": [
+                NodeGroup(name, names[name], found.logit - logit, name in off)
+                for name, logit in zip(places, logits, strict=False)
+            ],
+            "switched_off": _switched_off(question, list(off), outputs[-1:]) if off else None,
+        }
+    )
+
+
+def _node_id(layout: Layout, place: Place) -> str:
+    return f"{layout.cell(place.layer, place.memory)}@{place.position}"
+
+
+# Nodes and edges
+
+
+def _find_circuit(
+    loaded: LoadedModel, question: CircuitQuestion, budget: int, seed: int, say: Progress
+) -> CircuitResult:
+    memories, forward = loaded.memories, question.forward
+    layout, head = memories.layout, memories.head
+    target, top = read_predictions(forward, question.target)
+    logit = float(target_logit(head, forward.output, target.id)[0])
+
+    slope = logit_slope(forward, target.id)
+    whole = GradientPass(forward)
+    linear = whole.is_complete(slope)
+    if not linear:
+        whole = GradientPass(forward, linear=False)
+    chosen = _choose_nodes(question, whole, slope, budget)
+    places, m = chosen.places, chosen.coefficients
+    _, of_tokens = whole.to_output(slope)
+    del whole
+
+    base = torch.tensor([float(question.baseline[p.layer][p.memory]) for p in places]).double()
+    n_tokens = forward.n_tokens
+    with say.bar("Finding edges", len(places) + 1, "nodes") as step:
+        estimated = _estimate_edges(forward, slope, linear, places, m - base, step)
+    with say.bar("Ablating", 2 * len(places) + 2 * n_tokens, "passes") as step:
+        alone = run_sets(question, [(False, [place]) for place in places], step)
+        exact_nodes = logit - target_logit(head, alone, target.id)
+        exact_tokens = logit - target_logit(head, zero_tokens(question, (), m, step)[0], target.id)
+        measured = measure_edges(question, places, m, logit, step)
+    curve, ablated, n_random = measure_faithfulness(question, places, logit, seed, say)
+
+    # Edges by (source, end): sources are nodes, then tokens; ends are nodes, then the target.
+    to_target = torch.cat([chosen.slopes, torch.ones(1).double()])
+    relevance = estimated * to_target
+    size = relevance.abs()
+    is_edge = size > NEGLIGIBLE * max(abs(logit), float(size.max()) if size.numel() else 0.0)
+    names = [_node_id(layout, place) for place in places]
+    sources = [*names, *(token_id(position) for position in range(n_tokens))]
+    order = _largest(size, is_edge, EDGES_PER_NODE * (len(places) + 1))
+    edges = [
+        CircuitEdge(
+            sources[source],
+            TARGET if end == len(places) else names[end],
+            float(estimated[source, end]),
+            float(measured[source, end]),
+            float(relevance[source, end]),
+        )
+        for source, end in order
+    ]
+    outputs = _node_outputs(forward, places)
+    promoted = promoted_tokens(memories, outputs, m.float()) if places else []
+    nodes = [
+        CircuitNode(
+            id=names[number],
+            cell=str(layout.cell(place.layer, place.memory)),
+            layer=place.layer,
+            memory=place.memory,
+            position=place.position,
+            coefficient=float(m[number]),
+            baseline=float(base[number]),
+            estimate=float(chosen.estimates[number]),
+            exact=float(exact_nodes[number]),
+            value_top=promoted[number],
+        )
+        for number, place in enumerate(places)
+    ]
+    ends = [
+        TokenEnd(
+            token_id(position),
+            position,
+            question.prompt.tokens[position],
+            float(of_tokens[position]),
+            float(exact_tokens[position]),
+        )
+        for position in range(n_tokens)
+    ]
+    last = curve[-1] if curve else None
+    return CircuitResult(
+        prompt=question.prompt.text,
+        tokens=question.prompt.tokens,
+        token_ids=question.prompt.ids,
+        position=question.position,
+        model=memories.source,
+        layers=memories.n_layers,
+        target=target,
+        measure="log p" if head.adaptive else "logit",
+        logit=logit,
+        ablated_logit=ablated,
+        top=top,
+        budget=budget,
+        ablation=question.ablation,
+        estimated_by="relp" if linear else "gradient",
+        nodes=nodes,
+        ends=ends,
+        edges=edges,
+        edges_found=int(is_edge.sum()),
+        faithfulness=None if last is None else last.faithfulness,
+        completeness=None if last is None else last.completeness,
+        curve=curve,
+        random_sets=n_random,
+        correlation=rank_correlation(chosen.estimates, exact_nodes),
+        edge_correlation=rank_correlation(
+            torch.tensor([float(estimated[one]) for one in order]),
+            torch.tensor([float(measured[one]) for one in order]),
+        ),
+        notes=[] if linear else [NO_RELP.replace("is not defined", "cannot estimate this circuit")],
+    )
+
+
+class _Nodes(NamedTuple):
+    """The places of largest |estimate|."""
+
+    places: list[Place]
+    estimates: Float[Tensor, " node"]
+    """(m − baseline) · slope"""
+    coefficients: Float[Tensor, " node"]
+    slopes: Float[Tensor, " node"]
+    """Of the target's logit."""
+
+
+def _choose_nodes(
+    question: CircuitQuestion, whole: GradientPass, slope: Tensor, budget: int
+) -> _Nodes:
+    found: list[tuple[Place, float, float, float]] = []
+    for bank, slopes in whole.slopes(slope):
+        own = slice(bank.memories.start, bank.memories.stop)
+        m, slopes = bank.used.detach().double().cpu(), slopes.double().cpu()
+        parts = (m - question.baseline[bank.layer][own].double()) * slopes
+        parts[bank.positions.cpu() < question.fixed] = 0
+        best = parts.abs().flatten().sort(descending=True, stable=True).indices[:budget]
+        for row, memory in zip(*np.unravel_index(best.numpy(), parts.shape), strict=True):
+            place = Place(bank.layer, own.start + int(memory), int(bank.positions[row]))
+            part, own_m, own_slope = (float(of[row, memory]) for of in (parts, m, slopes))
+            found.append((place, part, own_m, own_slope))
+    found.sort(key=lambda one: (-abs(one[1]), one[0]))
+    largest = abs(found[0][1]) if found else 0.0
+    kept = [one for one in found[:budget] if abs(one[1]) > NEGLIGIBLE * largest]
+    columns = torch.tensor([one[1:] for one in kept], dtype=torch.float64).reshape(-1, 3)
+    return _Nodes([one[0] for one in kept], *columns.unbind(dim=1))
+
+
+def _estimate_edges(
+    forward: PartialForward,
+    slope: Tensor,
+    linear: bool,
+    places: list[Place],
+    sizes: Float[Tensor, " node"],
+    step: Step,
+) -> Float[Tensor, "source end"]:
+    """Return the edges from nodes and tokens to nodes and the target, cut at the nodes."""
+    cut = GradientPass(forward, linear=linear, cut=places)
+    columns = []
+    for number in range(len(places) + 1):
+        is_target = number == len(places)
+        at_nodes, by_token = cut.to_output(slope) if is_target else cut.to_place(number)
+        columns.append(torch.cat([sizes * at_nodes, by_token]))
+        step(1)
+    return torch.stack(columns, dim=1)
+
+
+def _largest(
+    size: Float[Tensor, "source end"], is_edge: Tensor, most: int
+) -> list[tuple[int, int]]:
+    """Return the edges of largest size that together carry `SHOWN_FLOW`, at most so many."""
+    flat = torch.where(is_edge, size, 0).flatten()
+    order = flat.sort(descending=True, stable=True).indices
+    carried = flat[order].cumsum(0)
+    n = min(int((carried < SHOWN_FLOW * flat.sum()).sum()) + 1, int(is_edge.sum()), most)
+    width = max(size.shape[1], 1)
+    return [(int(one) // width, int(one) % width) for one in order[:n]]
+
+
+def _node_outputs(forward: PartialForward, places: list[Place]) -> Float[Tensor, "node hidden"]:
+    """Return the values of the nodes' memories."""
+    memories = forward.memories
+    found = torch.zeros(len(places), memories.hidden)
+    for layer in {place.layer for place in places}:
+        own = [number for number, place in enumerate(places) if place.layer == layer]
+        picked = pick_values(forward.values(layer), [places[number].memory for number in own])
+        found[own] = picked.float().cpu()
+    return found
+
+
+def _switched_off(
+    question: CircuitQuestion, groups: list[str], output: Float[Tensor, "1 hidden"]
+) -> SwitchedOff:
+    """Return what the model predicts from an output under ablations."""
+    memories = question.forward.memories
+    logs = log_probabilities(memories.head, output)[0].detach().cpu().numpy()
+    order = np.argsort(-logs, kind="stable")
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
+    return SwitchedOff(
+        groups,
+        float(target_logit(memories.head, output, question.target)[0]),
+        float(np.exp(logs[question.target])),
+        1 + int(np.flatnonzero(order == question.target)[0]),
+        [
+            TokenProbability(shown[best], best, float(np.exp(logs[best])))
+            for best in order[:PREDICTIONS].tolist()
+        ],
+    )

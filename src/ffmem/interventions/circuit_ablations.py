@@ -1,0 +1,389 @@
+"""Exact ablations for circuits: many sets of memories at positions, each in a copy of the prompt.
+
+Ablated coefficients become their baseline: the mean in the index, or 0. Copies share the passes
+below their lowest changed layer. The start token's coefficients stay as they are.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ffmem.cells import Layout
+from ffmem.errors import FfmemError
+from ffmem.interventions.circuit_results import FaithfulnessPoint, parse_node
+from ffmem.interventions.edits import resolve_position
+from ffmem.interventions.effect import cheapest_cuts, read_predictions
+from ffmem.interventions.forward import (
+    HEAD_ROWS,
+    BankRows,
+    Change,
+    LoadedModel,
+    PartialForward,
+    Prompt,
+    log_probabilities,
+    read_prompt,
+)
+from ffmem.interventions.relevance import Place
+from ffmem.models.head import Head
+from ffmem.models.modules import first_tensor
+from ffmem.progress import Progress, Step
+
+NEGLIGIBLE = 1e-6
+"""Of the largest number: what is smaller is rounding."""
+
+RANDOM_SETS = 5
+"""Random sets of nodes that a set is compared with."""
+
+
+class CircuitQuestion(NamedTuple):
+    """A prompt, run once; its target; and what coefficients become when they are ablated."""
+
+    prompt: Prompt
+    position: int
+    forward: PartialForward
+    target: int
+    baseline: list[Float[Tensor, " memory"]]
+    """Of each layer."""
+    ablation: str
+    fixed: int
+    """Positions at the beginning that are no part of a circuit: the start token's."""
+
+    @classmethod
+    def of(
+        cls, loaded: LoadedModel, prompt: str, target: int | None, position: int, ablation: str
+    ) -> "CircuitQuestion":
+        """Run a prompt; raise if it, its position or the ablation make no sense."""
+        if ablation not in ("auto", "mean", "zero"):
+            raise FfmemError(f"There is no ablation {ablation!r}. Use auto, mean or zero.")
+        if ablation == "mean" and loaded.index is None:
+            raise FfmemError(
+                "Mean ablation needs an index, which knows the means; only a model was given."
+            )
+        if ablation == "auto":
+            ablation = "zero" if loaded.index is None else "mean"
+        memories = loaded.memories
+        read = read_prompt(loaded, prompt)
+        at = resolve_position(position, len(read.ids))
+        fixed = 0 if loaded.start is None else 1
+        if at < fixed:
+            raise FfmemError(
+                "Position 0 is the start token, which no memory of the prompt reaches."
+            )
+        forward = PartialForward(memories, read.ids, at)
+        if target is None:
+            target = read_predictions(forward, None)[0].id
+        layers = range(memories.n_layers)
+        if ablation == "mean":
+            baseline = [torch.tensor(_means(loaded, layer)) for layer in layers]
+        else:
+            baseline = [torch.zeros(memories.layout.widths[layer]) for layer in layers]
+        return cls(read, at, forward, target, baseline, ablation, fixed)
+
+    def place(self, node: object, layout: Layout) -> Place:
+        """Return the place of a node's name; raise if there is none."""
+        cell, position = parse_node(node)
+        cell = layout.resolve(cell)
+        if not self.fixed <= position <= self.position:
+            raise FfmemError(
+                f"{node} is at position {position}; a node is at {self.fixed} to {self.position}."
+            )
+        return Place(cell.layer, cell.memory, position)
+
+
+def _means(loaded: LoadedModel, layer: int) -> np.ndarray:
+    """Return the means of a layer's memories; in an expert, over the prefixes that reach it."""
+    assert loaded.index is not None
+    if not loaded.memories.layout.widths[layer]:
+        return np.zeros(0, np.float32)
+    columns = loaded.index.columns("stats", layer)
+    means = columns["mean"].astype(np.float64)
+    if "routed" in columns:
+        means = means * loaded.index.n_prefixes / np.maximum(columns["routed"], 1)
+    return means.astype(np.float32)
+
+
+# The target's logit
+
+
+def target_logit(
+    head: Head, stream: Float[Tensor, "row hidden"], target: int
+) -> Float[Tensor, " row"]:
+    """Return the logit of a token minus the mean over the vocabulary, which softmax ignores.
+
+    With an adaptive softmax, which has no logits, log p.
+    """
+    return torch.cat([_logit(head, rows, target, None) for rows in stream.split(HEAD_ROWS)]).cpu()
+
+
+def _logit(head: Head, stream: Tensor, target: int, sigma: Tensor | None) -> Tensor:
+    """Return it as a linear function of the stream if σ is given: norm and cap are held."""
+    if head.adaptive:
+        return log_probabilities(head, stream, sigma)[:, target]
+    if sigma is None:
+        normed = head.norm.apply(stream.to(next(head.output.parameters()).dtype))
+    else:
+        normed = head.norm.fold(stream) / sigma[:, None].to(stream.device)
+        normed = normed + head.norm.offset.to(normed.device)
+    z = head.raw(normed).double()
+    z = (z if head.bias is None else z + head.bias.double()) * head.scale
+    if head.cap is not None:
+        capped = head.cap * (z / head.cap).tanh()
+        z = capped if sigma is None else z * (capped / z).detach()
+    return z[:, target] - z.mean(dim=1)
+
+
+def logit_slope(forward: PartialForward, target: int) -> Float[Tensor, " hidden"]:
+    """Return the gradient of the target's logit at the last layer's output, σ and cap held."""
+    head = forward.memories.head
+    with torch.enable_grad():
+        h = forward.output.detach().float().requires_grad_()
+        logit = _logit(head, h, target, head.denominator(forward.output)).sum()
+    (slope,) = torch.autograd.grad(logit, h)
+    return slope[0]
+
+
+# Exact ablations
+
+
+def _find_rows(rows: BankRows, n_tokens: int, place: Place) -> tuple[Tensor, int] | None:
+    """Return the rows of a bank at a place's position, in every copy; None if in another bank."""
+    if place.memory not in rows.memories:
+        return None
+    at = (rows.tokens % n_tokens == place.position).nonzero()[:, 0]
+    return at, place.memory - rows.memories.start
+
+
+@torch.no_grad()
+def run_sets(
+    question: CircuitQuestion,
+    sets: Sequence[tuple[bool, Sequence[Place]]],
+    step: Step = lambda n: None,
+) -> Float[Tensor, "set hidden"]:
+    """Return the last layer's output under each set: (True, kept alone) or (False, ablated)."""
+    forward, layout = question.forward, question.forward.memories.layout
+    first = [
+        0 if keep else min((place.layer for place in places), default=layout.n_layers - 1)
+        for keep, places in sets
+    ]
+    order = sorted(range(len(sets)), key=lambda number: first[number])
+    found = torch.zeros(len(sets), forward.memories.hidden, dtype=torch.float32)
+    cuts = cheapest_cuts(
+        [first[n] for n in order], layout.n_layers, forward.n_tokens, forward.n_rows
+    )
+    for begin, end in pairwise(cuts):
+        batch = order[begin:end]
+        changes: dict[int, Change] = {
+            layer: partial(_change_sets, question, [sets[number] for number in batch], layer)
+            for layer in layout.memory_layers
+            if layer >= first[batch[0]]
+        }
+        output = forward.run(first[batch[0]], len(batch), changes)
+        found[batch] = output.float().cpu()
+        step(len(batch))
+    return found
+
+
+def _change_sets(
+    question: CircuitQuestion,
+    sets: Sequence[tuple[bool, Sequence[Place]]],
+    layer: int,
+    rows: BankRows,
+) -> Tensor:
+    """Return the coefficients of a bank, in copy b of the prompt under set b."""
+    n_tokens = question.forward.n_tokens
+    m = rows.coefficients
+    own = slice(rows.memories.start, rows.memories.stop)
+    base = question.baseline[layer][own].to(m)
+    copy = rows.tokens // n_tokens
+    alone = torch.tensor([keep for keep, _ in sets], device=m.device)[copy]
+    alone &= rows.tokens % n_tokens >= question.fixed
+    changed = torch.where(alone[:, None], base, m)
+    for number, (keep, places) in enumerate(sets):
+        for place in places:
+            if place.layer == layer and (at := _find_rows(rows, n_tokens, place)) is not None:
+                row = at[0][copy[at[0]] == number]
+                changed[row, at[1]] = m[row, at[1]] if keep else base[at[1]]
+    return changed
+
+
+@torch.no_grad()
+def measure_edges(
+    question: CircuitQuestion, places: list[Place], m: Tensor, logit: float, step: Step
+) -> Float[Tensor, "source end"]:
+    """Return what ablating a source changes at every end, the other nodes held as they were."""
+    forward, head = question.forward, question.forward.memories.head
+    n_layers = forward.memories.n_layers
+    found = torch.zeros(len(places) + forward.n_tokens, len(places) + 1, dtype=torch.float64)
+    order = sorted(range(len(places)), key=lambda number: places[number])
+    layers = [places[number].layer for number in order]
+    for begin, end in pairwise(cheapest_cuts(layers, n_layers, forward.n_tokens, forward.n_rows)):
+        batch = order[begin:end]
+        read = m.repeat(len(batch), 1)
+        changes = _hold_nodes(question, places, m, batch, places[batch[0]].layer, read)
+        output = forward.run(places[batch[0]].layer, len(batch), changes)
+        found[batch, :-1] = m - read
+        found[batch, -1] = logit - target_logit(head, output.float(), question.target)
+        step(len(batch))
+    output, read = zero_tokens(question, places, m, step)
+    found[len(places) :, :-1] = m - read
+    found[len(places) :, -1] = logit - target_logit(head, output, question.target)
+    return found
+
+
+def _hold_nodes(
+    question: CircuitQuestion,
+    places: Sequence[Place],
+    m: Tensor,
+    ablated: Sequence[int | None],
+    first_layer: int,
+    read: Float[Tensor, "copy node"],
+) -> dict[int, Change]:
+    """Return changes that hold the nodes at m, but for one ablated in each copy of the prompt.
+
+    What a node's coefficient would have been is written to `read`: 0 if the router no longer
+    chooses its expert.
+    """
+    n_tokens = question.forward.n_tokens
+    read[:, [number for number, place in enumerate(places) if place.layer >= first_layer]] = 0
+
+    def change(layer: int, rows: BankRows) -> Tensor:
+        changed = rows.coefficients.clone()
+        for number, place in enumerate(places):
+            at = _find_rows(rows, n_tokens, place) if place.layer == layer else None
+            if at is None:
+                continue
+            row, memory = at
+            copy = (rows.tokens[row] // n_tokens).tolist()
+            read[copy, number] = rows.coefficients[row, memory].double().cpu()
+            base = float(question.baseline[layer][place.memory])
+            given = [base if ablated[one] == number else float(m[number]) for one in copy]
+            changed[row, memory] = torch.tensor(given).to(changed)
+        return changed
+
+    layers = {place.layer for place in places if place.layer >= first_layer}
+    return {layer: partial(change, layer) for layer in layers}
+
+
+@torch.no_grad()
+def zero_tokens(
+    question: CircuitQuestion, places: Sequence[Place], m: Tensor, step: Step
+) -> tuple[Float[Tensor, "token hidden"], Float[Tensor, "token node"]]:
+    """Return the output, and what nodes would be, with each token's vector 0 and nodes held."""
+    forward = question.forward
+    n_tokens, block = forward.n_tokens, forward.memories.blocks[0]
+    outputs, reads = [], []
+    for tokens in torch.arange(n_tokens).split(forward.n_rows):
+        read = m.repeat(len(tokens), 1)[:, : len(places)]
+        changes = _hold_nodes(question, places, m, [None] * len(tokens), 0, read)
+
+        def zero(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor = tokens
+        ) -> tuple[Any, Any]:
+            x = first_tensor(args, kwargs).clone()
+            x[torch.arange(len(tokens)), tokens] = 0
+            if args:
+                return (x, *args[1:]), kwargs
+            return args, kwargs | {next(iter(kwargs)): x}
+
+        with ExitStack() as hooks:
+            handle = block.register_forward_pre_hook(zero, with_kwargs=True)
+            hooks.callback(handle.remove)
+            outputs.append(forward.run(0, len(tokens), changes).float().cpu())
+        reads.append(read)
+        step(len(tokens))
+    return torch.cat(outputs), torch.cat(reads)
+
+
+# Faithfulness
+
+
+def measure_faithfulness(
+    question: CircuitQuestion, places: list[Place], logit: float, seed: int, say: Progress
+) -> tuple[list[FaithfulnessPoint], float, int]:
+    """Return the curve over 1, 2, 4, … nodes, the logit with all ablated, and the random sets."""
+    head = question.forward.memories.head
+    n = len(places)
+    sizes = sorted({min(2**power, n) for power in range(n.bit_length() + 1)}) if n else []
+    draw = _random_nodes(question, places, np.random.default_rng(seed))
+    random_sets = [draw() for _ in range(RANDOM_SETS)]
+    sets: list[tuple[bool, Sequence[Place]]] = [(True, [])]
+    for size in sizes:
+        for of in (places, *random_sets):
+            sets += [(True, of[:size]), (False, of[:size])]
+    with say.bar("Measuring faithfulness", len(sets), "passes") as step:
+        logits = target_logit(head, run_sets(question, sets, step), question.target)
+    ablated, rest = float(logits[0]), logits[1:].reshape(len(sizes), 1 + RANDOM_SETS, 2)
+    whole = logit - ablated
+    if abs(whole) <= NEGLIGIBLE * max(abs(logit), abs(ablated), 1e-12):
+        return [FaithfulnessPoint(k, None, None, None, None) for k in sizes], ablated, RANDOM_SETS
+    alone, without = (rest[..., 0] - ablated) / whole, (logit - rest[..., 1]) / whole
+    return (
+        [
+            FaithfulnessPoint(
+                size,
+                float(alone[number, 0]),
+                float(without[number, 0]),
+                float(alone[number, 1:].mean()),
+                float(without[number, 1:].mean()),
+            )
+            for number, size in enumerate(sizes)
+        ],
+        ablated,
+        RANDOM_SETS,
+    )
+
+
+def _random_nodes(
+    question: CircuitQuestion, places: list[Place], rng: np.random.Generator
+) -> Callable[[], list[Place]]:
+    """Return a function that draws other nodes: same layers and positions, random active memories.
+
+    Where too few memories are active, any of the layer are drawn.
+    """
+    wanted: dict[tuple[int, int], list[int]] = {}
+    for number, place in enumerate(places):
+        wanted.setdefault((place.layer, place.position), []).append(number)
+    active = _active_memories(question, wanted)
+    widths = question.forward.memories.layout.widths
+
+    def draw() -> list[Place]:
+        found = list(places)
+        for (layer, position), numbers in wanted.items():
+            among = active[layer, position]
+            among = among if len(among) >= len(numbers) else np.arange(widths[layer])
+            chosen = rng.choice(among, len(numbers), replace=len(among) < len(numbers))
+            for number, memory in zip(numbers, chosen.tolist(), strict=True):
+                found[number] = Place(layer, memory, position)
+        return found
+
+    return draw
+
+
+@torch.no_grad()
+def _active_memories(
+    question: CircuitQuestion, wanted: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], np.ndarray]:
+    """Return the memories whose coefficient is not 0, at some layers and positions."""
+    found: dict[tuple[int, int], list[np.ndarray]] = {place: [] for place in wanted}
+
+    def read(layer: int, rows: BankRows) -> Tensor:
+        for one, position in found:
+            if one == layer:
+                m = rows.coefficients[rows.tokens == position]
+                memories = m.any(dim=0).nonzero()[:, 0].cpu().numpy() + rows.memories.start
+                found[one, position].append(memories)
+        return rows.coefficients
+
+    layers = {layer for layer, _ in found}
+    question.forward.run(0, 1, {layer: partial(read, layer) for layer in layers})
+    return {
+        place: np.concatenate(parts) if parts else np.zeros(0, int)
+        for place, parts in found.items()
+    }

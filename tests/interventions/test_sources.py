@@ -1,0 +1,118 @@
+"""Sources: matches of weights against products by hand, changes against whole ablated passes."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import ffmem
+from ffmem.cells import Cell
+from ffmem.cli import cli
+from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.interventions.edits import Edits
+from ffmem.interventions.forward import apply_edits, coefficients_along
+from ffmem.interventions.sources import find_reading_norm, find_sources, fold_keys
+from tests.interventions.planted import with_start
+from tests.tiny import EXPERTS, TINY, read
+
+TEXT = "w5 w9 w17 w30"
+IDS = [5, 9, 17, 30]
+
+
+@pytest.fixture(scope="module", params=[*TINY, *EXPERTS])
+def memories(request):
+    return read(request.param)
+
+
+def last_cell(memories):
+    return memories.layout.cell(memories.layout.memory_layers[-1], 5)
+
+
+def test_a_folded_key_reads_the_stream_as_the_memory_does(memories):
+    """(x − β) · k = h · k̃ / σ, with x and h of the model's own pass."""
+    layer = memories.layout.memory_layers[-1]
+    norm, notes = find_reading_norm(memories, layer)
+    inputs = []
+    if norm is not None:
+        handle = norm.module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    trace = memories.trace(torch.tensor([[0, *IDS]]))[layer]
+    if norm is None:
+        assert notes or torch.equal(trace.ff_input, trace.residual)
+        return
+    handle.remove()
+    keys = memories.keys(layer)[:3].float()
+    h = inputs[-1].reshape(-1, memories.hidden).float()
+    product = (trace.ff_input[0].float() - norm.offset) @ keys.T
+    expected = h @ fold_keys(keys, norm).T / norm.denominator(h)[:, None]
+    torch.testing.assert_close(product, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_matches_are_the_largest_cosines(memories):
+    cell = last_cell(memories)
+    if not memories.has_values:
+        with pytest.raises(NoStaticValues):
+            find_sources(with_start(memories), cell)
+        return
+    found = find_sources(with_start(memories), cell, n=6)
+    norm, _ = find_reading_norm(memories, cell.layer)
+    keys = [memories.keys(cell.layer)[cell.memory]]
+    keys += [memories.up_keys(cell.layer)[cell.memory]] if memories.gated else []
+    folded, expected = fold_keys(torch.stack(keys).float(), norm), {}
+    for layer in range(cell.layer):
+        for memory, value in enumerate(memories.output_directions(layer).float()):
+            if value.any():
+                cosines = torch.cosine_similarity(value[None], folded).tolist()
+                expected[str(memories.layout.cell(layer, memory))] = cosines
+    best = sorted(expected, key=lambda name: -max(map(abs, expected[name])))[:6]
+    assert [one.cell for one in found.by_weights] == best
+    for one in found.by_weights:
+        assert one.cosine == pytest.approx(expected[one.cell][0], abs=1e-4)
+        if memories.gated:
+            assert one.up_cosine == pytest.approx(expected[one.cell][1], abs=1e-4)
+
+
+def test_changes_on_a_prompt_are_those_of_whole_passes(memories):
+    if not memories.has_values:
+        return
+    cell = last_cell(memories)
+    found = find_sources(with_start(memories), cell, prompt=TEXT, n=3, candidates=8)
+    (along,) = coefficients_along(memories, cell, [IDS], 0)
+    assert abs(found.coefficient) == pytest.approx(max(map(abs, along)), abs=1e-4)
+    at = found.position - 1
+    for source in found.on_prompt:
+        with apply_edits(memories, Edits.of(off=[source.cell])):
+            (changed,) = coefficients_along(memories, cell, [IDS], 0)
+        assert source.change == pytest.approx(changed[at] - along[at], abs=5e-4)
+    assert found.on_prompt or found.coefficient == 0
+
+
+def test_the_first_layer_has_no_sources():
+    found = find_sources(with_start(read("llama")), Cell(0, 3), prompt=TEXT)
+    assert found.by_weights == found.on_prompt == []
+    assert "No memory below" in str(found)
+
+
+def test_bad_input():
+    loaded = with_start(read("llama"))
+    with pytest.raises(FfmemError, match="n must be 1"):
+        find_sources(loaded, Cell(1, 3), n=0)
+    with pytest.raises(FfmemError, match="needs a prompt"):
+        find_sources(loaded, Cell(1, 3), position=2)
+    with pytest.raises(FfmemError, match="Position 9"):
+        find_sources(loaded, Cell(1, 3), prompt=TEXT, position=9)
+
+
+def test_show_adds_sources(expert_index):
+    arguments = ["show", str(expert_index.folder), "L1SN3"]
+    plain = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
+    assert "sources" not in json.loads(plain.stdout)
+    more = ["--sources", "--prompt", "The river runs"]
+    result = CliRunner().invoke(cli, [*arguments, *more, "--json"], catch_exceptions=False)
+    found = json.loads(result.stdout)["sources"]
+    expected = ffmem.sources(expert_index, "L1SN3", prompt="The river runs")
+    assert [one["cell"] for one in found["by_weights"]] == [one.cell for one in expected.by_weights]
+    assert found["on_prompt"][0]["cell"].startswith("L0")
+    text = CliRunner().invoke(cli, [*arguments, *more], catch_exceptions=False).stdout
+    assert "Lower memories whose values match the keys of L1SN3" in text
+    assert CliRunner().invoke(cli, [*arguments, "--prompt", "The"]).exit_code == 2
