@@ -208,10 +208,25 @@ def test_a_layer_that_the_model_does_not_have_is_refused(index):
             look(2)
 
 
+@pytest.mark.parametrize(
+    ("held_ranks", "base", "scores"),
+    [
+        ((2, 4, 6, 8, 10), 0.1, (25 / 35, 0.25, 2.5)),
+        ((2, 4, 6, 8, 10), 0.0, (1.0, 0.25, None)),
+        ((), 0.0, (None, 0.0, None)),
+    ],
+)
+def test_scores_are_those_of_the_formulas_and_none_without_a_value(held_ranks, base, scores):
+    one = pattern(held_ranks=held_ranks, held=20).with_scores(base, 0.5)
+    assert (one.precision, one.recall, one.lift) == pytest.approx(scores)
+    assert (one.base, one.p_value, one.q_value) == (base, 0.5, None)
+    json.dumps(one.to_dict(), allow_nan=False)
+
+
 @pytest.fixture
 def planted(index):
     scored = plain_pattern(
-        "L1N2", description="ends with “a, b”", sign=-1, base=0.5, held=25, lift=float("inf")
+        "L1N2", description="ends with “a, b”", sign=-1, base=0.5, held=25, lift=None
     )
     first = plain_pattern("L0N3")
     plant(index, "automatic", first, first._replace(number=2), scored)

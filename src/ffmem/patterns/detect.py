@@ -461,8 +461,6 @@ class PatternNamer:
         for place in order.tolist():
             owner, kind = int(some.owner[place]), int(some.kind[place])
             n_of[owner] += 1
-            recall = float(some.k_held[place] / some.n_held[place])
-            base = float(some.base[place])
             found.append(
                 Pattern(
                     cell=self.index.layout.cell(kept.layer, int(lists.memory[owner])),
@@ -475,12 +473,10 @@ class PatternNamer:
                     ranks=_ranks(some.shown[place]),
                     held_ranks=_ranks(held[place]),
                     held=int(some.n_held[place]),
-                    precision=recall / (recall + base),
-                    recall=recall,
-                    base=base,
-                    lift=recall / base,
-                    p_value=float(some.p_value[place]),
-                    q_value=float(some.q_value[place]),
+                ).with_scores(
+                    float(some.base[place]),
+                    float(some.p_value[place]),
+                    float(some.q_value[place]),
                 )
             )
         return found

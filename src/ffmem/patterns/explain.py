@@ -337,18 +337,11 @@ def add_scores(
     """Return a pattern with its scores from a blind test."""
     from scipy.stats import hypergeom
 
-    recall, base = len(held_ranks) / held, shown_others / others
     n_shown = len(held_ranks) + shown_others
-    return pattern._replace(
-        ranks=tuple(sorted((*pattern.ranks, *held_ranks))),
-        held_ranks=held_ranks,
-        held=held,
-        precision=recall / (recall + base) if recall + base else None,
-        recall=recall,
-        base=base,
-        lift=recall / base if base else None,
-        p_value=min(1.0, float(hypergeom.sf(len(held_ranks) - 1, held + others, held, n_shown))),
-    )
+    p_value = float(hypergeom.sf(len(held_ranks) - 1, held + others, held, n_shown))
+    ranks = tuple(sorted((*pattern.ranks, *held_ranks)))
+    tested = pattern._replace(ranks=ranks, held_ranks=held_ranks, held=held)
+    return tested.with_scores(shown_others / others, min(1.0, p_value))
 
 
 def add_q_values(patterns: Sequence[Pattern]) -> list[Pattern]:

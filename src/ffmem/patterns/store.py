@@ -14,7 +14,6 @@ say) are refused, never shown.
 import csv
 import hashlib
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -121,6 +120,18 @@ class Pattern(NamedTuple):
     source: str = ""
     """Who saw it: one of SOURCES; set when it is read."""
 
+    def with_scores(self, base: float, p_value: float, q_value: float | None = None) -> "Pattern":
+        """Return the pattern with its scores; the lift over a base of 0 is None."""
+        recall = len(self.held_ranks) / self.held
+        return self._replace(
+            precision=recall / (recall + base) if recall + base else None,
+            recall=recall,
+            base=base,
+            lift=recall / base if base else None,
+            p_value=p_value,
+            q_value=q_value,
+        )
+
     @property
     def n_shown(self) -> int:
         """How many of the first TOP_TRIGGERS show it."""
@@ -140,11 +151,9 @@ class Pattern(NamedTuple):
         said = f"shown by {self.n_shown} of the first {self.of} triggers"
         if self.held:
             said += f", {len(self.held_ranks)} of {self.held} held out"
-        lift = _finite(self.lift)
-        if lift is None and self.base == 0 and self.recall:
-            return f"{said}; by no random prefix"
+        lift = self.lift
         if lift is None:
-            return said
+            return f"{said}; by no random prefix" if self.base == 0 and self.recall else said
         if lift < 1.05:
             return f"{said}; no more often than by chance"
         return f"{said}; {lift:,.{0 if lift >= 9.95 else 1}f} × more often than by chance"
@@ -153,7 +162,6 @@ class Pattern(NamedTuple):
         """Return it as `show --json` prints it; numbers that nobody measured are null."""
         fields = self._asdict()
         del fields["cell"]
-        fields |= {name: _finite(fields[name]) for name in SCORES}
         fields |= {name: list(fields[name]) for name in ("ranks", "held_ranks")}
         return {"source": fields.pop("source"), **fields}
 
@@ -440,20 +448,12 @@ FORMATS = (".parquet", ".jsonl", ".csv")
 
 
 def layer_columns(index: Index, layer: int) -> pa.Table:
-    """Return the patterns of a layer of all sources, for `index.table("patterns")`.
-
-    Numbers that JSON lacks are null.
-    """
+    """Return the patterns of a layer of all sources, for `index.table("patterns")`."""
     parts = [_FOUND.append(pa.field("source", pa.string())).empty_table()]
     for patterns in open_patterns(index):
         found = patterns.layer_table(layer)
         parts.append(found.append_column("source", pa.array([patterns.source] * len(found))))
-    joined = pa.concat_tables(parts, promote_options="default")
-    for name in SCORES:
-        numbers = [_finite(one) for one in joined[name].to_pylist()]
-        place = joined.schema.get_field_index(name)
-        joined = joined.set_column(place, name, pa.array(numbers, pa.float64()))
-    return joined
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def export_patterns(index: Index, out: Path) -> int:
@@ -481,11 +481,6 @@ def export_patterns(index: Index, out: Path) -> int:
                 row |= {name: " ".join(map(str, row[name])) for name in ("ranks", "held_ranks")}
                 sheet.writerow(csv_row(row))
     return len(table)
-
-
-def _finite(number: float | None) -> float | None:
-    """Return a number that JSON has; None for those that it lacks."""
-    return number if number is not None and math.isfinite(number) else None
 
 
 # The list that stands for a memory
