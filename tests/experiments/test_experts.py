@@ -20,7 +20,7 @@ from ffmem.experiments.report import Report
 from ffmem.experiments.zero_agreement import TokenHits
 from ffmem.text import format_share
 from tests.experiments.planting import context_of
-from tests.experiments.test_forward import make_context, readings, run_alone, vote
+from tests.experiments.test_forward import make_context, readings, run_alone, value_top
 
 NAMED = [
     "deepseek_v3",  # a dense layer, then a shared expert and routed ones, which are scaled
@@ -123,7 +123,7 @@ def test_entropy_is_at_most_that_of_the_largest_bank(context):
     assert all(row["entropy"] < also["max_entropy"] for row in rows)
 
 
-def test_memories_that_are_not_reached_vote_with_their_value_and_are_not_active(context, plain):
+def test_memories_that_are_not_reached_count_with_their_value_and_are_not_active(context, plain):
     hits = context.measured(TokenHits)
     for example, layers in enumerate(plain[::4]):
         for layer in expert_layers(context):
@@ -135,7 +135,7 @@ def test_memories_that_are_not_reached_vote_with_their_value_and_are_not_active(
                 zip(trace.coefficients.tolist(), gate.tolist(), strict=True)
             ):
                 sign = -1.0 if m < 0 and context.memories.gated else 1.0
-                agrees = vote(context, layer, memory, sign) == int(y.argmax())
+                agrees = value_top(context, layer, memory, sign) == int(y.argmax())
                 all_of += agrees
                 active += agrees and open_ > 0
             assert hits.agreeing["y", "all"][example * 4, layer] == all_of

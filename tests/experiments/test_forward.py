@@ -17,7 +17,7 @@ from ffmem.experiments.base import ExperimentConfig
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import Predictions
 from ffmem.experiments.neural_memory import SoftmaxComparison
-from ffmem.experiments.zero_agreement import MEMORIES, TokenHits
+from ffmem.experiments.zero_agreement import TokenHits
 from tests.experiments.planting import FAMILIES, KINDS, LAMBDA, context_of
 from tests.tiny import tiny
 
@@ -187,7 +187,7 @@ def output_directions(memories, layer):
     return memories.output_directions(layer)
 
 
-def vote(context, layer, memory, coefficient):
+def value_top(context, layer, memory, coefficient):
     """top(m·v): the value times its coefficient, projected by itself."""
     head, value = context.memories.head, output_directions(context.memories, layer)[memory]
     if head.adaptive:
@@ -215,44 +215,42 @@ def log_total(logits):
     return sum(z.exp() for z in logits).ln()
 
 
-def ballots(context, layer, trace):
-    """Who votes for what, under both definitions of who votes."""
+def tokens_of(context, layer, trace):
+    """Return (memory, its token) of all memories, and of the active ones."""
     m = trace.coefficients.tolist()
     everybody, active = [], []
     for memory, coefficient in enumerate(m):
         if context.memories.gated:
-            everybody.append((memory, vote(context, layer, memory, coefficient)))
+            everybody.append((memory, value_top(context, layer, memory, coefficient)))
             is_active = trace.gate[memory] > 0
         else:
-            everybody.append((memory, vote(context, layer, memory, 1.0)))
+            everybody.append((memory, value_top(context, layer, memory, 1.0)))
             is_active = coefficient > 0
         if is_active:
-            active.append((memory, vote(context, layer, memory, coefficient)))
-    return everybody, active
+            active.append((memory, value_top(context, layer, memory, coefficient)))
+    return {"all": everybody, "active": active}
 
 
-def test_votes_are_counted_as_defined(context, plain):
-    votes = context.measured(TokenHits)
+def test_hits_are_counted_as_defined(context, plain):
+    hits = context.measured(TokenHits)
     frequency = context.frequencies.tolist()
     bins = [math.floor(math.log2(count + 1)) for count in frequency]
-    for example, layers in enumerate(plain[::4]):
+    for prefix, layers in list(enumerate(plain))[::4]:
         for layer, trace in enumerate(layers):
             _, y, o = readings(context, trace)
             lengths = output_directions(context.memories, layer).norm(dim=1)
             weights = (trace.coefficients.abs() * lengths).double()
-            both = ballots(context, layer, trace)
-            for target, token in enumerate((int(y.argmax()), int(o.argmax()))):
-                for voters, cast in enumerate(both):
-                    variant, place = ("yo"[target], MEMORIES[voters]), (example * 4, layer)
-                    agree = [memory for memory, voted in cast if voted == token]
-                    assert votes.agreeing[variant][place] == len(agree)
+            for memories, tokens in tokens_of(context, layer, trace).items():
+                for target, wanted in {"y": int(y.argmax()), "o": int(o.argmax())}.items():
+                    variant, place = (target, memories), (prefix, layer)
+                    agree = [memory for memory, token in tokens if token == wanted]
+                    assert hits.agreeing[variant][place] == len(agree)
                     carried = (weights[agree].sum() / weights.sum()).item()
-                    assert votes.carried[variant][place] == pytest.approx(carried, abs=1e-5)
-                    as_frequent = [t for t in range(len(bins)) if bins[t] == bins[token]]
-                    given = {voted for _, voted in cast}
-                    missed = [t for t in as_frequent if t not in given]
+                    assert hits.carried[variant][place] == pytest.approx(carried, abs=1e-5)
+                    as_frequent = [t for t in range(len(bins)) if bins[t] == bins[wanted]]
+                    missed = [t for t in as_frequent if t not in {token for _, token in tokens}]
                     chance = len(missed) / len(as_frequent)
-                    assert votes.chance[variant][place] == pytest.approx(chance)
+                    assert hits.chance[variant][place] == pytest.approx(chance)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "ffmem_adaptive"])

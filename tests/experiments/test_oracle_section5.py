@@ -88,7 +88,7 @@ def test_active_memories_are_the_authors_without_their_residual(context, ours, t
     assert (np.rint(counts) == theirs["coeffs_l0"] - 1).all()
 
 
-def test_agreeing_memories_are_the_authors_where_no_inactive_one_votes(ours, theirs):
+def test_agreeing_memories_are_the_authors_where_no_inactive_one_hits(ours, theirs):
     # The authors compare with top(o); an inactive memory "says" <s>.
     sane = theirs["layer_output_argmax"] != 0
     counts = ours.token_hits.agreeing["o", "active"]

@@ -101,11 +101,11 @@ def test_two_that_agree_are_never_overruled_by_their_sum_under_a_plain_head(tmp_
 
 
 def test_zero_agreement_has_four_variants_of_every_layer(context):
-    votes = context.measured(TokenHits)
+    hits = context.measured(TokenHits)
     rows = zero_agreement(context).rows
     assert len(rows) == 4 * context.memories.n_layers
     for row in rows:
-        counts = votes.agreeing[row["target"], row["memories"]][:, row["layer"]].tolist()
+        counts = hits.agreeing[row["target"], row["memories"]][:, row["layer"]].tolist()
         assert row["share"] == sum(count == 0 for count in counts) / len(counts)
         assert row["agreeing"] == pytest.approx(sum(counts) / len(counts))
         assert 0 <= row["chance"] <= 1
@@ -113,7 +113,7 @@ def test_zero_agreement_has_four_variants_of_every_layer(context):
         assert row["low"] <= row["share"] <= row["high"]
 
 
-def test_more_voters_agree_more_often_in_gated_models(context):
+def test_all_memories_of_a_gated_model_hit_at_least_as_often_as_active_ones(context):
     if context.memories.gated:
         agreeing = context.measured(TokenHits).agreeing
         for target in "yo":
@@ -129,7 +129,7 @@ def test_stop_words_are_counted_case_by_case(context, monkeypatch):
     )
     monkeypatch.setattr(section_5_1, "are_stop_words", lambda tokens: stop)
     result = stop_words(context)
-    found, votes = context.measured(Predictions), context.measured(TokenHits)
+    found, hits = context.measured(Predictions), context.measured(TokenHits)
     prefixes = list(context.prompt_sample.prefixes())
     cases = {"agreeing": [], "all": []}
     for number, (example, p) in enumerate(prefixes):
@@ -137,7 +137,7 @@ def test_stop_words_are_counted_case_by_case(context, monkeypatch):
         for layer in layers(context):
             case = (found.ff_top[number, layer], p, ids[p] if p < len(ids) else None)
             cases["all"].append(case)
-            if votes.agreeing["y", "all"][number, layer]:
+            if hits.agreeing["y", "all"][number, layer]:
                 cases["agreeing"].append(case)
     assert [row["group"] for row in result.rows] == ["agreeing", "all"]
     for row in result.rows:

@@ -69,9 +69,9 @@ def agreement_row(context: ExperimentContext, layer: int, baselines: Row) -> Row
     }
     for name, sign in (("positive", 1), ("negative", -1)):  # one sign alone in ungated models
         own = triggers.sign == sign
-        rate, size = share(int((agreeing & own).sum()), int(own.sum())), int(own.sum())
-        gated = context.memories.gated
-        row |= {f"{name}_rate": rate if gated else None, f"{name}_n": size if gated else None}
+        size = int(own.sum()) if context.memories.gated else None
+        rate = None if size is None else share(int((agreeing & own).sum()), size)
+        row |= {f"{name}_rate": rate, f"{name}_n": size}
     in_band = in_head_band(context.memories, triggers)
     return row | {"head_band_share": None if in_band is None else share(int(in_band.sum()), n)}
 

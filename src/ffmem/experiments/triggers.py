@@ -117,7 +117,7 @@ class TopTriggers(NamedTuple):
 
 def top_triggers(index: Index, layer: int) -> TopTriggers:
     """Return the top triggers of a layer's memories."""
-    heads = []  # of each sign: |m| (−1 where no trigger has a next token), prefix, tokens
+    best = []  # of each sign: |m| (−1 where no trigger has a next token), prefix, tokens
     for side in (1, -1):
         table = trigger_table(index, layer, side)
         rows = np.arange(len(table.next))
@@ -126,8 +126,8 @@ def top_triggers(index: Index, layer: int) -> TopTriggers:
             column[rows, slot] for column in (table.prefixes, table.last, table.next)
         )
         strength = np.where(following != NONE, np.abs(table.coefficients[rows, slot]), -1)
-        heads.append((strength, prefix, last, following, table.prefixes[:, 0] == NO_PREFIX))
-    (positive, *of_positive, no_positive), (negative, *of_negative, no_negative) = heads
+        best.append((strength, prefix, last, following, table.prefixes[:, 0] == NO_PREFIX))
+    (positive, *of_positive, no_positive), (negative, *of_negative, no_negative) = best
     sign = np.where(positive >= negative, 1, -1)
     sign[np.maximum(positive, negative) < 0] = NO_SIGN
     prefix, last, following = (
