@@ -15,7 +15,6 @@ import mmap
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -199,6 +198,8 @@ class HubFolder:
                 joined[-1] = joined[-1][0], max(end, joined[-1][1])
             else:
                 joined.append((start, end))
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             contents = pool.map(lambda part: self.fetch(name, *part), joined)
             return [(start, content) for (start, _), content in zip(joined, contents, strict=True)]
