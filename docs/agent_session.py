@@ -2,7 +2,9 @@
 
 A program in place of a language model talks to `ffmem mcp DIR` through the real client: it finds a
 memory, checks it on texts of its own, and switches it off. Every answer is what the server said,
-cut to a few lines. DIR is an index of smollm2-135m over WikiText-2, as `make demo` makes it.
+cut to a few lines. The page's DIR was made by
+
+    ffmem index smollm2-135m wikitext-2:train --limit 400 --out DIR
 """
 
 import asyncio
@@ -95,14 +97,17 @@ async def explore(session: Session) -> None:
     )
 
     session.say(
-        "**Hypothesis.** It waits for a number that may be a percentage. Two texts that no corpus"
-        " has: one ends in such a number, the other does not."
+        "**Check.** It seems to promote percent signs where a quantity is given. Its coefficient on"
+        " two texts of our own, one of which ends in such a number:"
     )
     for prompt in (PROMPT, OTHER):
         await session.call(
             "coefficients",
             lambda answer: [
-                dict(zip(answer["tokens"], answer["coefficients"][cell], strict=True)),
+                [
+                    list(pair)
+                    for pair in zip(answer["tokens"], answer["coefficients"][cell], strict=True)
+                ]
             ],
             prompt=prompt,
             cells=[cell],

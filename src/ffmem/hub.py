@@ -10,12 +10,12 @@ read. A part that arrives short is an error, and Parquet's checksums tell a chan
 come from where huggingface_hub looks for them (`hf auth login`, HF_TOKEN) and are never shown.
 """
 
+import errno
 import hashlib
 import mmap
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ffmem.errors import HubError, one_line
+from ffmem.errors import HubError, StorageFull, one_line
 
 PREFIX = "hf:"
 
@@ -107,6 +107,11 @@ def hub_errors(repository: str, action: str = "read") -> Iterator[None]:
             ) from None
         raise HubError(f"Cannot {action} {repository}: {one_line(error)}.") from None
     except (HTTPError, OSError, RuntimeError, errors.HFValidationError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise StorageFull(
+                f"The disk is full: cannot {action} {repository}. Free some space and rerun the"
+                " command."
+            ) from None
         reason = one_line(error)
         if isinstance(error, RuntimeError):  # of an upload, which says why in its cause
             reason += f" ({one_line(error.__cause__)})" if error.__cause__ else ""
@@ -199,6 +204,10 @@ class HubFolder:
                 joined[-1] = joined[-1][0], max(end, joined[-1][1])
             else:
                 joined.append((start, end))
+        if len(joined) < 2:
+            return [(start, self.fetch(name, start, end)) for start, end in joined]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(CONNECTIONS) as pool:
             contents = pool.map(lambda part: self.fetch(name, *part), joined)
             return [(start, content) for (start, _), content in zip(joined, contents, strict=True)]
@@ -248,15 +257,19 @@ class HubFile:
 
     def open_table(self, groups: Iterable[int] | None = None) -> pq.ParquetFile:
         """Return the table to read some row groups of it, or all; they are fetched at once."""
+        if groups is None and self._size > NEAR:  # too large to keep
+            content = self._folder.fetch(self._name, 0, self._size)
+            self._folder.check_content(self._name, content, self._sha256)
+            return pq.ParquetFile(pa.BufferReader(content))
         with self._lock:
             if sum(end - start for start, end in self._fetched) > CACHED_BYTES:
                 self._forget()
-            if groups is None or self._size <= NEAR:
+            if self._size <= NEAR:
                 self._fetch([(0, self._size)])
             if self._metadata is None:
                 self._metadata = self._read_metadata()
-            if groups is not None:
-                self._fetch(_group_span(self._metadata.row_group(group)) for group in groups)
+            spans = (_group_span(self._metadata.row_group(group)) for group in groups or ())
+            self._fetch(spans)
             return pq.ParquetFile(
                 pa.BufferReader(pa.py_buffer(self._map)),
                 metadata=self._metadata,

@@ -13,9 +13,10 @@ import jsonschema
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.server.mcpserver.exceptions import ToolError
 
 import ffmem
-from ffmem.agents.server import MAX_ROWS, TOOLS
+from ffmem.agents.server import MAX_ROWS, TOOLS, _bounded
 from tests.sharing.test_sharing import add_patterns
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(ffmem.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
@@ -237,3 +238,10 @@ def test_stdout_carries_the_protocol_alone_and_bad_folders_end_it(index, tmp_pat
         assert (failed.returncode, failed.stdout) == (1, "")
         assert message in failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+def test_an_answer_is_bounded_and_has_numbers_that_json_has():
+    with pytest.raises(ToolError, match=r"at most 100,000 are sent\. Ask for less"):
+        _bounded(lambda: {"text": "x" * 200_000})()
+    answer = _bounded(lambda: {"a": [1 / 3, float("inf")], "n": 7})()
+    assert json.loads(answer.content[0].text) == {"a": [0.333333, None], "n": 7}

@@ -128,6 +128,7 @@ def test_log_p_is_the_models_own(memories):
     expected = memories.logits(torch.tensor([IDS]))[0, AT].double().log_softmax(dim=0)
     found = log_probabilities(memories.head, forward.output)[0]
     assert_close(found, expected, rtol=0, atol=1e-4)
+    assert forward.skips_blocks
     many = log_probability(memories.head, forward.output.repeat(130, 1), 7)
     assert_close(many, expected[7].expand(130), rtol=0, atol=1e-4)
 

@@ -138,6 +138,8 @@ class IndexTools:
         if found["value"] is not None:
             for side in ("top", "bottom"):
                 found["value"][side] = found["value"][side][:tokens]
+        if opened.live is not None:
+            found["unfinished"] = opened.live.progress
         return found | {"patterns": _patterns_of(opened, memory.cell)}
 
     def layer_statistics(
