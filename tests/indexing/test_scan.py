@@ -128,6 +128,11 @@ def check_stats(stats, every, layer, gated):
     m = np.stack([entry[1][layer] for entry in every.values()])  # (prefix, memory)
     is_active = np.stack([entry[2][layer] for entry in every.values()]) if gated else m > 0
     np.testing.assert_array_equal(stats.active, is_active.sum(0))
+    if gated:
+        np.testing.assert_array_equal(stats.positive, (m > 0).sum(0))
+        np.testing.assert_array_equal(stats.open_positive, (is_active & (m > 0)).sum(0))
+    else:
+        assert stats.positive is stats.open_positive is None
     np.testing.assert_array_equal(stats.maximum, m.max(0))
     np.testing.assert_array_equal(stats.minimum, m.min(0))
     np.testing.assert_allclose(

@@ -53,7 +53,7 @@ class Scan:
         widths = memories.layout.widths
         self.topks = [[TopK(width, t, sign) for sign in signs] for width in widths]
         self.has_experts = memories.layout.has_experts
-        self.stats = [LayerStats.empty(width, self.has_experts) for width in widths]
+        self.stats = [LayerStats.empty(width, memories.gated, self.has_experts) for width in widths]
         self._pending: tuple[int, list[LayerStats]] | None = None
 
     def read(
@@ -116,6 +116,9 @@ class _ChunkReader:
         self.sample = [np.zeros((width, len(sampled)), np.float32) for width in widths]
         self.routed = [np.zeros(width, np.int64) for width in widths if scan.has_experts]
         self.weights = [np.zeros(width, np.float64) for width in widths if scan.has_experts]
+        gated = scan.memories.gated
+        self.positive = [np.zeros(width, np.int64) for width in widths if gated]
+        self.open_positive = [np.zeros(width, np.int64) for width in widths if gated]
         self._candidates: dict[TopK, list[tuple[ndarray, ...]]] = {}
 
     def begin(self, batch: Batch) -> None:
@@ -164,7 +167,7 @@ class _ChunkReader:
         shape = (len(self.batch.lengths), coefficients.shape[-1])
         highest, lowest = coefficients.new_empty(shape), coefficients.new_empty(shape)
         sums = torch.empty(shape, device=coefficients.device)
-        counts = torch.empty_like(sums)
+        counts, positive, open_positive = (torch.empty_like(sums) for _ in range(3))
         activity = coefficients if gate is None else gate
         for begin, end, length in self._runs_of_equal_length(coefficients.is_cpu):
             view = coefficients[begin:end, first : first + length]
@@ -175,8 +178,16 @@ class _ChunkReader:
             is_active = torch.empty(view.shape, device=view.device)
             torch.gt(activity[begin:end, first : first + length], 0, out=is_active)
             torch.sum(is_active, 1, out=counts[begin:end])
+            if gate is not None:
+                is_positive = torch.empty_like(is_active)
+                torch.gt(view, 0, out=is_positive)
+                torch.sum(is_positive, 1, out=positive[begin:end])
+                torch.sum(is_active.mul_(is_positive), 1, out=open_positive[begin:end])
         layer, memories = bank.layer, bank.memories
-        self.active[layer][memories] += counts.sum(0).to(torch.int64).cpu().numpy()
+        self.active[layer][memories] += _total(counts)
+        if gate is not None:
+            self.positive[layer][memories] += _total(positive)
+            self.open_positive[layer][memories] += _total(open_positive)
         self.sums[layer][memories] += sums.sum(0, dtype=torch.float64).cpu().numpy()
         top, bottom = highest.amax(0).float().cpu().numpy(), lowest.amin(0).float().cpu().numpy()
         maximum, minimum = self.maximum[layer][memories], self.minimum[layer][memories]
@@ -297,7 +308,12 @@ class _ChunkReader:
         is_active = torch.empty(coefficients.shape, device=coefficients.device)
         torch.gt(coefficients if gate is None else gate, 0, out=is_active)
         layer, memories = bank.layer, bank.memories
-        self.active[layer][memories] += is_active.sum(0).to(torch.int64).cpu().numpy()
+        self.active[layer][memories] += _total(is_active)
+        if gate is not None:
+            is_positive = torch.empty_like(is_active)
+            torch.gt(coefficients, 0, out=is_positive)
+            self.positive[layer][memories] += _total(is_positive)
+            self.open_positive[layer][memories] += _total(is_active.mul_(is_positive))
         sums = coefficients.sum(0, dtype=torch.float32)
         self.sums[layer][memories] += sums.double().cpu().numpy()
         maximum, minimum = self.maximum[layer][memories], self.minimum[layer][memories]
@@ -371,7 +387,8 @@ class _ChunkReader:
         """Return the chunk's statistics; raise if a coefficient is not finite."""
         self._add_candidates()
         if not self.n_prefixes:
-            return [LayerStats.empty(len(active), self.scan.has_experts) for active in self.active]
+            gated, experts = self.scan.memories.gated, self.scan.has_experts
+            return [LayerStats.empty(len(active), gated, experts) for active in self.active]
         for layer, routed in enumerate(self.routed):  # a prefix that is not routed has m = 0
             elsewhere = routed < self.n_prefixes
             self.maximum[layer][elsewhere] = np.maximum(self.maximum[layer][elsewhere], 0)
@@ -389,12 +406,24 @@ class _ChunkReader:
                     f" somewhere in {chunk.name}: the model overflows. Use --dtype float32, or"
                     " check its weights."
                 )
-        weights = [np.rint(total / UNIT).astype(np.int64) for total in self.weights]
         return [
             LayerStats(
-                *(self.active[layer], np.rint(self.sums[layer] / UNIT).astype(np.int64)),
-                *(self.maximum[layer], self.minimum[layer]),
-                *((self.routed[layer], weights[layer]) if self.routed else ()),
+                active=self.active[layer],
+                sums=np.rint(self.sums[layer] / UNIT).astype(np.int64),
+                maximum=self.maximum[layer],
+                minimum=self.minimum[layer],
+                routed=self.routed[layer] if self.routed else None,
+                weight_sums=(
+                    np.rint(self.weights[layer] / UNIT).astype(np.int64) if self.weights else None
+                ),
+                positive=self.positive[layer] if self.positive else None,
+                open_positive=self.open_positive[layer] if self.open_positive else None,
             )
             for layer in range(len(self.active))
         ]
+
+
+def _total(counts: Float32[Tensor, "row memory"]) -> Int64[ndarray, " memory"]:
+    """Return the sums of counts over all rows."""
+    totals: ndarray = counts.sum(0).to(torch.int64).cpu().numpy()
+    return totals

@@ -10,14 +10,16 @@ the numbers it finds:
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from ffmem.errors import FfmemError
 from ffmem.files import sha256
+from ffmem.indexing.filters import NO_FILTERS, Filters
 from ffmem.indexing.query import Expression, Query, count_words, has_word
-from ffmem.indexing.search import Excerpt, Match, rank_cells
+from ffmem.indexing.search import Excerpt, Hits, Match, rank_cells
 from ffmem.indexing.search_db import (
     CLOSE,
     OPEN,
@@ -29,12 +31,13 @@ from ffmem.indexing.search_db import (
     write_search_file,
 )
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import SOURCES, Patterns, no_patterns, open_patterns
+from ffmem.patterns.store import KINDS, SOURCES, Patterns, no_patterns, open_patterns
 
-VERSION = 2
+VERSION = 3
 
 SCHEMA = f"""
 CREATE TABLE patterns (row INTEGER PRIMARY KEY, kind TEXT, text TEXT);
+CREATE TABLE kinds (kind TEXT PRIMARY KEY, cells BLOB);
 CREATE VIRTUAL TABLE words USING fts5(text, content='patterns', content_rowid='row', prefix='1 2',
     {WORDS});
 """
@@ -65,6 +68,10 @@ class PatternHit(NamedTuple):
     kind: str
     source: str
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `search --json` prints."""
+        return self._asdict()
+
 
 class PatternSearch:
     """Searches the patterns of one index, of all sources."""
@@ -85,35 +92,54 @@ class PatternSearch:
         self._file.close()
 
     def find(
-        self, query: str, regex: bool = False, layer: int | None = None, limit: int = 20
-    ) -> list[PatternHit]:
+        self, query: str, regex: bool = False, filters: Filters = NO_FILTERS, limit: int = 20
+    ) -> Hits:
         """Return the memories with most such patterns, ties to the better, then the lower cell."""
-        _, found = self.search(Query(query, regex), layer, 0, limit)
-        return [
+        total, found = self.search(Query(query, regex), filters, 0, limit)
+        hits = [
             PatternHit(*one.match[:4], one.match.excerpt.bracketed, one.kind, one.source)
             for one in found
         ]
+        return Hits(hits, query, "patterns", total)
 
     def search(
-        self, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
+        self, query: Query, filters: Filters = NO_FILTERS, offset: int = 0, limit: int = 20
     ) -> tuple[int, list[PatternMatch]]:
         """Return how many memories match, and up to `limit` of them from `offset`, best first."""
-        query.check(layer, self.index)
+        query.check()
+        filters.check(self.index)
         part = slice(offset, offset + limit)
-        return self._file.search(lambda db: self._search(db, query, layer, part))
+        return self._file.search(lambda db: self._search(db, query, filters, part))
+
+    def with_kind(self, kind: str) -> ndarray:
+        """Return a mask of the memories that have a pattern of a kind."""
+
+        def read(db: sqlite3.Connection) -> ndarray:
+            mask = np.zeros(len(self.index), bool)
+            row = db.execute("SELECT cells FROM kinds WHERE kind = ?", (kind,)).fetchone()
+            if row is not None:
+                mask[np.frombuffer(row[0], "<i4")] = True
+            return mask
+
+        return self._file.search(read)
 
     def _search(
-        self, db: sqlite3.Connection, query: Query, layer: int | None, part: slice
+        self, db: sqlite3.Connection, query: Query, filters: Filters, part: slice
     ) -> tuple[int, list[PatternMatch]]:
         expression = query.expression()
         if expression is None and not has_word(query.text):
             expression = query.literal()
-        rows = np.fromiter(self._matching_rows(db, query, expression, layer), np.int64)
+        rows = np.fromiter(self._matching_rows(db, query, expression, filters), np.int64)
         postings = np.zeros(len(rows), VALUE_POSTING)
         postings["cell"] = rows >> _CELL
         postings["rank"] = (rows & (1 << _CELL) - 1) >> _NUMBER
-        # Of patterns with the same number, the first source's is the best.
-        total, best = rank_cells(self.index, postings, rows & (1 << _NUMBER) - 1, layer, part)
+        postings["side"] = np.where(rows & 1, -1, 1)
+        kept = filters.keep(postings)
+        rows, postings = rows[kept], postings[kept]
+        # Of patterns with the same number, the first source's is the best, whatever their sign.
+        postings["side"] = 1
+        mask, keys = filters.memories(self.index), rows & (1 << _NUMBER) - 1
+        total, best = rank_cells(self.index, postings, keys, mask, part)
         found = []
         for cell, count, number, _, key in best:
             flat = self.index.layout.starts[cell.layer] + cell.memory
@@ -133,24 +159,30 @@ class PatternSearch:
         db: sqlite3.Connection,
         query: Query,
         expression: Expression | None,
-        layer: int | None,
+        filters: Filters,
     ) -> Iterator[int]:
-        """Yield the numbers of all patterns of a layer, or of all, that match."""
-        starts = self.index.layout.starts
+        """Yield the numbers of all patterns of a layer and kind, or of all, that match."""
+        starts, layer = self.index.layout.starts, filters.layer
         first, past = (0, starts[-1]) if layer is None else starts[layer : layer + 2]
         within = (first << _CELL, (past << _CELL) - 1)
+        of_kind, kind = ("", ()) if filters.kind is None else (" AND kind = ?", (filters.kind,))
         if expression is None:
+            joined = " JOIN patterns ON row = rowid" if of_kind else ""
             found: Iterable[tuple[int]] = db.execute(
-                "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?",
-                (query.phrase(), *within),
+                f"SELECT words.rowid FROM words{joined} WHERE words MATCH ?"
+                f" AND words.rowid BETWEEN ? AND ?{of_kind}",
+                (query.phrase(), *within, *kind),
             )
         elif not query.regex:
             found = db.execute(
-                "SELECT row FROM patterns WHERE row BETWEEN ? AND ? AND instr(text, ?)",
-                (*within, query.text),
+                f"SELECT row FROM patterns WHERE row BETWEEN ? AND ?{of_kind} AND instr(text, ?)",
+                (*within, *kind, query.text),
             )
         else:
-            rows = db.execute("SELECT row, text FROM patterns WHERE row BETWEEN ? AND ?", within)
+            rows = db.execute(
+                f"SELECT row, text FROM patterns WHERE row BETWEEN ? AND ?{of_kind}",
+                (*within, *kind),
+            )
             found = ((row,) for row, text in rows if expression.search(text))
         return (row for (row,) in found)
 
@@ -186,6 +218,12 @@ def _origin(patterns: list[Patterns]) -> tuple[int, str]:
 def _write(path: Path, index: Index, patterns: list[Patterns]) -> None:
     def fill(db: sqlite3.Connection) -> None:
         db.executemany("INSERT INTO patterns VALUES (?, ?, ?)", _texts(index, patterns))
+        for kind in KINDS:
+            rows = db.execute(
+                "SELECT DISTINCT row >> ? FROM patterns WHERE kind = ? ORDER BY 1", (_CELL, kind)
+            )
+            cells = np.fromiter((cell for (cell,) in rows), "<i4")
+            db.execute("INSERT INTO kinds VALUES (?, ?)", (kind, cells.tobytes()))
 
     missing = (
         f"The patterns in {path.parent} have no search file (search.sqlite) of their present state"

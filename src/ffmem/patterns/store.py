@@ -32,6 +32,7 @@ from numpy import ndarray
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.files import check_output_file, committing, csv_row, sha256, write_text
+from ffmem.indexing.filters import PATTERN_KINDS
 from ffmem.indexing.memory import visible
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
@@ -57,7 +58,7 @@ _COMMANDS = {
     "automatic": "Find them with `ffmem patterns detect`.",
 }
 
-KINDS = ("shallow", "semantic")
+KINDS = PATTERN_KINDS
 
 LEAST = 3
 """Triggers that must show a pattern."""
