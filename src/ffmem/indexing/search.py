@@ -128,6 +128,9 @@ class GroupedHits(dict[str, Hits]):
         return {"query": self.query, "groups": groups, "notes": self.notes}
 
     def __str__(self) -> str:
+        if not any(hits.total for hits in self.values()):
+            nothing = f"No memory has {self.query!r} in its {' or '.join(self)}."
+            return "\n".join([nothing, *self.notes])
         parts = []
         for place, hits in self.items():
             more = f", the first {len(hits)}" if hits.total > len(hits) > 0 else ""
