@@ -284,7 +284,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     )
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert (code, "finished: nothing to do" in err) == (0, True)
-    assert run("verify", made)[:2] == (0, "OK: 11 files, 48 memories.\n")
+    assert run("verify", made)[:2] == (0, "OK: 13 files, 48 memories.\n")
     (tmp_path / "more.txt").write_text("A further river.\n")
     more = ("index", model_folder, tmp_path / "more.txt", "--out", tmp_path / "other", *common)
     start = ffmem.open(made).manifest.start
@@ -293,7 +293,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     assert run("extend", made, tmp_path / "more.txt", "--unit", "line")[0] == 0
     for name in ("made", "merged"):
         code, out, _ = run("verify", tmp_path / name)
-        assert (code, out) == (0, "OK: 11 files, 48 memories.\n")
+        assert (code, out) == (0, "OK: 13 files, 48 memories.\n")
     code, out, err = run("export", made, tmp_path / "out.jsonl", "--to", "jsonl")
     assert (code, out) == (0, "")
     assert err.startswith("Wrote 48 memories to ")

@@ -167,7 +167,7 @@ class PatternSearch:
         within = (first << _CELL, (past << _CELL) - 1)
         of_kind, kind = ("", ()) if filters.kind is None else (" AND kind = ?", (filters.kind,))
         if expression is None:
-            joined = " JOIN patterns ON row = rowid" if of_kind else ""
+            joined = " JOIN patterns ON patterns.row = words.rowid" if of_kind else ""
             found: Iterable[tuple[int]] = db.execute(
                 f"SELECT words.rowid FROM words{joined} WHERE words MATCH ?"
                 f" AND words.rowid BETWEEN ? AND ?{of_kind}",

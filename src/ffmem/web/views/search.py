@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from numpy import ndarray
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError, UnknownCell
@@ -130,6 +130,9 @@ class SearchResponse:
     groups: list[Group]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 @dataclass(frozen=True)
 class SearchQuery:
     """What a visitor searches for: URL parameters."""
@@ -157,9 +160,9 @@ class SearchQuery:
         Query(description="1: tops of values and m > 0; -1: bottoms and m < 0."),
     ] = None
     rank: Annotated[
-        int | None,
+        Annotated[int, Field(ge=1, le=MAX_OFFSET)] | None,
         BeforeValidator(none_if_empty),
-        Query(ge=1, le=MAX_OFFSET, description="Only matches at this rank or better."),
+        Query(description="Only matches at this rank or better."),
     ] = None
     kind: Annotated[
         Literal["shallow", "semantic"] | None,
@@ -167,14 +170,14 @@ class SearchQuery:
         Query(description="Only such patterns, and memories that have one."),
     ] = None
     min_active: Annotated[
-        float | None,
+        Share | None,
         BeforeValidator(none_if_empty),
-        Query(ge=0, le=1, description="Least share of prefixes on which a memory is active."),
+        Query(description="Least share of prefixes on which a memory is active."),
     ] = None
     max_active: Annotated[
-        float | None,
+        Share | None,
         BeforeValidator(none_if_empty),
-        Query(ge=0, le=1, description="Largest share of prefixes on which a memory is active."),
+        Query(description="Largest share of prefixes on which a memory is active."),
     ] = None
 
     def __post_init__(self) -> None:
