@@ -58,7 +58,7 @@ class Filters:
 
     def memories(self, index: Index) -> ndarray | None:
         """Return which memories may be found, by layer, bank and activity; None for all."""
-        if self.layer is self.bank is self.min_active is self.max_active is None:
+        if all(one is None for one in (self.layer, self.bank, self.min_active, self.max_active)):
             return None
         kept = np.ones(len(index), bool)
         if self.layer is not None:

@@ -305,7 +305,7 @@ def _both(one: ndarray | None, other: ndarray | None) -> ndarray | None:
     """Return where both masks hold; None is a mask that always does."""
     if one is None or other is None:
         return other if one is None else one
-    return one & other
+    return np.logical_and(one, other)
 
 
 def search_values(

@@ -22,6 +22,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from ffmem.indexing.tables import fixed, write_parquet
+from ffmem.models.head import Norm
 from ffmem.models.keys import BankKeys, InputEmbedding, KeySide
 from ffmem.models.memories import Memories
 
@@ -86,45 +87,56 @@ def _parts(memories: Memories, layer: int) -> Iterator[tuple[Ends, Ends]]:
             yield top, _ends(logits, log_total, unlisted, -1)
 
 
+@torch.inference_mode()
 def write_keys(path: Path, side: KeySide, layer: int) -> None:
     """Write the tokens that a layer's keys match, and its cosines; the caller commits the file."""
     width = side.memories.layout.widths[layer]
-    with torch.inference_mode():
-        banks = side.banks(layer)
-        columns: dict[str, pa.Array] = {"memory": pa.array(range(width), pa.int32())}
-        if banks and side.embedding is not None:
-            parts = [part for bank in banks for part in _key_parts(side, side.embedding, bank)]
-            for name in parts[0]:
-                columns[name] = fixed(np.concatenate([part[name] for part in parts]))
-        for name in banks[0].cosines if banks else ():
-            cosines = torch.cat([bank.cosines[name].cpu() for bank in banks])
-            columns[name] = pa.array(cosines.numpy())
+    tokens: list[dict[str, ndarray]] = []
+    cosines: list[dict[str, ndarray]] = []
+    project = None if side.embedding is None else _KeyProjection(side, side.embedding, layer)
+    for bank in side.banks(layer):
+        cosines.append({name: column.cpu().numpy() for name, column in bank.cosines.items()})
+        if project is not None:
+            tokens += project(bank)
+    columns: dict[str, pa.Array] = {"memory": pa.array(range(width), pa.int32())}
+    for name in tokens[0] if tokens else ():
+        columns[name] = fixed(np.concatenate([part[name] for part in tokens]))
+    for name in cosines[0] if cosines else ():
+        columns[name] = pa.array(np.concatenate([part[name] for part in cosines]))
     write_parquet(path, pa.table(columns))
 
 
-def _key_parts(
-    side: KeySide, embedding: InputEmbedding, bank: BankKeys
-) -> Iterator[dict[str, ndarray]]:
-    """Yield the first tokens of a bank's keys, a few rows at a time."""
-    n_tokens = len(embedding.matrix)
-    rows = _rows_at_a_time(n_tokens, len(bank.keys))
-    unlisted = torch.tensor(
-        sorted(id for id in side.memories.tokenizer.unlisted if id < n_tokens), dtype=torch.long
-    )
-    n = min(KEY_TOKENS, n_tokens - len(unlisted))
-    buffer = torch.empty(rows, n_tokens)
-    denominators = embedding.denominators(bank.norm)
-    for first in range(0, len(bank.keys), rows):
-        part = slice(first, first + rows)
-        keys = embedding.before(bank.keys[part])
-        scores = embedding.scores(keys, denominators, buffer[: len(keys)])
-        ids, found = _first_tokens(scores, unlisted, 1, n)
-        tokens = {"ids": ids.astype(np.int32), "scores": found}
-        if bank.up is not None:
-            at = torch.from_numpy(ids)
-            up = embedding.scores_at(embedding.before(bank.up[part]), denominators, at)
-            tokens["up_scores"] = up.cpu().numpy()
-        yield tokens
+class _KeyProjection:
+    """Finds the first tokens of the keys of a layer, bank by bank."""
+
+    def __init__(self, side: KeySide, embedding: InputEmbedding, layer: int) -> None:
+        self.embedding = embedding
+        n_tokens = len(embedding.matrix)
+        unlisted = sorted(id for id in side.memories.tokenizer.unlisted if id < n_tokens)
+        self.unlisted = torch.tensor(unlisted, dtype=torch.long)
+        self.n = min(KEY_TOKENS, n_tokens - len(unlisted))
+        largest = max((bank.size for bank in side.memories.banks[layer]), default=1)
+        self.buffer = torch.empty(_rows_at_a_time(n_tokens, largest), n_tokens)
+        self.denominators: dict[Norm, Tensor] = {}  # the experts of a layer share their norm
+
+    def __call__(self, bank: BankKeys) -> Iterator[dict[str, ndarray]]:
+        """Yield ids and scores of a bank's keys, a few rows at a time."""
+        embedding, rows = self.embedding, len(self.buffer)
+        if bank.norm not in self.denominators:
+            self.denominators[bank.norm] = embedding.denominators(bank.norm)
+        sigma = self.denominators[bank.norm]
+        for first in range(0, len(bank.keys), rows):
+            part = slice(first, first + rows)
+            keys = embedding.before(bank.keys[part])
+            scores = embedding.scores(keys, sigma, self.buffer[: len(keys)])
+            ids, found = _first_tokens(scores, self.unlisted, 1, self.n)
+            tokens = {"ids": ids.astype(np.int32), "scores": found}
+            if bank.up is not None:
+                up = embedding.scores_at(
+                    embedding.before(bank.up[part]), sigma, torch.from_numpy(ids)
+                )
+                tokens["up_scores"] = up.cpu().numpy()
+            yield tokens
 
 
 def _rows_at_a_time(vocabulary: int, n_rows: int) -> int:

@@ -11,6 +11,7 @@ A gated memory has two keys, the gate's and `up`. Cosines compare k̃, ũ and th
 written to the stream.
 """
 
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -47,23 +48,22 @@ class KeySide:
     def __init__(self, memories: Memories) -> None:
         self.memories = memories
         self.norms = find_input_norms(memories)
+        self._no_norm = Norm(None, memories.hidden)
         self.embedding = InputEmbedding.find(memories)
         """None if ffmem cannot tell how the input embedding reaches the stream."""
 
-    def banks(self, layer: int) -> list[BankKeys]:
-        """Return the keys of every bank of a layer."""
+    def banks(self, layer: int) -> Iterator[BankKeys]:
+        """Yield the keys of every bank of a layer; one bank is held at a time."""
         memories = self.memories
-        banks = list(memories.banks[layer])
-        values: list[Tensor | None] = [None] * len(banks)
+        banks = memories.banks[layer]
+        values: Iterable[Tensor | None] = [None] * len(banks)
         if memories.has_values:
-            values = list(memories.direction_parts(layer))
-        found = []
+            values = memories.direction_parts(layer)
         for bank, directions in zip(banks, values, strict=True):
-            norm = self.norms.get(bank, Norm(None, memories.hidden))
+            norm = self.norms.get(bank, self._no_norm)
             keys = norm.fold_keys(bank.key_rows())
             up = norm.fold_keys(bank.up_rows()) if bank.gated else None
-            found.append(BankKeys(keys, up, norm, _cosines(keys, up, directions)))
-        return found
+            yield BankKeys(keys, up, norm, _cosines(keys, up, directions))
 
 
 def _cosines(
