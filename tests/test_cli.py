@@ -159,17 +159,27 @@ def test_search_prints_its_hits(tiny_index):
     hits = ffmem.search(tiny_index, "river", place="triggers", limit=3)
     folder = tiny_index.folder
     code, out, _ = run("search", folder, "river", "--in", "triggers", "--limit", 3, "--json")
-    assert (code, json.loads(out)) == (0, [hit._asdict() for hit in hits])
+    assert (code, json.loads(out)) == (0, [hit.to_dict() for hit in hits])
     code, out, _ = run("search", folder, "river", "--in", "triggers", "--limit", "3")
     assert [line.split()[0] for line in out.splitlines()] == [hit.cell for hit in hits]
     code, out, _ = run("search", folder, "^ ", "--regex", "--layer", "1", "--json")
-    assert {hit["cell"][:2] for hit in json.loads(out)} == {"L1"}
+    groups = json.loads(out)["groups"]
+    assert [group["place"] for group in groups] == ["values", "triggers"]
+    assert {hit["cell"][:2] for group in groups for hit in group["hits"]} == {"L1"}
+    filters = ("--sign", "-1", "--rank", "2", "--max-active", "0.9", "--bank", "dense")
+    code, out, _ = run("search", folder, "the", "--in", "triggers", *filters, "--json")
+    assert {(hit["side"], hit["rank"] <= 2) for hit in json.loads(out)} == {("negative", True)}
+    assert run("search", folder, "the", "--rank", "0")[0] == 2
+    assert run("search", folder, "the", "--bank", "E7")[0] == 1
 
 
 def test_nothing_found_is_an_answer_and_no_error(tiny_index):
-    assert run("search", tiny_index.folder, "zebra", "--json") == (0, "[]\n", "")
-    code, out, _ = run("search", tiny_index.folder, "zebra")
+    values = ("--in", "values")
+    assert run("search", tiny_index.folder, "zebra", *values, "--json") == (0, "[]\n", "")
+    code, out, _ = run("search", tiny_index.folder, "zebra", *values)
     assert (code, out) == (0, "No memory has 'zebra' in its values.\n")
+    code, out, _ = run("search", tiny_index.folder, "zebra")
+    assert (code, out.splitlines()[0]) == (0, "No memory has 'zebra' in its values or triggers.")
 
 
 @pytest.mark.parametrize("arguments", [["show", "L0N0", "--json"], ["search", "the"]])
@@ -274,7 +284,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     )
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert (code, "finished: nothing to do" in err) == (0, True)
-    assert run("verify", made)[:2] == (0, "OK: 11 files, 48 memories.\n")
+    assert run("verify", made)[:2] == (0, "OK: 13 files, 48 memories.\n")
     (tmp_path / "more.txt").write_text("A further river.\n")
     more = ("index", model_folder, tmp_path / "more.txt", "--out", tmp_path / "other", *common)
     start = ffmem.open(made).manifest.start
@@ -283,7 +293,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     assert run("extend", made, tmp_path / "more.txt", "--unit", "line")[0] == 0
     for name in ("made", "merged"):
         code, out, _ = run("verify", tmp_path / name)
-        assert (code, out) == (0, "OK: 11 files, 48 memories.\n")
+        assert (code, out) == (0, "OK: 13 files, 48 memories.\n")
     code, out, err = run("export", made, tmp_path / "out.jsonl", "--to", "jsonl")
     assert (code, out) == (0, "")
     assert err.startswith("Wrote 48 memories to ")

@@ -1,5 +1,6 @@
 """The notebooks and the script in examples/ run, on the small model that comes with ffmem."""
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -54,11 +55,17 @@ def test_a_notebook_is_committed_with_its_outputs_and_names_no_folder_of_a_machi
     assert not any(folder in text for folder in ("/home/", "/root", "/tmp", "/work"))
 
 
-def test_the_experiment_of_ones_own_runs_in_20_lines(folder, shell, monkeypatch, capsys):
+@pytest.fixture
+def made_index(folder, shell, monkeypatch, capsys):
+    """The folder, with an index of the small model, as the working directory."""
     monkeypatch.chdir(folder)
     if not (folder / INDEX).exists():
         shell.run_cell(f"import ffmem; ffmem.index('mini-wiki', 'mini-wiki:train', {INDEX!r})")
         capsys.readouterr()
+
+
+@pytest.mark.usefixtures("made_index")
+def test_the_experiment_of_ones_own_runs_in_20_lines(monkeypatch, capsys):
     script = EXAMPLES / "own_experiment.py"
     monkeypatch.setattr(sys, "argv", [str(script), INDEX])
     runpy.run_path(str(script))
@@ -67,3 +74,37 @@ def test_the_experiment_of_ones_own_runs_in_20_lines(folder, shell, monkeypatch,
     assert all(float(row[2]) < float(row[3]) for row in rows)  # triggers of a memory are alike
     code = script.read_text().split('"""', 2)[2]
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.usefixtures("made_index")
+def test_the_measurement_of_ones_own_runs_over_all_memories(monkeypatch, capsys):
+    script = EXAMPLES / "own_measure.py"
+    monkeypatch.setattr(sys, "argv", [str(script), INDEX])
+    runpy.run_path(str(script))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [int(row[0]) for row in rows] == list(range(16))
+    own, another = (sum(float(row[n]) for row in rows) for n in (1, 2))
+    assert own > 2 * another
+    code = script.read_text().split('"""', 2)[2]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.usefixtures("made_index")
+def test_the_guide_to_tables_runs(folder):
+    guide = (EXAMPLES.parent / "docs" / "guides" / "tables.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(blocks) >= 9
+    names = {}
+    for block in blocks:
+        exec(compile(block.replace("demo", INDEX), "tables.md", "exec"), names)
+    index, strongest = names["index"], names["strongest"]
+    assert len(names["stats"]) == len(index)
+    assert len(names["means"]) == index.n_layers
+    # SQL decodes prefixes as ffmem does.
+    expected = index.table("triggers", layer=5).to_pandas().nlargest(5, "coefficient")
+    assert [row[0] for row in strongest] == expected["memory"].tolist()
+    assert [row[4] for row in strongest] == expected["prefix"].tolist()
+    tops = {row["memory"]: row["token"] for row in names["tops"].to_dicts()}
+    assert tops[141] == index["L5N141"].value.top[0].token
+    assert len(names["found"][0].tokens) == len(names["found"][0]["L5N141"])
+    assert len(names["traces"]) == 2

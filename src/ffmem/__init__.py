@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from ffmem.api.experiments import experiment, report
     from ffmem.api.hub import pull, push
     from ffmem.api.index import estimate, export, extend, index, merge, open, search, serve, verify
-    from ffmem.api.interventions import circuit, compare, edit, effect, neighbours, sources, trace
+    from ffmem.api.interventions import (
+        circuit,
+        coefficients,
+        compare,
+        edit,
+        effect,
+        neighbours,
+        sources,
+        trace,
+    )
     from ffmem.api.model import load, train
     from ffmem.api.patterns import detect, explain, export_patterns, patterns_of, study
     from ffmem.cells import Cell
@@ -31,7 +40,7 @@ _NAMES = {
     ],
     "api.hub": ["pull", "push"],
     "api.interventions": [
-        *("circuit", "compare", "edit", "effect", "neighbours", "sources", "trace")
+        *("circuit", "coefficients", "compare", "edit", "effect", "neighbours", "sources", "trace")
     ],
     "api.model": ["load", "train"],
     "api.patterns": ["detect", "explain", "export_patterns", "patterns_of", "study"],

@@ -99,7 +99,7 @@ def _run(config: DemoConfig, out: Path, limit: int | None) -> Index:
     index = ffmem.index(config.model, corpus, out, chunk_tokens=CHUNK_TOKENS, progress=progress)
     print(repr(index))
     for word in config.words:
-        for hit in ffmem.search(index, word, limit=1):
+        for hit in ffmem.search(index, word, limit=1)["values"]:
             print(f"\n── A value with the token {word.strip()!r}:\n")
             print(index[hit.cell])
     progress.say("\nLooking for patterns in the triggers of every memory.")

@@ -132,7 +132,7 @@ def test_other_kinds_have_values_and_no_note(kind_index):
         shown = kind_index(kind)["L1N17"].to_dict()
         assert shown["value"]["top"]
         assert "value_note" not in shown
-        assert ffmem.search(kind_index(kind), shown["value"]["top"][0]["token"])
+        assert ffmem.search(kind_index(kind), shown["value"]["top"][0]["token"])["values"]
 
 
 def test_values_cannot_be_searched_where_there_are_none_and_triggers_can(any_kind):
@@ -147,7 +147,8 @@ def test_values_cannot_be_searched_where_there_are_none_and_triggers_can(any_kin
     if any_kind.manifest.model.has_values:
         return
     with pytest.raises(NoStaticValues, match=r"Cannot search in values.*--in triggers"):
-        ffmem.search(any_kind, WORDS)
+        ffmem.search(any_kind, WORDS, "values")
+    assert list(ffmem.search(any_kind, WORDS)) == ["triggers"]
 
 
 @pytest.mark.parametrize("kind", DENSE)

@@ -179,7 +179,7 @@ def test_an_estimate_of_the_disk_is_the_size_of_the_columns(tmp_path):
     index = indexed(tmp_path / "index", corpus)
     columns = sum(
         array.nbytes
-        for kind in ("triggers", "stats", "values")
+        for kind in ("triggers", "stats", "values", "keys")
         for path in (index.folder / kind).glob("layer-*")
         for array in read_columns(path).values()
     )

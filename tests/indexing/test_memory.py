@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 from ffmem.cells import Cell
 from ffmem.indexing.memory import (
+    Keys,
     Kind,
     Memory,
     MemoryStats,
@@ -26,7 +27,8 @@ def memory(text="the river", n=12, gate=None):
     tokens = [ValueToken(f"{text}{id}", id, 0.5, 1.0) for id in range(15)]
     stats = MemoryStats(0.25, 1.0, -0.5, 0.1, {"0.5": 0.0})
     kind = Kind(gated=gate is not None)
-    return Memory(Cell(5, 3), triggers, [], Value("folded", tokens, tokens), stats, kind)
+    value, keys = Value("folded", tokens, tokens), Keys([], {}, None)
+    return Memory(Cell(5, 3), triggers, [], value, stats, kind, keys)
 
 
 class Tags(HTMLParser):

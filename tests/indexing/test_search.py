@@ -17,9 +17,10 @@ import ffmem
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing import query as query_module
 from ffmem.indexing import search
+from ffmem.indexing.filters import Filters
 from ffmem.indexing.memory import visible_token
 from ffmem.indexing.query import Expression, Query
-from ffmem.indexing.search import Search
+from ffmem.indexing.search import PREFIX_END, Search, search_values
 from ffmem.indexing.search_db import NotSearchable
 from tests.texts import LINES
 
@@ -110,21 +111,21 @@ def plain(hits):
 def test_values_are_found_by_their_tokens_whatever_case_and_leading_space(index, everything, query):
     wanted = {query.casefold(), query.strip().casefold(), f" {query.strip().casefold()}"}
     expected = in_values(everything[index.folder], lambda token: token.casefold() in wanted)
-    hits = ffmem.search(index, query, limit=ALL)
+    hits = ffmem.search(index, query, "values", limit=ALL)
     assert plain(hits) == expected
     assert all(hit.snippet.casefold() in wanted for hit in hits)
 
 
 def test_the_tokens_of_these_tests_are_there(index):
     for query in ("the", "r", "⟨e2⟩", "⟨unused 315⟩"):
-        assert ffmem.search(index, query)
+        assert ffmem.search(index, query, "values")
 
 
 @pytest.mark.parametrize("query", ["^ ", "[0-9]", "^(the|of)$", r"\s\w+s$", "⟨"])
 def test_values_are_found_by_regular_expression(index, everything, query):
     pattern = re.compile(query)
     expected = in_values(everything[index.folder], lambda token: bool(pattern.search(token)))
-    hits = ffmem.search(index, query, regex=True, limit=ALL)
+    hits = ffmem.search(index, query, "values", regex=True, limit=ALL)
     assert plain(hits) == expected
 
 
@@ -251,7 +252,7 @@ def test_the_search_file_of_another_index_is_made_again(folder, ungated_index, t
 
 def test_a_current_search_file_is_left_as_it_is(folder):
     before = (folder / "search.sqlite").stat().st_mtime_ns
-    assert ffmem.search(folder, "the")
+    assert ffmem.search(folder, "the")["triggers"]
     assert (folder / "search.sqlite").stat().st_mtime_ns == before
 
 
@@ -278,8 +279,8 @@ def test_a_regular_expression_that_never_ends_is_stopped(tiny_index, monkeypatch
 
 def test_a_token_is_found_as_it_is_shown(tiny_index):
     token = next(t.token for t in tiny_index["L0N0"].value.top if t.token[0] == " " < t.token)
-    shown = ffmem.search(tiny_index, visible_token(token), limit=1000)
-    assert shown == ffmem.search(tiny_index, token, limit=1000)
+    shown = ffmem.search(tiny_index, visible_token(token), "values", limit=1000)
+    assert shown == ffmem.search(tiny_index, token, "values", limit=1000)
     assert "L0N0" in {hit.cell for hit in shown}
 
 
@@ -392,7 +393,7 @@ def test_parts_of_the_hits_are_the_hits(opened, place):
     every = opened.search(Query("the"), place, limit=ALL)
     assert every.total == len(every.hits) > 7
     for offset, limit in ((0, 3), (3, 4), (every.total - 1, 5), (every.total, 5)):
-        part = opened.search(Query("the"), place, None, offset, limit)
+        part = opened.search(Query("the"), place, offset=offset, limit=limit)
         assert part.hits == every.hits[offset : offset + limit]
         assert part.total == every.total
 
@@ -537,3 +538,106 @@ def test_hits_show_themselves_one_memory_per_line(tiny_index, place):
     none = ffmem.search(tiny_index, "<b>nothing</b>", place)
     assert str(none) == f"No memory has '<b>nothing</b>' in its {place}."
     assert "<b>" not in none._repr_html_()
+
+
+# Everywhere at once, and filters
+
+
+def test_a_search_everywhere_has_the_hits_and_counts_of_each_place(tiny_index):
+    found = ffmem.search(tiny_index, "the", limit=3)
+    assert list(found) == ["values", "triggers"]
+    for place, hits in found.items():
+        alone = ffmem.search(tiny_index, "the", place, limit=ALL)
+        assert (hits, hits.total) == (alone[:3], len(alone))
+        assert f"{place}: {len(alone)} memories" in str(found)
+    assert "no patterns yet" in found.notes[0]
+    shown = found.to_dict()
+    assert [group["total"] for group in shown["groups"]] == [one.total for one in found.values()]
+    assert shown["notes"] == found.notes
+    assert found._repr_html_().count("<table>") == 2
+    nothing = str(ffmem.search(tiny_index, "zebra"))
+    assert nothing.startswith("No memory has 'zebra' in its values or triggers.")
+
+
+@pytest.mark.parametrize("sign", [None, 1, -1])
+@pytest.mark.parametrize("rank", [None, 1, 3])
+def test_sign_and_rank_keep_the_matches_that_have_them(index, everything, sign, rank):
+    def kept(found):
+        sides = {1: ("top", "positive"), -1: ("bottom", "negative"), None: SIDES}[sign]
+        return [
+            (cell, at, side) for cell, at, side in found if side in sides and at <= (rank or 99)
+        ]
+
+    memories = everything[index.folder]
+    holds = holds_words("the")
+    triggers = kept(
+        (memory.cell, one.rank, side)
+        for memory in memories
+        for side, ones in (("positive", memory.triggers), ("negative", memory.negative_triggers))
+        for one in ones
+        if holds(one)
+    )
+    hits = ffmem.search(index, "the", "triggers", sign=sign, rank=rank, limit=ALL)
+    assert plain(hits) == ranked(triggers)
+    values = kept(
+        (memory.cell, at, side)
+        for memory in memories
+        for side in ("top", "bottom")
+        for at, token in enumerate(getattr(memory.value, side), start=1)
+        if token.token.strip().casefold() == "the"
+    )
+    hits = ffmem.search(index, "the", "values", sign=sign, rank=rank, limit=ALL)
+    assert plain(hits) == ranked(values)
+    unfinished = search_values(index, Query("the"), Filters(sign=sign, rank=rank), limit=ALL)
+    assert plain(unfinished.hits) == ranked(values)
+
+
+SIDES = ("top", "bottom", "positive", "negative")
+
+
+@pytest.mark.parametrize("place", ["values", "triggers"])
+def test_layer_bank_and_activity_keep_the_memories_that_have_them(index, place):
+    every = ffmem.search(index, "the", place, limit=ALL)
+    shares = {str(cell): index[cell].stats.active_share for cell in index}
+    middle = sorted(shares.values())[len(shares) // 2]
+    low = ffmem.search(index, "the", place, max_active=middle, limit=ALL)
+    assert plain(low) == [hit for hit in plain(every) if shares[hit[0]] <= middle]
+    high = ffmem.search(index, "the", place, min_active=middle, layer=1, limit=ALL)
+    assert plain(high) == [
+        hit for hit in plain(every) if shares[hit[0]] >= middle and hit[0].startswith("L1")
+    ]
+    assert high.total == len(high)
+    assert ffmem.search(index, "the", place, bank="dense", limit=ALL) == every
+
+
+@pytest.mark.parametrize(
+    ("filters", "says"),
+    [
+        ({"rank": 0}, "rank is 0. Ranks count from 1"),
+        ({"sign": 0}, "sign is 0. Give 1 or -1"),
+        ({"bank": "E3"}, "no bank 'E3' in this index. There are: dense"),
+        ({"bank": "E3", "layer": 1}, "no bank 'E3' in layer 1"),
+        ({"kind": "deep"}, "no 'deep' patterns. Give shallow or semantic"),
+        ({"min_active": 1.5}, "min_active is 1.5. It is a share"),
+        ({"limit": 0}, "limit is 0"),
+        ({"kind": "shallow", "place": "values"}, "no patterns yet"),
+    ],
+)
+def test_filters_that_make_no_sense_are_refused(tiny_index, filters, says):
+    with pytest.raises(FfmemError, match=says):
+        ffmem.search(tiny_index, "the", **filters)
+
+
+def test_a_trigger_hit_shows_where_its_prefix_ends(tiny_index, everything):
+    hits = ffmem.search(tiny_index, "the", "triggers", limit=ALL)
+    prefixes = {
+        (str(memory.cell), side, one.rank): one
+        for memory in everything[tiny_index.folder]
+        for side, ones in (("positive", memory.triggers), ("negative", memory.negative_triggers))
+        for one in ones
+    }
+    for hit, line in zip(hits, str(hits).splitlines(), strict=True):
+        trigger = prefixes[hit.cell, hit.side, hit.rank]
+        assert whole(trigger).endswith(hit.snippet.replace("[", "").replace("]", "")[-5:])
+        assert LINES[trigger.sentence][len(whole(trigger)) :].startswith(hit.rest.rstrip("…"))
+        assert line.count(PREFIX_END) == 1

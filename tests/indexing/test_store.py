@@ -32,8 +32,11 @@ def test_a_memory_has_the_fields_of_the_contract_and_they_are_json(index):
     for memory in every(index):
         assert json.loads(json.dumps(memory)) == memory
         assert set(memory) == {
-            *("cell", "layer", "memory", "triggers", "negative_triggers", "value", "stats")
+            *("cell", "layer", "memory", "triggers", "negative_triggers", "value", "key", "stats"),
+            *(("sign_cases",) if gated else ()),
         }
+        for token in memory["key"]["tokens"]:
+            assert set(token) == {"token", "id", "score", *(("up",) if gated else ())}
         assert memory["cell"] == f"L{memory['layer']}N{memory['memory']}"
         for trigger in lists(memory):
             assert set(trigger) == TRIGGER | ({"gate"} if gated else set())

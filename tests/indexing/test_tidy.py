@@ -97,7 +97,7 @@ def test_columns_come_alone_and_in_the_order_asked_for(any_index, name):
         ({"name": "stats", "columns": ["size"]}, "no column 'size'. It has: cell, layer"),
         ({"name": "stats", "columns": "cell"}, "give a list of names"),
         ({"name": "stats", "columns": []}, "give a list of names"),
-        ({"name": "stats", "top": 3}, "for the tables values and triggers"),
+        ({"name": "stats", "top": 3}, "for the tables values, keys and triggers"),
         ({"name": "values", "top": 0}, "from 1 on"),
     ],
 )

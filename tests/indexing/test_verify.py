@@ -19,7 +19,7 @@ from ffmem.progress import Progress
 
 KINDS = [
     *("sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"),
-    *(layer_file(kind, 1) for kind in ("triggers", "stats", "samples", "values")),
+    *(layer_file(kind, 1) for kind in ("triggers", "stats", "samples", "values", "keys")),
 ]
 
 
@@ -176,6 +176,12 @@ TAMPERINGS = [
     ("values", swapped("bottom_logits"), "bottom tokens are not in the order"),
     ("values", changed("top_probabilities", 0, 0, 2), "probability of a top token is not between"),
     ("values", set_row("memory", 9), "values do not cover the model"),
+    ("stats", set_row("open_positive", 10**6), "sign cases of a memory do not add up"),
+    ("stats", set_row("positive", 0), "max is above 0 on no prefix"),
+    ("keys", changed("ids", 0, 0, 320), "token of a key is not in the vocabulary"),
+    ("keys", swapped("scores"), "tokens of keys are not in the order"),
+    ("keys", set_row("cos_gate_up", 1.5), "cos_gate_up is not between"),
+    ("keys", set_row("memory", 9), "keys do not cover the model"),
 ]
 
 

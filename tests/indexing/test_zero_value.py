@@ -35,7 +35,11 @@ def test_nothing_stands_at_its_ends_and_everything_says_so(index, tmp_path):
 
 
 def test_search_does_not_find_it_by_a_token(index):
-    first = {hit.cell for id in range(3) for hit in ffmem.search(index, index.token(id), limit=500)}
+    first = {
+        hit.cell
+        for id in range(3)
+        for hit in ffmem.search(index, index.token(id), "values", limit=500)
+    }
     assert "L1N3" not in first
     top = index["L1N4"].value.top[0].token
-    assert "L1N4" in {hit.cell for hit in ffmem.search(index, top, limit=500)}
+    assert "L1N4" in {hit.cell for hit in ffmem.search(index, top, "values", limit=500)}

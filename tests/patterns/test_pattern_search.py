@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 import ffmem
 from ffmem.errors import FfmemError
+from ffmem.indexing.filters import Filters
 from ffmem.indexing.query import Query
 from ffmem.indexing.search_db import NotSearchable
 from ffmem.patterns.search import PatternSearch
-from ffmem.patterns.store import SOURCES, open_patterns
+from ffmem.patterns.store import KINDS, SOURCES, open_patterns
 from ffmem.progress import Progress
 from tests.patterns.planting import pattern, plant
 
@@ -96,7 +97,7 @@ def by_hand(query, prefix=False, layer=None):
 
 
 def found(search, *query, layer=None, **options):
-    total, hits = search.search(Query(*query, **options), layer, 0, 100)
+    total, hits = search.search(Query(*query, **options), Filters(layer=layer), 0, 100)
     assert total == len(hits)
     return [(*one.match[:4], one.source) for one in hits]
 
@@ -131,10 +132,10 @@ def test_what_is_found_is_what_a_look_at_every_pattern_finds(planted, prefix, la
 
 def test_pages_of_hits_make_up_the_whole(planted):
     search = PatternSearch(planted)
-    total, whole = search.search(Query("river", prefix=True), None, 0, 100)
+    total, whole = search.search(Query("river", prefix=True), limit=100)
     assert total == len(whole) == len(by_hand("river", True))
     for first in range(total):
-        part = search.search(Query("river", prefix=True), None, first, 1)
+        part = search.search(Query("river", prefix=True), offset=first, limit=1)
         assert part == (total, whole[first : first + 1])
 
 
@@ -154,7 +155,7 @@ def test_what_a_word_finds_every_beginning_of_it_finds(planted, one, data):
 def test_the_found_words_are_marked_in_the_whole_description(planted):
     search = PatternSearch(planted)
     for query in ("river", "ende of", "1984", "river river", "/"):
-        _, hits = search.search(Query(query), None, 0, 100)
+        _, hits = search.search(Query(query), limit=100)
         for hit in hits:
             excerpt = hit.match.excerpt
             assert words(excerpt.match) == words(query)
@@ -190,7 +191,7 @@ def test_expressions_and_signs_are_found_too(planted):
 )
 def test_what_cannot_be_searched_for_is_refused(planted, query, layer, says):
     with pytest.raises(FfmemError, match=says):
-        PatternSearch(planted).find(query, layer=layer)
+        PatternSearch(planted).find(query, filters=Filters(layer=layer))
 
 
 def test_an_index_without_patterns_says_how_to_find_some(tiny_index):
@@ -283,3 +284,33 @@ def test_a_folder_that_cannot_be_written_to_is_said(index):
             PatternSearch(index)
     finally:
         folder.chmod(0o700)
+
+
+def test_a_kind_keeps_such_patterns_and_memories_that_have_one(planted):
+    every = AUTOMATIC + HUMAN
+    with closing(PatternSearch(planted)) as search:
+        for kind in KINDS:
+            of_kind = {str(one.cell) for one in every if one.kind == kind}
+            hits = search.find("river", filters=Filters(kind=kind), limit=100)
+            cells = {
+                str(one.cell)
+                for one in every
+                if one.kind == kind and holds(one.text, "river", False)
+            }
+            assert {hit.cell for hit in hits} == cells
+            assert {hit.kind for hit in hits} <= {kind}
+            mask = search.with_kind(kind)
+            assert {str(cell) for cell, has in zip(planted, mask, strict=True) if has} == of_kind
+            found = ffmem.search(planted, "the", "triggers", kind=kind, limit=1000)
+            plain = ffmem.search(planted, "the", "triggers", limit=1000)
+            assert [hit.cell for hit in found] == [hit.cell for hit in plain if hit.cell in of_kind]
+        for sign, side in ((1, "positive"), (-1, "negative")):
+            hits = search.find("river", filters=Filters(sign=sign), limit=100)
+            assert {hit.side for hit in hits} <= {side}
+            cells = {
+                str(one.cell)
+                for one in every
+                if one.sign == sign and holds(one.text, "river", False)
+            }
+            assert {hit.cell for hit in hits} == cells
+    assert list(ffmem.search(planted, "river")) == ["values", "triggers", "patterns"]

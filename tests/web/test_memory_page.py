@@ -304,3 +304,35 @@ def test_the_picture_of_coefficients_stands_in_its_box():
             assert height > 0
             assert y + height == pytest.approx(30, abs=0.02)
     assert histogram(np.array([])) == []
+
+
+def test_the_key_stands_beside_the_value(client, served):
+    index = served.index
+    for cell in list(index)[::7]:
+        memory = index[cell]
+        page = client.get(f"/m/{cell}", params={"index": served.name}).text
+        card = page.partition('id="key"')[2].partition("</section>")[0]
+        for token in memory.keys.tokens[:10]:
+            assert visible_token(token.token) in unescape(card)
+        assert memory.keys.weight_class in card
+        shown = client.get(f"/api/m/{cell}", params={"index": served.name}).json()
+        assert shown["key"] == memory.keys.to_dict()
+
+
+def test_a_sign_case_lists_its_triggers_alone(client, catalog):
+    index = catalog.get().index
+    for cell in list(index)[:6]:
+        memory = index[cell]
+        for number, case in enumerate(memory.sign_cases):
+            page = client.get(f"/m/{cell}?case={number}")
+            assert page.status_code == 200
+            assert page.text.count('class="trigger"') == len(case.triggers)
+            assert case.note is None or case.note in unescape(page.text)
+    answer = client.get(f"/m/{cell}?case=4")
+    assert answer.status_code == 404
+
+
+def test_an_ungated_memory_has_no_sign_cases(client, catalog):
+    assert not catalog.get("plain").index.manifest.model.gated
+    assert "Sign case" not in client.get("/m/L0N0?index=plain").text
+    assert client.get("/m/L0N0?index=plain&case=0").status_code == 404

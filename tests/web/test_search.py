@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+import ffmem
 from ffmem.indexing.query import Query
 from ffmem.indexing.search import Search
 from ffmem.web.app import make_app
@@ -291,3 +292,37 @@ def test_the_groups_of_a_search_are_documented(client):
     schema = client.get("/api/openapi.json").json()
     assert "/api/search" in schema["paths"]
     assert {"SearchResponse", "Group", "Hit"} <= set(schema["components"]["schemas"])
+
+
+FILTERS = {"sign": "-1", "rank": 3, "max_active": 0.9, "bank": "dense"}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_filters_in_the_address_are_those_of_the_library(client, indexes, name):
+    found = answer(client, q="the", index=name, limit=200, **FILTERS)
+    for place in ("values", "triggers"):
+        wanted = ffmem.search(
+            indexes[name], "the", place, sign=-1, rank=3, max_active=0.9, bank="dense", limit=200
+        )
+        here = group(found, place)
+        assert here["total"] == wanted.total
+        assert [hit["cell"] for hit in here["hits"]] == [hit.cell for hit in wanted]
+    text = page(client, q="the", index=name, **FILTERS)
+    assert "filtered" in text
+    for field, value in (("rank", "3"), ("max_active", "0.9")):
+        assert re.search(rf'name="{field}"[^>]* value="{value}"', text)
+    assert '<option value="-1" selected>' in text
+    assert "sign=-1&amp;rank=3" in text  # links of this page keep them
+
+
+@pytest.mark.parametrize(
+    "filters", [{"rank": 0}, {"sign": 2}, {"kind": "deep"}, {"min_active": -1}, {"bank": "E3"}]
+)
+def test_filters_that_make_no_sense_are_refused(client, filters):
+    assert client.get("/api/search", params={"q": "the", **filters}).status_code in (400, 422)
+    assert client.get("/search", params={"q": "the", **filters}).status_code == 422
+
+
+def test_empty_fields_of_the_form_are_no_filters(client):
+    empty = dict.fromkeys(("sign", "rank", "kind", "min_active", "max_active", "bank"), "")
+    assert answer(client, q="the", **empty)["groups"] == answer(client, q="the")["groups"]

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from ffmem.api.model import as_corpus, load
 from ffmem.config_fields import from_parameters
-from ffmem.errors import StoreError
+from ffmem.errors import FfmemError, StoreError
 from ffmem.files import try_locked
 from ffmem.hub import HubFolder, is_hub_address
 from ffmem.indexing.config import BuildOptions, IndexConfig
@@ -19,7 +19,7 @@ from ffmem.progress import Progress
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.indexing.estimate import Estimate
-    from ffmem.indexing.search import Hits
+    from ffmem.indexing.search import GroupedHits, Hits
     from ffmem.models.memories import Memories
 
 
@@ -234,36 +234,102 @@ def merge(
     return merge_indexes(folders, out, progress or Progress(quiet=True))
 
 
+@overload
 def search(
     folder: str | Path | Index,
     query: str,
-    place: str = "values",
+    place: Literal["all"] = ...,
+    *,
+    regex: bool = ...,
+    layer: int | None = ...,
+    bank: str | None = ...,
+    sign: int | None = ...,
+    rank: int | None = ...,
+    kind: str | None = ...,
+    min_active: float | None = ...,
+    max_active: float | None = ...,
+    limit: int = ...,
+) -> "GroupedHits": ...
+@overload
+def search(
+    folder: str | Path | Index,
+    query: str,
+    place: str,
+    *,
+    regex: bool = ...,
+    layer: int | None = ...,
+    bank: str | None = ...,
+    sign: int | None = ...,
+    rank: int | None = ...,
+    kind: str | None = ...,
+    min_active: float | None = ...,
+    max_active: float | None = ...,
+    limit: int = ...,
+) -> "GroupedHits | Hits": ...
+def search(
+    folder: str | Path | Index,
+    query: str,
+    place: str = "all",
     *,
     regex: bool = False,
     layer: int | None = None,
+    bank: str | None = None,
+    sign: int | None = None,
+    rank: int | None = None,
+    kind: str | None = None,
+    min_active: float | None = None,
+    max_active: float | None = None,
     limit: int = 20,
-) -> "Hits":
+) -> "GroupedHits | Hits":
     """Return the memories that contain a text, best first.
+
+    `found = search(index, "press")` has a list for each place, `found["triggers"]`, whose `total`
+    counts all memories that match. With a `place`, the result is that list alone.
 
     Args:
         folder: The index.
         query: The text.
-        place: Where to search: "values" (tokens), "triggers" (words in a row) or "patterns".
+        place: "all", or one of "values" (tokens), "triggers" (words in a row) and "patterns".
         regex: Whether the query is a regular expression.
-        layer: Search this layer only.
-        limit: Return at most this many memories.
+        layer: Only memories of this layer.
+        bank: Only memories of this bank: "dense", "S" or "E12".
+        sign: 1 for tops of values and triggers with m > 0, -1 for bottoms and m < 0.
+        rank: Only matches at this rank or better.
+        kind: "shallow" or "semantic": only such patterns, and memories that have one.
+        min_active: Only memories that are active on at least this share of prefixes.
+        max_active: Only memories that are active on at most this share.
+        limit: Return at most this many memories of each place.
     """
+    from ffmem.indexing.filters import Filters
+
     opened = as_index(folder)
-    from ffmem.indexing.search import Hits, Search
+    filters = Filters(layer, bank, sign, rank, kind, min_active, max_active)
+    filters.check(opened)
+    if limit < 1:
+        raise FfmemError(f"limit is {limit}. Give 1 or more.")
+    from ffmem.indexing.search import GroupedHits, Search
+    from ffmem.patterns.search import PatternSearch
 
-    if place == "patterns":
-        from ffmem.patterns.search import PatternSearch
+    def find(place: str) -> "Hits":
+        if place == "patterns":
+            with closing(PatternSearch(opened)) as patterns:
+                return patterns.find(query, regex, filters, limit)
+        among = None
+        if kind is not None:
+            with closing(PatternSearch(opened)) as patterns:
+                among = patterns.with_kind(kind)
+        with closing(Search(opened)) as texts:
+            return texts.find(query, place, regex, filters, limit, among)
 
-        with closing(PatternSearch(opened)) as patterns:
-            found = patterns.find(query, regex=regex, layer=layer, limit=limit)
-            return Hits(found, query, place)
-    with closing(Search(opened)) as texts:
-        return Hits(texts.find(query, place, regex=regex, layer=layer, limit=limit), query, place)
+    if place != "all":
+        return find(place)
+    places = ["values", "triggers"] if opened.manifest.model.has_values else ["triggers"]
+    groups, notes = [find(one) for one in places], []
+    try:
+        groups.append(find("patterns"))
+    except FfmemError as error:  # there are none, or they are of another corpus
+        notes.append(str(error))
+    return GroupedHits(groups, query, notes)
 
 
 def export(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
     from ffmem.interventions.checkpoint import EditResult
     from ffmem.interventions.circuit_results import CircuitResult
+    from ffmem.interventions.coefficients import TextCoefficients
     from ffmem.interventions.compare import Comparison
     from ffmem.interventions.forward import LoadedModel
     from ffmem.interventions.results import (
@@ -109,6 +110,41 @@ def trace(
         for text in texts
     ]
     return found if texts is prompt else found[0]
+
+
+def coefficients(
+    model_or_index: "Memories | Index | str | Path",
+    texts: str | Sequence[str],
+    *,
+    layers: Sequence[int] | None = None,
+    start: str | None = None,
+    model: "Memories | str | Path | None" = None,
+    dtype: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "TextCoefficients | list[TextCoefficients]":
+    """Return the coefficients of every memory at every position of texts, as tensors.
+
+    A text gives one `TextCoefficients`, several give a list: `.tokens`, `.layers[5]` with the
+    axes (position, memory), `["L5N1234"]`. Experts are in `.experts`, for the positions that reach
+    them.
+
+    Args:
+        model_or_index: A model, or an index.
+        texts: The text, or a list of texts.
+        layers: Only these layers.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    from ffmem.interventions.coefficients import coefficients as read_coefficients
+
+    several: Any = texts if isinstance(texts, list | tuple) else [texts]
+    found = read_coefficients(loaded, several, layers, progress)
+    return found if several is texts else found[0]
 
 
 def effect(

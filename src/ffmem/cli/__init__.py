@@ -24,8 +24,8 @@ GROUPS = {
         "verify": ("index", "Check every hash and invariant of an index."),
     },
     "Look": {
-        "show": ("show", "Show a memory: its triggers, value and patterns."),
-        "search": ("show", "Search memories by value, trigger or pattern."),
+        "show": ("show", "Show a memory: its triggers, value, key and patterns."),
+        "search": ("show", "Search memories by value, trigger and pattern."),
         "neighbours": ("trace", "Find memories with similar values or keys."),
         "export": ("show", "Export every memory for other programs."),
     },

@@ -14,14 +14,18 @@ from ffmem.cli.options import (
     json_option,
     print_json,
 )
-from ffmem.errors import StoreError
+from ffmem.errors import FfmemError, StoreError
+from ffmem.indexing.filters import PATTERN_KINDS
 from ffmem.progress import Progress
 from ffmem.text import pluralize
+
+SHARE = click.FloatRange(0, 1)
 
 
 @click.command()
 @folder_argument
 @click.argument("cell")
+@click.option("--cases", is_flag=True, help="List triggers by gate and sign; gated models.")
 @click.option("--sources", is_flag=True, help="Also show lower memories that feed it.")
 @click.option("--prompt", metavar="TEXT", help="Measure sources on this prompt, exactly.")
 @click.option(
@@ -36,6 +40,7 @@ from ffmem.text import pluralize
 def show(
     folder: Path,
     cell: str,
+    cases: bool,
     sources: bool,
     prompt: str | None,
     position: int | None,
@@ -43,7 +48,7 @@ def show(
     device: str,
     as_json: bool,
 ) -> None:
-    """Show a memory: its triggers, value and patterns.
+    """Show a memory: its triggers, value, key and patterns.
 
     CELL names the memory: L5N1234 is memory 1234 of layer 5. --sources loads the model.
     """
@@ -55,6 +60,10 @@ def show(
     if index.live is not None:
         click.echo(f"The index is unfinished: {index.live.progress}.", err=True)
     memory = index[cell]
+    if cases and not memory.gated:
+        raise FfmemError(
+            "--cases: this model is not gated, so its memories have no sign cases. Leave it out."
+        )
     try:
         patterns = [one for source in open_patterns(index) for one in source.of(memory.cell)]
     except StoreError as error:  # the memory itself is sound
@@ -72,11 +81,12 @@ def show(
             progress=Progress(),
         )
     if as_json:
-        content = {**memory.to_dict(), "patterns": [one.to_dict() for one in patterns]}
+        content = {**memory.to_dict(cases), "patterns": [one.to_dict() for one in patterns]}
         print_json(content if found is None else {**content, "sources": found.to_dict()})
     else:
+        text = memory.format_cases() if cases else str(memory)
         more = [] if found is None else ["", str(found)]
-        click.echo("\n".join([str(memory), *format_patterns(patterns, memory.gated), *more]))
+        click.echo("\n".join([text, *format_patterns(patterns, memory.gated), *more]))
 
 
 @click.command()
@@ -85,14 +95,22 @@ def show(
 @click.option(
     "--in",
     "place",
-    type=click.Choice(["values", "triggers", "patterns"]),
-    default="values",
+    type=click.Choice(["all", "values", "triggers", "patterns"]),
+    default="all",
     show_default=True,
     help="Where to search.",
 )
 @click.option("--regex", is_flag=True, help="QUERY is a regular expression.")
-@click.option("--layer", type=int, metavar="N", help="Search this layer only.")
-@click.option("--limit", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show.")
+@click.option("--layer", type=int, metavar="N", help="Only this layer.")
+@click.option("--bank", metavar="BANK", help="Only this bank: dense, S or E12.")
+@click.option("--sign", type=click.Choice(["1", "-1"]), help="Only m > 0 (1) or m < 0 (-1).")
+@click.option("--rank", type=AT_LEAST_1, help="Only matches at rank N or better.")
+@click.option("--kind", type=click.Choice(PATTERN_KINDS), help="Only memories with such a pattern.")
+@click.option("--min-active", type=SHARE, metavar="X", help="Least share of active prefixes.")
+@click.option("--max-active", type=SHARE, metavar="X", help="Largest share of active prefixes.")
+@click.option(
+    "--limit", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show per place."
+)
 @json_option
 def search(
     folder: Path,
@@ -100,19 +118,40 @@ def search(
     place: str,
     regex: bool,
     layer: int | None,
+    bank: str | None,
+    sign: str | None,
+    rank: int | None,
+    kind: str | None,
+    min_active: float | None,
+    max_active: float | None,
     limit: int,
     as_json: bool,
 ) -> None:
-    """Search memories by value, trigger or pattern.
+    """Search memories by value, trigger and pattern.
 
-    In values, QUERY is a token or the beginning of one; in triggers, a phrase; in patterns, words
-    of a description.
+    In values, QUERY is a token; in triggers, a phrase; in patterns, words of a description. In
+    triggers, [ ] marks the match and │ the end of the prefix.
     """
-    hits = ffmem.search(folder, query, place, regex=regex, layer=layer, limit=limit)
-    if as_json:
-        print_json([hit._asdict() for hit in hits])
+    found = ffmem.search(
+        folder,
+        query,
+        place,
+        regex=regex,
+        layer=layer,
+        bank=bank,
+        sign=None if sign is None else int(sign),
+        rank=rank,
+        kind=kind,
+        min_active=min_active,
+        max_active=max_active,
+        limit=limit,
+    )
+    if not as_json:
+        click.echo(found)
+    elif isinstance(found, dict):
+        print_json(found.to_dict())
     else:
-        click.echo(hits)
+        print_json([hit.to_dict() for hit in found])
 
 
 @click.command()
@@ -127,9 +166,9 @@ def search(
 def export(folder: Path, out: Path, to: str) -> None:
     """Export every memory for other programs.
 
-    parquet: a folder of tidy tables (stats, values, triggers, samples, patterns), as Python's
-    index.table() returns them. jsonl: a line per memory, as show --json prints it. csv: a row per
-    trigger. neuronpedia: a folder in Neuronpedia's layout.
+    parquet: a folder of tidy tables (stats, values, keys, triggers, samples, patterns), as
+    Python's index.table() returns them. jsonl: a line per memory, as show --json prints it. csv: a
+    row per trigger. neuronpedia: a folder in Neuronpedia's layout.
 
     In a CSV, text that a spreadsheet would take for a formula (it begins with = + - @, a tab or a
     carriage return) gets an apostrophe in front. OUT must not be a symbolic link.

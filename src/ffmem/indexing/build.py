@@ -1,6 +1,6 @@
 """Building an index.
 
-    corpus → chunks → (values, then every chunk) on workers → merged partials → manifest
+    corpus → chunks → (values, every chunk, keys) on workers → merged partials → manifest
 
 Interrupted? Rerun: the run resumes from what its partials cover. The result is byte-identical,
 whether one process, several, or a cluster reads the chunks.
@@ -72,7 +72,7 @@ def build(
             plan = prepare(memories, corpus, folder, config, options, progress)
         plan.partials.delete_damaged(plan.sampled_chunks, progress.say)
         if same_model is not None:
-            _copy_values(same_model, plan)
+            _copy_projections(same_model, plan)
         make: WorkerFactory
         if options.is_serial:
             sentences, skip_bad = Sentences(folder / SENTENCES), options.bad_sentences == "skip"
@@ -83,8 +83,10 @@ def build(
             gc.collect()  # modules and hooks refer to each other
         try:
             with executor(options, make, progress, plan.run_config.threads) as workers:
-                _project_values(workers, plan, progress)
+                if plan.run_config.model.has_values:  # a lambda layer computes them from the input
+                    _project(workers, plan, "values", progress)
                 _read_chunks(workers, plan, progress)
+                _project(workers, plan, "keys", progress)
         except KeyboardInterrupt:
             progress.say("Stopped. Rerun the command to resume.")
             raise
@@ -119,26 +121,24 @@ def _worker_factory(plan: IndexPlan, options: BuildOptions) -> WorkerFactory:
     )
 
 
-def _copy_values(index: Index, plan: IndexPlan) -> None:
-    """Copy the values of an index that has the run's model, except damaged ones."""
+def _copy_projections(index: Index, plan: IndexPlan) -> None:
+    """Copy values and keys of an index that has the run's model, except damaged ones."""
     for name, expected in index.manifest.files.items():
-        if not name.startswith("values/") or plan.storage.exists(name):
+        if not name.startswith(("values/", "keys/")) or plan.storage.exists(name):
             continue
         path = index.folder / name
         if path.is_file() and sha256(path) == expected:
             plan.storage.upload(path, name)
 
 
-def _project_values(workers: Executor, plan: IndexPlan, progress: Progress) -> None:
-    """Project the values of every layer that has no values file yet."""
+def _project(workers: Executor, plan: IndexPlan, kind: str, progress: Progress) -> None:
+    """Project the values or keys of every layer that has no such file yet."""
     n_layers = plan.run_config.model.layers
-    if not plan.run_config.model.has_values:  # a lambda layer computes its values from the input
-        return
     layers = [
-        layer for layer in range(n_layers) if not plan.storage.exists(layer_file("values", layer))
+        layer for layer in range(n_layers) if not plan.storage.exists(layer_file(kind, layer))
     ]
-    tasks = [Task(f"values of layer {layer}", "project_values", (layer,)) for layer in layers]
-    with progress.bar("Values", n_layers, "layers", n_layers - len(layers)) as step:
+    tasks = [Task(f"{kind} of layer {layer}", f"project_{kind}", (layer,)) for layer in layers]
+    with progress.bar(kind.capitalize(), n_layers, "layers", n_layers - len(layers)) as step:
         workers.run(tasks, step)
 
 
@@ -192,10 +192,10 @@ def finish(plan: IndexPlan) -> None:
     write_sample(folder, *merge_samples(samples, plan.partials.sample_layers(chunks)))
     is_shared = storage.url != str(folder.absolute())
     if is_shared:
-        for name in storage.names("values"):
+        for name in (*storage.names("values"), *storage.names("keys")):
             with storage.reading(name) as file, committing(folder / name) as temporary:
                 temporary.write_bytes(file.read())
-    remove_temporaries(folder, "triggers", "stats", "samples", "values")
+    remove_temporaries(folder, "triggers", "stats", "samples", "values", "keys")
     files = hash_files(folder)
     make_manifest(plan.run_config, plan.facts, skipped, skipped_tokens, files).write(folder)
     if is_shared:

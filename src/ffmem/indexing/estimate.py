@@ -15,7 +15,7 @@ from ffmem.indexing.prepare import TruncatedRows
 from ffmem.indexing.results import SAMPLE_SIZE, LayerResult
 from ffmem.indexing.scan import Scan
 from ffmem.indexing.start import choose_start
-from ffmem.indexing.values import ENDS, Ends
+from ffmem.indexing.values import ENDS, KEY_TOKENS, Ends
 from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
 from ffmem.parallel import ExecutionConfig
@@ -42,6 +42,7 @@ class Estimate:
     """Of one worker, measured on a full batch."""
     pass_seconds: float
     values_seconds: float
+    """To project values and keys."""
     memory_bytes: int
     """Per worker: weights, trigger lists, one batch of coefficients."""
     partial_bytes: int
@@ -56,7 +57,7 @@ class Estimate:
         lines = {
             "corpus": f"{self.sentences:,} sentences, {self.tokens:,} tokens",
             "speed": f"{self.tokens_per_second:,.0f} tokens/s per worker, measured on one batch",
-            "values": f"about {_duration(self.values_seconds)}",
+            "values, keys": f"about {_duration(self.values_seconds)}",
             "triggers": f"about {_duration(self.pass_seconds)}",
             "workers": f"{self.workers}",
             "memory": f"about {_size(self.memory_bytes)} per worker, and 0.5 GB for PyTorch",
@@ -112,7 +113,8 @@ def index_bytes(memories: Memories, t: int) -> int:
     """Estimate the size of an index without its corpus, before compression."""
     ends = min(ENDS, memories.vocabulary - len(memories.tokenizer.unlisted))
     values = 2 * ends * len(Ends._fields) * NUMBER_BYTES if memories.has_values else 0
-    per_memory = _result_bytes(t, memories) + values + SAMPLE_SIZE * NUMBER_BYTES
+    keys = (KEY_TOKENS * (3 if memories.gated else 2) + 3) * NUMBER_BYTES
+    per_memory = _result_bytes(t, memories) + values + keys + SAMPLE_SIZE * NUMBER_BYTES
     return len(memories.layout) * per_memory
 
 
@@ -130,15 +132,11 @@ def _read(scan: Scan, batch: Batch) -> None:
 
 
 def _values_seconds(memories: Memories) -> float:
-    """Return about how long it takes to project all values."""
-    if not memories.has_values:
-        return 0.0
+    """Return about how long it takes to project all values, if there are some, and all keys."""
     layer = memories.layout.widths.index(max(memories.layout.widths))
-    values = next(memories.direction_parts(layer))[:MEASURED_VALUES]
-    seconds = _best_of_two(
-        lambda: memories.head.folded(values).topk(min(ENDS, memories.vocabulary))
-    )
-    return seconds * len(memories.layout) / len(values)
+    rows = next(iter(memories.banks[layer])).key_rows()[:MEASURED_VALUES]
+    seconds = _best_of_two(lambda: memories.head.folded(rows).topk(min(ENDS, memories.vocabulary)))
+    return seconds * len(memories.layout) / len(rows) * (2 if memories.has_values else 1)
 
 
 def _best_of_two(function: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from ffmem.hub import PREFIX, is_hub_address
 from ffmem.indexing.memory import Kind
 from ffmem.records import NotARecord, Record
 
-FORMAT = 2
+FORMAT = 3
 """Version of the index folder's layout."""
 
 PROJECTION = "folded"
@@ -231,6 +231,6 @@ def _why_missing(folder: Path) -> str:
 def hash_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file that belongs to an index, except the manifest."""
     files = [folder / "sentences.parquet", folder / "vocabulary.parquet"]
-    for kind in ("triggers", "stats", "samples", "values"):
+    for kind in ("triggers", "stats", "samples", "values", "keys"):
         files += sorted((folder / kind).glob("*.parquet"))
     return {path.relative_to(folder).as_posix(): sha256(path) for path in files}

@@ -1,6 +1,7 @@
 """One memory: its triggers, the tokens its value promotes, its statistics, and its kind."""
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,15 @@ ZERO_VALUE = (
     "This memory's value gives every token the same logit, like a value of zeros: it promotes and"
     " suppresses nothing."
 )
+
+NO_KEYS_YET = "The keys of this layer are not computed yet. The index is unfinished."
+
+NO_KEY_TOKENS = (
+    "ffmem cannot tell how this model's input embedding reaches the residual stream, so no tokens"
+    " are listed for its keys."
+)
+
+ZERO_KEY = "This memory's key gives every token the same score, like a key of zeros."
 
 NO_VALUES = (
     "These memories have no static values: a lambda layer multiplies their coefficients by vectors"
@@ -193,6 +203,77 @@ class Value(NamedTuple):
     """Why both ends are empty: no static value, or one of zeros; else None."""
 
 
+class KeyToken(NamedTuple):
+    """An input token that a memory's key matches."""
+
+    token: str
+    id: int
+    score: float
+    """k · N(e) of the token's input embedding e, without biases; in gated models, the gate's."""
+    up: float | None
+    """Gated models: u · N(e) of the other key. Its sign is the sign of m on this token alone."""
+
+
+class Keys(NamedTuple):
+    """The key's side of a memory: what it reads, and how that compares with what it writes."""
+
+    tokens: list[KeyToken]
+    """Best match first."""
+    cosines: dict[str, float]
+    """Between key (gate, up) and value, as they act on the residual stream."""
+    weight_class: str | None
+    """By these cosines (`indexing/weights.py`); None without static values."""
+    note: str | None = None
+    """Why no tokens are listed, if so."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `show --json` prints."""
+        tokens = [
+            {name: value for name, value in token._asdict().items() if value is not None}
+            for token in self.tokens
+        ]
+        note = {} if self.note is None else {"note": self.note}
+        return {"tokens": tokens, **self.cosines, "weight_class": self.weight_class, **note}
+
+
+@dataclass(frozen=True)
+class SignCase:
+    """One of the four sign cases of a gated memory."""
+
+    gate: int
+    """1 if the gate is open (its pre-activation is above 0), −1 if not."""
+    sign: int
+    """1 if m > 0, −1 if not."""
+    count: int
+    """Prefixes of the corpus in this case, of those that reach the memory's bank; exact."""
+    share: float
+    triggers: list[Trigger]
+    """Those of its kept triggers that are in this case."""
+
+    @property
+    def name(self) -> str:
+        """What it is, in words."""
+        return f"gate {'open' if self.gate > 0 else 'closed'}, m {'>' if self.sign > 0 else '≤'} 0"
+
+    @property
+    def note(self) -> str | None:
+        """How much of the case its triggers show."""
+        n = len(self.triggers)
+        if n == self.count:
+            return None
+        sign = "m > 0" if self.sign > 0 else "m < 0"
+        kept = f"{n} of the kept triggers" if n else "none of the kept triggers"
+        return f"{self.count:,} prefixes; {kept}, the strongest with {sign}, are among them."
+
+    def to_dict(self, triggers: bool = False) -> dict[str, Any]:
+        """Return what `show --json` prints, with the triggers on request."""
+        found: dict[str, Any] = {"gate": self.gate, "sign": self.sign}
+        found |= {"count": self.count, "share": self.share, "kept": len(self.triggers)}
+        if triggers:
+            found["triggers"] = [trigger.to_dict() for trigger in self.triggers]
+        return found
+
+
 def is_flat(top: ndarray, bottom: ndarray) -> ndarray:
     """Return which values, by the logits [..., token] at both ends, give all tokens the same logit.
 
@@ -248,6 +329,29 @@ class Memory:
     value: Value
     stats: MemoryStats
     kind: Kind
+    keys: Keys
+    case_counts: tuple[int, int, int, int] | None = None
+    """Prefixes with an open gate and m > 0, open and m ≤ 0, closed and m > 0, closed and m ≤ 0;
+    None in ungated models."""
+
+    @property
+    def sign_cases(self) -> list[SignCase]:
+        """The four sign cases with their kept triggers; none in ungated models."""
+        if self.case_counts is None:
+            return []
+        cases = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+        total = max(sum(self.case_counts), 1)
+        return [
+            SignCase(
+                *(gate, sign, count, count / total),
+                [
+                    one
+                    for one in (self.triggers if sign > 0 else self.negative_triggers)
+                    if one.gate == gate
+                ],
+            )
+            for (gate, sign), count in zip(cases, self.case_counts, strict=True)
+        ]
 
     @property
     def gated(self) -> bool:
@@ -259,9 +363,10 @@ class Memory:
         """The head that owns it, and its slot there; None if no head does."""
         return self.kind.head_slot(self.cell.memory)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what `show --json` prints."""
+    def to_dict(self, cases: bool = False) -> dict[str, Any]:
+        """Return what `show --json` prints; with `cases`, triggers by sign case too."""
         slot = self.head_slot
+        sign_cases = [case.to_dict(cases) for case in self.sign_cases]
         return {
             "cell": str(self.cell),
             "layer": self.cell.layer,
@@ -271,7 +376,9 @@ class Memory:
             "triggers": [trigger.to_dict() for trigger in self.triggers],
             "negative_triggers": [trigger.to_dict() for trigger in self.negative_triggers],
             **self._value(),
+            "key": self.keys.to_dict(),
             "stats": self.stats.to_dict(),
+            **({"sign_cases": sign_cases} if sign_cases else {}),
             **({"coefficient_note": self.kind.note} if self.kind.note else {}),
         }
 
@@ -289,6 +396,18 @@ class Memory:
 
     __repr__ = __str__  # what a terminal shows
 
+    def format_cases(self, n: int = 10) -> str:
+        """Return the memory as text, with a list of triggers for each sign case."""
+        lines = [*_heading(self), *_key_lines(self, n)]
+        for case in self.sign_cases:
+            lines += ["", f"{case.name}: {case.share:.1%} of prefixes"]
+            lines += [case.note] if case.note else []
+            lines += [
+                _trigger_line(trigger, _format(self, trigger.coefficient))
+                for trigger in case.triggers[:n]
+            ]
+        return "\n".join(lines)
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows, with all text from model and corpus escaped."""
         name, *about = _heading(self)
@@ -296,6 +415,9 @@ class Memory:
         parts = [f"<h4>{html.escape(name)}</h4>"]
         parts += [f"<p>{'<br>'.join(map(html.escape, about))}</p>"]
         has_value = self.value.note is None
+        if self.keys.tokens:
+            which = "gate" if self.gated else "key"
+            parts.append(f"<p>{which} matches {_tokens_html(self.keys.tokens)}</p>")
         if self.gated:
             lists = [("m > 0", self.triggers, self.value.top)]
             lists += [("m < 0", self.negative_triggers, self.value.bottom)]
@@ -361,6 +483,7 @@ def _lines(memory: Memory, n: int = 10) -> list[str]:
         lines.append(value.note)
     elif not memory.gated:
         lines += [f"promotes    {top}", f"suppresses  {bottom}"]
+    lines += _key_lines(memory, n)
     if memory.gated:
         promotes = value.note is None
         lines += ["", f"m > 0 promotes  {top}" if promotes else "m > 0", *positive]
@@ -368,6 +491,20 @@ def _lines(memory: Memory, n: int = 10) -> list[str]:
     else:
         lines += ["", *positive]
     return lines + _footer(memory, n)
+
+
+def _key_lines(memory: Memory, n: int) -> list[str]:
+    """Return the tokens that the key matches, and the class of the weights."""
+    keys = memory.keys
+    matched = _join_tokens(keys.tokens[:n]) if keys.tokens else keys.note or ""
+    lines = [f"{'gate' if memory.gated else 'key'} matches  {matched}"]
+    if keys.cosines:
+        cosines = [
+            f"cos({', '.join(name.split('_')[1:])}) {cosine:+.2f}".replace("-", "−")
+            for name, cosine in keys.cosines.items()
+        ]
+        lines.append(f"weights      {keys.weight_class}: {' · '.join(cosines)}")
+    return lines
 
 
 def _heading(memory: Memory) -> list[str]:
@@ -385,11 +522,12 @@ def _heading(memory: Memory) -> list[str]:
             f"{kind} {number}".rstrip() + f": reached by {share:.1%} of tokens"
             f" · mean weight {weight:.3f} · {active} on {active_share:.1%} of them"
         )
-    return [
-        *lines,
+    lines.append(
         f"{active} on {stats.active_share:.1%} of prefixes"
-        f" · max {_format(memory, stats.max)} · min {_format(memory, stats.min)} · mean {mean}",
-    ]
+        f" · max {_format(memory, stats.max)} · min {_format(memory, stats.min)} · mean {mean}"
+    )
+    cases = [f"{case.name} {case.share:.1%}" for case in memory.sign_cases]
+    return [*lines, " · ".join(cases)] if cases else lines
 
 
 def _format(memory: Memory, coefficient: float) -> str:
@@ -415,11 +553,11 @@ def _trigger_line(trigger: Trigger, coefficient: str, width: int = 72) -> str:
     return f"{trigger.rank:4d} {coefficient:>9}  {shown} → {following}"
 
 
-def _join_tokens(tokens: list[ValueToken]) -> str:
+def _join_tokens(tokens: Sequence[ValueToken | KeyToken]) -> str:
     return "  ".join(visible_token(token.token) for token in tokens)
 
 
-def _tokens_html(tokens: list[ValueToken], n: int = 10) -> str:
+def _tokens_html(tokens: Sequence[ValueToken | KeyToken], n: int = 10) -> str:
     return " ".join(
         f"<code>{html.escape(visible_token(token.token))}</code>" for token in tokens[:n]
     )

@@ -3,7 +3,8 @@
     extend(index(A), B) == merge(index(A), index(B)), byte for byte
 
 Sentences of the second part are numbered after those of the first. Triggers, statistics and
-samples merge as in `results.py`; values and vocabulary depend on the model alone and are copied.
+samples merge as in `results.py`; values, keys and vocabulary depend on the model alone and are
+copied.
 """
 
 import shutil
@@ -120,8 +121,9 @@ def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> N
     )
     write_sample(folder, *merge_samples(samples, coefficients))
     join_sentences(folder / "sentences.parquet", [index.sentences for index in indexes])
-    if first.manifest.model.has_values:
-        shutil.copytree(first.folder / "values", folder / "values", dirs_exist_ok=True)
+    for kind in first.kinds:
+        if kind in ("values", "keys"):
+            shutil.copytree(first.folder / kind, folder / kind, dirs_exist_ok=True)
     shutil.copy(first.folder / "vocabulary.parquet", folder / "vocabulary.parquet")
     replace(first.manifest, corpus=corpus, files=hash_files(folder)).write(folder)
 

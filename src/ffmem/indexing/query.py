@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 from ffmem.errors import FfmemError
 from ffmem.indexing.memory import from_visible
-from ffmem.indexing.store import Index
 
 SECONDS = 20.0
 """Time limit of a regular expression over a whole index."""
@@ -66,8 +65,8 @@ class Query(NamedTuple):
         phrase = '"' + self.text.replace("\0", " ").replace('"', '""') + '"'
         return f"{phrase} *" if self.prefix and ends_in_word(self.text) else phrase
 
-    def check(self, layer: int | None, index: Index) -> None:
-        """Raise if an index, or one layer of it, cannot be searched for this."""
+    def check(self) -> None:
+        """Raise if nothing can be searched for this."""
         if not self.text.strip():
             raise FfmemError("The query is empty. Give a word, a phrase or a token.")
         if any("\ud800" <= character <= "\udfff" for character in self.text):
@@ -75,8 +74,6 @@ class Query(NamedTuple):
                 f"The query {self.text!r} contains half a character (a lone surrogate), which no"
                 " text does. Search for whole characters."
             )
-        if layer is not None:
-            index.layout.check_layer(layer)
 
     def _seconds(self) -> float:
         return SECONDS if self.seconds is None else self.seconds

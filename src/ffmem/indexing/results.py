@@ -13,7 +13,8 @@ hash(hash of the source, place in the source); all their coefficients are kept.
 Partials and the finished tables have the same Arrow columns, one row per memory of the layer:
 
     triggers/layer-000.parquet   memory, coefficient[t], prefix[t], gate[t], negative_*[t]
-    stats/layer-000.parquet      memory, active, sum, mean, max, min (routed, weight_sum)
+    stats/layer-000.parquet      memory, active, sum, mean, max, min; gated: positive,
+                                 open_positive; with experts: routed, weight_sum
     samples/layer-000.parquet    memory, coefficient[prefix of the sample]
     samples/prefixes.parquet     prefix, hash
 """
@@ -42,6 +43,9 @@ SAMPLE_SIZE = 512
 STATS = ("active", "sum", "mean", "max", "min")
 EXPERT_STATS = ("routed", "weight_sum")
 """More columns of models with experts."""
+GATED_STATS = ("positive", "open_positive")
+"""More columns of gated models."""
+EVERY_STAT = (*STATS, *EXPERT_STATS, *GATED_STATS)
 
 
 class Triggers(NamedTuple):
@@ -92,16 +96,27 @@ class LayerStats(NamedTuple):
     """Models with experts: prefixes that reach the memory's bank; the others count with m = 0."""
     weight_sums: Int64[ndarray, " memory"] | None = None
     """The sum of their router weights, as `sums`."""
+    positive: Int64[ndarray, " memory"] | None = None
+    """Gated models: prefixes with m > 0, whatever the gate."""
+    open_positive: Int64[ndarray, " memory"] | None = None
+    """Gated models: prefixes with m > 0 whose gate is open."""
 
     @classmethod
-    def empty(cls, n_memories: int, experts: bool = False) -> "LayerStats":
+    def empty(cls, n_memories: int, gated: bool = False, experts: bool = False) -> "LayerStats":
         """Return the statistics of an empty corpus."""
+
+        def zeros() -> Int64[ndarray, " memory"]:
+            return np.zeros(n_memories, np.int64)
+
         return cls(
-            np.zeros(n_memories, np.int64),
-            np.zeros(n_memories, np.int64),
-            np.full(n_memories, -np.inf, np.float32),
-            np.full(n_memories, np.inf, np.float32),
-            *(np.zeros(n_memories, np.int64) for _ in range(2 if experts else 0)),
+            active=zeros(),
+            sums=zeros(),
+            maximum=np.full(n_memories, -np.inf, np.float32),
+            minimum=np.full(n_memories, np.inf, np.float32),
+            routed=zeros() if experts else None,
+            weight_sums=zeros() if experts else None,
+            positive=zeros() if gated else None,
+            open_positive=zeros() if gated else None,
         )
 
     def merge(self, other: "LayerStats") -> "LayerStats":
@@ -111,8 +126,10 @@ class LayerStats(NamedTuple):
             self.sums + other.sums,
             np.maximum(self.maximum, other.maximum),
             np.minimum(self.minimum, other.minimum),
-            None if self.routed is None else self.routed + other.routed,
-            None if self.weight_sums is None else self.weight_sums + other.weight_sums,
+            *(
+                None if mine is None else mine + theirs
+                for mine, theirs in zip(self[4:], other[4:], strict=True)
+            ),
         )
 
     def mean(self, n_prefixes: int) -> Float64[ndarray, " memory"]:
@@ -137,7 +154,7 @@ class LayerResult(NamedTuple):
             np.full(shape, NO_PREFIX, np.int64),
             np.zeros(shape, np.int8),
         )
-        stats = LayerStats.empty(n_memories, experts)
+        stats = LayerStats.empty(n_memories, gated, experts)
         return cls(nothing, nothing if gated else None, stats)
 
     def merge(self, other: "LayerResult") -> "LayerResult":
@@ -166,10 +183,8 @@ class LayerResult(NamedTuple):
         mean = stats.mean(n_prefixes)
         numbers = (stats.active, stats.sums, mean, stats.maximum, stats.minimum)
         columns |= {name: pa.array(column) for name, column in zip(STATS, numbers, strict=True)}
-        if stats.routed is not None:
-            routing = (stats.routed, stats.weight_sums)
-            columns |= {n: pa.array(x) for n, x in zip(EXPERT_STATS, routing, strict=True)}
-        return columns
+        more = zip((*EXPERT_STATS, *GATED_STATS), stats[4:], strict=True)
+        return columns | {name: pa.array(column) for name, column in more if column is not None}
 
     @classmethod
     def from_columns(cls, columns: dict[str, ndarray]) -> "LayerResult":
@@ -179,17 +194,16 @@ class LayerResult(NamedTuple):
             for sign in ("", "negative_")
             if f"{sign}prefix" in columns
         ]
-        names = [name for name in (*STATS, *EXPERT_STATS) if name != "mean" and name in columns]
-        stats = LayerStats(*(columns[name] for name in names))
+        required = (columns[name] for name in STATS if name != "mean")
+        stats = LayerStats(*required, *map(columns.get, (*EXPERT_STATS, *GATED_STATS)))
         return cls(lists[0], lists[1] if len(lists) > 1 else None, stats)
 
 
 def write_layer(folder: Path, layer: int, result: LayerResult, n_prefixes: int) -> None:
     """Write a layer's finished tables; the same result gives the same bytes."""
     columns = result.columns(n_prefixes)
-    every = (*STATS, *EXPERT_STATS)
-    stats = {name: columns[name] for name in ("memory", *every) if name in columns}
-    triggers = {name: column for name, column in columns.items() if name not in every}
+    stats = {name: columns[name] for name in ("memory", *EVERY_STAT) if name in columns}
+    triggers = {name: column for name, column in columns.items() if name not in EVERY_STAT}
     write_table(folder / layer_file("triggers", layer), pa.table(triggers))
     write_table(folder / layer_file("stats", layer), pa.table(stats))
 

@@ -1,9 +1,9 @@
 """Search in the values and the triggers of an index.
 
 A query is looked up in `search.sqlite` (`search_db.py`): tokens of values by their text, sentences
-by SQLite's full-text index. A sentence counts for a trigger only if the match ends within the
-trigger's prefix. With `Query.prefix`, the last word may be incomplete, and every beginning of a
-word finds what the whole word finds.
+by SQLite's full-text index; `Filters` restrict what counts. A sentence counts for a trigger only if
+the match ends within the trigger's prefix. With `Query.prefix`, the last word may be incomplete,
+and every beginning of a word finds what the whole word finds.
 """
 
 import html
@@ -17,6 +17,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.indexing.filters import NO_FILTERS, Filters
 from ffmem.indexing.memory import is_flat, visible, visible_token
 from ffmem.indexing.query import (
     Expression,
@@ -38,10 +39,13 @@ from ffmem.indexing.search_db import (
     make_search_db,
 )
 from ffmem.indexing.store import Index
-from ffmem.text import html_table
+from ffmem.text import html_table, pluralize
 
 EXCERPT_CHARACTERS = 40
 """Characters to show on each side of a match."""
+
+PREFIX_END = "│"
+"""Marks where the prefix of a trigger ends, on a terminal and in a notebook."""
 
 
 class Hit(NamedTuple):
@@ -53,28 +57,39 @@ class Hit(NamedTuple):
     side: str
     """`top` or `bottom` of a value; `positive` or `negative` triggers."""
     snippet: str
+    """The token; or the trigger's prefix around the match, up to the prefix's end."""
+    rest: str = ""
+    """What follows the prefix in its sentence."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `search --json` prints."""
+        fields = self._asdict()
+        if self.side in ("top", "bottom"):
+            del fields["rest"]
+        return fields
 
 
 class Hits(list[Any]):
-    """What a search found: a list of hits that shows itself as a table, one memory per line."""
+    """What a search found in one place: hits that show themselves as a table, a memory per line."""
 
-    def __init__(self, hits: Iterable[Any], query: str, place: str) -> None:
+    def __init__(self, hits: Iterable[Any], query: str, place: str, total: int) -> None:
         super().__init__(hits)
         self.query = query
         self.place = place
+        self.total = total
+        """Memories that match; the list may hold only the first of them."""
 
     def _rows(self) -> list[tuple[str, ...]]:
-        shown = visible_token if self.place == "values" else visible
-        return [
-            (
-                hit.cell,
-                f"{hit.matches}×",
-                f"{hit.side} {hit.rank}",
-                shown(hit.snippet),
-                *((f"{hit.kind}, {hit.source}",) if self.place == "patterns" else ()),
-            )
-            for hit in self
-        ]
+        rows = []
+        for hit in self:
+            text = (visible_token if self.place == "values" else visible)(hit.snippet)
+            row = [hit.cell, f"{hit.matches}×", f"{hit.side} {hit.rank}", text]
+            if self.place == "triggers":
+                row[-1] += f"{PREFIX_END}{visible(hit.rest)}"
+            if self.place == "patterns":
+                row.append(f"{hit.kind}, {hit.source}")
+            rows.append(tuple(row))
+        return rows
 
     def __str__(self) -> str:
         if not self:
@@ -95,6 +110,45 @@ class Hits(list[Any]):
         return html_table(self._rows(), header)
 
 
+class GroupedHits(dict[str, Hits]):
+    """What a search found everywhere, by place: `found["triggers"][0].cell`."""
+
+    def __init__(self, groups: Iterable[Hits], query: str, notes: list[str]) -> None:
+        super().__init__((hits.place, hits) for hits in groups)
+        self.query = query
+        self.notes = notes
+        """What could not be searched, and why."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `search --json` prints."""
+        groups = [
+            {"place": place, "total": hits.total, "hits": [hit.to_dict() for hit in hits]}
+            for place, hits in self.items()
+        ]
+        return {"query": self.query, "groups": groups, "notes": self.notes}
+
+    def __str__(self) -> str:
+        if not any(hits.total for hits in self.values()):
+            nothing = f"No memory has {self.query!r} in its {' or '.join(self)}."
+            return "\n".join([nothing, *self.notes])
+        parts = []
+        for place, hits in self.items():
+            more = f", the first {len(hits)}" if hits.total > len(hits) > 0 else ""
+            counted = pluralize(hits.total, "memories")
+            parts.append(f"{place}: {counted}{more}" + (f"\n{hits}" if hits else ""))
+        return "\n\n".join([*parts, *self.notes])
+
+    __repr__ = __str__  # what a terminal shows
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        parts = [
+            f"<h5>{place}: {pluralize(hits.total, 'memories')}</h5>{hits._repr_html_()}"
+            for place, hits in self.items()
+        ]
+        return "".join([*parts, *(f"<p>{html.escape(note)}</p>" for note in self.notes)])
+
+
 class Excerpt(NamedTuple):
     """A match with the text around it, in a token or in a sentence."""
 
@@ -106,8 +160,8 @@ class Excerpt(NamedTuple):
 
     @property
     def bracketed(self) -> str:
-        """The excerpt as text, with the match in brackets."""
-        return f"{self.before}[{self.match}]{self.after}{self.rest}"
+        """The excerpt as text, with the match in brackets, up to the end of the prefix."""
+        return f"{self.before}[{self.match}]{self.after}"
 
     @property
     def plain(self) -> str:
@@ -154,32 +208,47 @@ class Search:
         query: str,
         place: str = "values",
         regex: bool = False,
-        layer: int | None = None,
+        filters: Filters = NO_FILTERS,
         limit: int = 20,
-    ) -> list[Hit]:
+        among: ndarray | None = None,
+    ) -> Hits:
         """Return the memories with most matches; ties go to the better rank, then lower cell."""
-        result = self.search(Query(query, regex), place, layer, 0, limit)
-        return [
-            Hit(*hit[:4], hit.excerpt.plain if place == "values" else hit.excerpt.bracketed)
+        result = self.search(Query(query, regex), place, filters, 0, limit, among)
+        hits = [
+            Hit(*hit[:4], hit.excerpt.plain)
+            if place == "values"
+            else Hit(*hit[:4], hit.excerpt.bracketed, hit.excerpt.rest)
             for hit in result.hits
         ]
+        return Hits(hits, query, place, result.total)
 
     def search(
-        self, query: Query, place: str, layer: int | None = None, offset: int = 0, limit: int = 20
+        self,
+        query: Query,
+        place: str,
+        filters: Filters = NO_FILTERS,
+        offset: int = 0,
+        limit: int = 20,
+        among: ndarray | None = None,
     ) -> SearchResult:
-        """Return how many memories match, and up to `limit` of them from `offset`, best first."""
-        query.check(layer, self.index)
+        """Return how many memories match, and up to `limit` of them from `offset`, best first.
+
+        `among` is a mask of the memories to search.
+        """
+        query.check()
+        filters.check(self.index)
         _check_place(place, self.index)
         search = self._search_values if place == "values" else self._search_triggers
+        kept = _Kept(filters, _both(filters.memories(self.index), among))
         part = slice(offset, offset + limit)
-        return self._file.search(lambda db: search(db, query, query.expression(), layer, part))
+        return self._file.search(lambda db: search(db, query, query.expression(), kept, part))
 
     def _search_values(
         self,
         db: sqlite3.Connection,
         query: Query,
         expression: Expression | None,
-        layer: int | None,
+        kept: "_Kept",
         part: slice,
     ) -> SearchResult:
         """Find memories by the tokens at the ends of their values."""
@@ -187,14 +256,14 @@ class Search:
         postings = np.frombuffer(b"".join(tokens.values()), VALUE_POSTING)
         sizes = [len(blob) // VALUE_POSTING.itemsize for blob in tokens.values()]
         ids = np.repeat(np.asarray(list(tokens), np.int64), sizes)
-        return _rank_values(self.index, postings, ids, query, expression, layer, part)
+        return _rank_values(self.index, postings, ids, query, expression, kept, part)
 
     def _search_triggers(
         self,
         db: sqlite3.Connection,
         query: Query,
         expression: Expression | None,
-        layer: int | None,
+        kept: "_Kept",
         part: slice,
     ) -> SearchResult:
         """Find memories by the text of their triggers' prefixes."""
@@ -208,8 +277,9 @@ class Search:
         postings = np.frombuffer(b"".join(matching.postings), TRIGGER_POSTING)
         sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in matching.postings]
         owners = np.repeat(np.arange(len(sizes)), sizes)
-        inside = (postings["end"] >= np.asarray(matching.least, np.int64)[owners]).nonzero()[0]
-        total, best = rank_cells(self.index, postings[inside], inside, layer, part)
+        counts = postings["end"] >= np.asarray(matching.least, np.int64)[owners]
+        inside = (counts & kept.filters.keep(postings)).nonzero()[0]
+        total, best = rank_cells(self.index, postings[inside], inside, kept.memories, part)
         hits = []
         for cell, count, rank, side, key in best:
             row, end = int(owners[key]), int(postings["end"][key])
@@ -224,14 +294,34 @@ class Search:
         return SearchResult(total, hits, len(matching.sentences) if matching.is_cut else None)
 
 
+class _Kept(NamedTuple):
+    """What a search keeps: conditions on postings, and a mask of memories."""
+
+    filters: Filters
+    memories: ndarray | None
+
+
+def _both(one: ndarray | None, other: ndarray | None) -> ndarray | None:
+    """Return where both masks hold; None is a mask that always does."""
+    if one is None or other is None:
+        return other if one is None else one
+    return np.logical_and(one, other)
+
+
 def search_values(
-    index: Index, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
+    index: Index,
+    query: Query,
+    filters: Filters = NO_FILTERS,
+    offset: int = 0,
+    limit: int = 20,
+    among: ndarray | None = None,
 ) -> SearchResult:
     """Find memories by the tokens at the ends of their values, without a search file.
 
     It reads all values, so it takes longer than `Search`, and works on an unfinished index.
     """
-    query.check(layer, index)
+    query.check()
+    filters.check(index)
     _check_place("values", index)
     expression = query.expression()
     forms = token_forms(query.text)
@@ -244,7 +334,7 @@ def search_values(
             folded = token.casefold()
             is_match[id] = folded in forms or folded.startswith(beginnings)
     postings, ids = [np.zeros(0, VALUE_POSTING)], [np.zeros(0, np.int64)]
-    for number in range(index.n_layers) if layer is None else [layer]:
+    for number in range(index.n_layers) if filters.layer is None else [filters.layer]:
         columns = index.columns("values", number)
         listed = ~is_flat(columns["top_logits"], columns["bottom_logits"])
         for side, name in ((1, "top_ids"), (-1, "bottom_ids")):
@@ -255,7 +345,8 @@ def search_values(
             postings.append(part)
             ids.append(columns[name][memories, ranks].astype(np.int64))
     every = np.concatenate(postings), np.concatenate(ids)
-    return _rank_values(index, *every, query, expression, layer, slice(offset, offset + limit))
+    kept = _Kept(filters, _both(filters.memories(index), among))
+    return _rank_values(index, *every, query, expression, kept, slice(offset, offset + limit))
 
 
 def _rank_values(
@@ -264,11 +355,12 @@ def _rank_values(
     ids: ndarray,
     query: Query,
     expression: Expression | None,
-    layer: int | None,
+    kept: _Kept,
     part: slice,
 ) -> SearchResult:
     """Return the memories whose values list some tokens (`ids`, one per posting), best first."""
-    total, best = rank_cells(index, postings, ids, layer, part)
+    counts = kept.filters.keep(postings)
+    total, best = rank_cells(index, postings[counts], ids[counts], kept.memories, part)
     hits = [
         Match(
             str(cell),
@@ -345,19 +437,20 @@ def _match_expression(
 
 
 def rank_cells(
-    index: Index, postings: ndarray, keys: ndarray, layer: int | None, part: slice
+    index: Index, postings: ndarray, keys: ndarray, memories: ndarray | None, part: slice
 ) -> tuple[int, list[tuple[Cell, int, int, int, int]]]:
     """Return how many cells have postings, and some as (cell, count, rank, side, key).
 
-    Cells with most postings come first; rank, side and key are those of the best posting.
+    Cells with most postings come first; rank, side and key are those of the best posting. Only
+    cells count where the mask `memories` holds.
     """
     layout = index.layout
     cells = postings["cell"].astype(np.int64)
     # One integer per posting, smallest for the best: rank, then side, then key.
     is_negative = (postings["side"] < 0).astype(np.int64)
     packed = (postings["rank"].astype(np.int64) << 33) | (is_negative << 32) | keys
-    if layer is not None:
-        inside = (cells >= layout.starts[layer]) & (cells < layout.starts[layer + 1])
+    if memories is not None:
+        inside = memories[cells]
         cells, packed = cells[inside], packed[inside]
     best = np.full(len(index), np.iinfo(np.int64).max)
     np.minimum.at(best, cells, packed)
@@ -420,7 +513,9 @@ def _check_place(place: str, index: Index) -> None:
             " ffmem.search(..., place='patterns') or `ffmem search --in patterns`."
         )
     if place not in {"values", "triggers"}:
-        raise FfmemError(f"--in {place}: unknown value. Give one of values, triggers, patterns.")
+        raise FfmemError(
+            f"--in {place}: unknown value. Give one of all, values, triggers, patterns."
+        )
     if place == "values" and not index.manifest.model.has_values:
         raise NoStaticValues(
             "Cannot search in values: the memories of this index have no static ones. Search in"
@@ -429,15 +524,19 @@ def _check_place(place: str, index: Index) -> None:
 
 
 def _sentence_excerpt(text: str, span: tuple[int, int], end: int) -> Excerpt:
-    """Return a match in a sentence whose first `end` characters are the prefix."""
+    """Return a match in a sentence whose first `end` characters are the prefix.
+
+    It shows the match, and where the prefix ends: what is between them may be left out.
+    """
     begin, past = span
-    first, stop = max(0, begin - EXCERPT_CHARACTERS), min(past + EXCERPT_CHARACTERS, len(text))
+    first, half = max(0, begin - EXCERPT_CHARACTERS), EXCERPT_CHARACTERS // 2
     before = ("…" if first > 0 else "") + text[first:begin]
-    shown = text[past:stop] + ("…" if stop < len(text) else "")
-    within = max(past, min(end, stop)) - past
-    if within == stop - past:  # the prefix goes on beyond the excerpt
-        within = len(shown)
-    return Excerpt(before, text[begin:past], shown[:within], shown[within:])
+    end = max(past, end)
+    after = text[past:end]
+    if len(after) > 2 * EXCERPT_CHARACTERS:
+        after = f"{after[:EXCERPT_CHARACTERS]} … {after[-half:]}"
+    rest = text[end : end + half] + ("…" if end + half < len(text) else "")
+    return Excerpt(before, text[begin:past], after, rest)
 
 
 def _token_excerpt(token: str, query: str, expression: Expression | None) -> Excerpt:

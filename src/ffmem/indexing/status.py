@@ -161,6 +161,8 @@ class LiveRun:
     sampled_chunks: list[int]
     value_layers: frozenset[int]
     """Layers whose values are computed."""
+    key_layers: frozenset[int] = frozenset()
+    """Layers whose keys are; they come last."""
 
     @property
     def progress(self) -> str:
@@ -180,6 +182,8 @@ class LiveRun:
         try:
             if kind == "values":
                 return self._values(layer)
+            if kind == "keys":
+                return self._keys(layer)
             return self._sample(layer) if kind == "samples" else self._result(layer)
         except FileNotFoundError:
             raise RunChangedError(
@@ -195,7 +199,17 @@ class LiveRun:
             columns = {"ids": ids, "logits": numbers, "probabilities": numbers}
             ends = ("top", "bottom")
             return {f"{end}_{name}": empty for end in ends for name, empty in columns.items()}
-        with self.partials.storage.reading(layer_file("values", layer)) as file:
+        return self._projected("values", layer)
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def _keys(self, layer: int) -> dict[str, ndarray]:
+        """Return the columns of a layer's keys; of one that has none yet, the memories alone."""
+        if layer not in self.key_layers:
+            return {"memory": np.arange(self.manifest.model.layout.widths[layer], dtype=np.int32)}
+        return self._projected("keys", layer)
+
+    def _projected(self, kind: str, layer: int) -> dict[str, ndarray]:
+        with self.partials.storage.reading(layer_file(kind, layer)) as file:
             table = pq.ParquetFile(file).read(use_threads=False)
         return {name: as_array(table[name]) for name in table.column_names}
 
@@ -222,7 +236,7 @@ def open_live(folder: Path) -> LiveRun | None:
     storage, run, facts = _read_run(folder)
     if run is None or facts is None or not (folder / "vocabulary.parquet").exists():
         return None
-    present = set(storage.names("values"))
+    present = {*storage.names("values"), *storage.names("keys")}
     layers = range(run.model.layers)
     partials = Partials(storage, run.fingerprint)
     committed = partials.disjoint()
@@ -234,4 +248,5 @@ def open_live(folder: Path) -> LiveRun | None:
         n_prefixes=sum(partial.n_prefixes for partial in committed),
         sampled_chunks=[chunk for chunk in partials.sampled_chunks() if chunk in covered],
         value_layers=frozenset(one for one in layers if layer_file("values", one) in present),
+        key_layers=frozenset(one for one in layers if layer_file("keys", one) in present),
     )

@@ -20,10 +20,15 @@ from ffmem.files import storage_errors, try_locked
 from ffmem.hub import HubFolder
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import (
+    NO_KEY_TOKENS,
+    NO_KEYS_YET,
     NO_VALUE,
     NO_VALUE_YET,
+    ZERO_KEY,
     ZERO_VALUE,
     ExpertStats,
+    Keys,
+    KeyToken,
     Memory,
     MemoryStats,
     Trigger,
@@ -42,6 +47,7 @@ from ffmem.indexing.tables import (
     read_group,
     read_strings,
 )
+from ffmem.indexing.weights import CLASSES, COSINES, weight_classes
 from ffmem.models.arguments import IN_MEMORY
 from ffmem.text import html_table, pluralize
 
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
 CACHED_GROUPS = 128
 """Row groups of all kinds to keep in memory, at about a quarter of a megabyte each."""
 
-KINDS = ("triggers", "stats", "samples", "values")
+KINDS = ("triggers", "stats", "samples", "keys", "values")
 """Files of each layer; no values if memories have no static ones."""
 
 SHARED_FILE = "partials/shared.txt"
@@ -247,9 +253,10 @@ class Index:
     ) -> pa.Table:
         """Return a tidy table of all memories, or of one layer.
 
-        `name` is stats, values, triggers, samples or patterns. `top` limits the tokens of each side
-        of a value, or the triggers of each list. `columns` names the columns that you need; without
-        the text of the prefixes, triggers and samples take a fraction of the time.
+        `name` is stats, values, keys, triggers, samples or patterns. `top` limits the tokens of
+        each key or side of a value, or the triggers of each list. `columns` names the columns that
+        you need; without the text of the prefixes, triggers and samples take a fraction of the
+        time.
 
             index.table("values", top=10).to_pandas()
         """
@@ -260,7 +267,7 @@ class Index:
     def columns(
         self, kind: str, layer: int, names: Sequence[str] | None = None
     ) -> dict[str, ndarray]:
-        """Return columns of a layer's file (triggers, stats, samples or values), or all of them."""
+        """Return columns of a layer's file of one kind (`KINDS`), or all of them."""
         self.layout.check_layer(layer)
         if self.live is None:
             path = self.file(layer_file(kind, layer))
@@ -283,6 +290,15 @@ class Index:
         if self.live is not None:
             raise StoreError(f"{self.folder} is unfinished: its sample is not drawn yet.")
         return read_columns(self.file(SAMPLED_PREFIXES), ["prefix"])["prefix"]
+
+    @cached_property
+    def active_shares(self) -> ndarray:
+        """Share of prefixes on which each memory is active (gated: its gate is open), by number."""
+        shares = [np.zeros(0)]
+        for layer in range(self.n_layers):
+            stats = self.columns("stats", layer, ["active"])
+            shares.append(stats["active"] / max(self.n_prefixes, 1))
+        return np.concatenate(shares)
 
     def _read_group(self, kind: str, layer: int, group: int) -> dict[str, ndarray]:
         if self.live is not None:
@@ -323,6 +339,8 @@ class Index:
                 self._value(fields.get("values")),
                 self._stats(cell, fields["stats"], fields["samples"]["coefficient"]),
                 self.manifest.model.kind,
+                self._keys(fields["keys"]),
+                self._case_counts(fields["stats"]),
             )
 
     def _triggers(
@@ -374,6 +392,32 @@ class Index:
             ]
 
         return Value(self.manifest.projection, end("top"), end("bottom"))
+
+    def _keys(self, row: dict[str, Any]) -> Keys:
+        cosines = {name: row[name][None] for name in COSINES if name in row}
+        numbers = weight_classes(cosines)
+        shown = {name: float(cosine[0]) for name, cosine in cosines.items()}
+        weight_class = None if numbers is None else CLASSES[int(numbers[0])]
+        if "ids" not in row:
+            note = NO_KEY_TOKENS if self.live is None else NO_KEYS_YET
+            return Keys([], shown, weight_class, note)
+        if row["scores"][0] == row["scores"][-1]:
+            return Keys([], shown, weight_class, ZERO_KEY)
+        ids, scores = row["ids"].tolist(), row["scores"].tolist()
+        ups = row["up_scores"].tolist() if "up_scores" in row else [None] * len(ids)
+        tokens = [
+            KeyToken(self.token(id), id, score, up)
+            for id, score, up in zip(ids, scores, ups, strict=True)
+        ]
+        return Keys(tokens, shown, weight_class)
+
+    def _case_counts(self, row: dict[str, Any]) -> tuple[int, int, int, int] | None:
+        """Return the counts of the four sign cases of a gated memory."""
+        if "positive" not in row:
+            return None
+        n_prefixes = int(row.get("routed", row.get("n_prefixes", self.n_prefixes)))
+        active, positive, both = (int(row[n]) for n in ("active", "positive", "open_positive"))
+        return both, active - both, positive - both, n_prefixes - active - positive + both
 
     def _stats(self, cell: Cell, row: dict[str, Any], sample: ndarray) -> MemoryStats:
         sampled = np.sort(sample) if len(sample) else np.zeros(1, np.float32)

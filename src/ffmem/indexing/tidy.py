@@ -2,6 +2,7 @@
 
     stats      one row per memory
     values     one row per memory, side (top, bottom) and rank
+    keys       one row per memory and rank: the tokens that its key matches
     triggers   one row per trigger
     samples    one row per memory and sampled prefix
     patterns   one row per pattern
@@ -23,6 +24,7 @@ from ffmem.indexing.memory import is_flat
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import UNIT
+from ffmem.indexing.weights import CLASSES, COSINES, weight_classes
 
 _MEMORY = (
     ("cell", pa.string()),
@@ -33,6 +35,9 @@ _MEMORY = (
 _PLACE = (("sentence", pa.int64()), ("length", pa.int32()))
 _TEXT = (("last_token", pa.string()), ("next_token", pa.string()), ("prefix", pa.string()))
 
+CASES = ("open_positive", "open_negative", "closed_positive", "closed_negative")
+"""Gate open or not, m > 0 or not."""
+
 SCHEMAS: Mapping[str, pa.Schema] = {
     "stats": pa.schema(
         [
@@ -42,6 +47,11 @@ SCHEMAS: Mapping[str, pa.Schema] = {
             # Share of prefixes that reach the memory's bank, and their mean router weight: null in
             # models without experts.
             *((name, pa.float64()) for name in ("routed_share", "mean_weight")),
+            # Prefixes by sign case, of those that reach the bank; null in ungated models.
+            *((name, pa.int64()) for name in CASES),
+            # By what the memory reads and writes; null where it has no such vectors.
+            *((name, pa.float32()) for name in COSINES),
+            ("weight_class", pa.string()),
         ]
     ),
     "values": pa.schema(
@@ -53,6 +63,16 @@ SCHEMAS: Mapping[str, pa.Schema] = {
             ("id", pa.int32()),
             ("logit", pa.float32()),
             ("probability", pa.float32()),
+        ]
+    ),
+    "keys": pa.schema(
+        [
+            *_MEMORY,
+            ("rank", pa.int32()),
+            ("token", pa.string()),
+            ("id", pa.int32()),
+            ("score", pa.float32()),
+            ("up", pa.float32()),
         ]
     ),
     "triggers": pa.schema(
@@ -109,10 +129,10 @@ def layer_tables(
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield (layer, table), so that a large table need not be in memory at once."""
     schema = _schema(name, columns)
-    if top is not None and (name not in ("values", "triggers") or top < 1):
+    if top is not None and (name not in ("values", "keys", "triggers") or top < 1):
         raise FfmemError(
             f"table({name!r}, top={top}): `top` is a number of tokens or triggers from 1 on, for"
-            " the tables values and triggers."
+            " the tables values, keys and triggers."
         )
     if layer is not None:
         index.layout.check_layer(layer)
@@ -150,7 +170,28 @@ def _stats(index: Index, layer: int, top: int | None, names: list[str]) -> dict[
     if "routed" in stats:
         columns["routed_share"] = stats["routed"] / n_prefixes
         columns["mean_weight"] = stats["weight_sum"] * UNIT / np.maximum(stats["routed"], 1)
+    columns |= dict.fromkeys(CASES, pa.nulls(width, pa.int64()))
+    if "positive" in stats:
+        reached = stats.get("routed", n_prefixes)
+        active, positive, both = stats["active"], stats["positive"], stats["open_positive"]
+        counts = (both, active - both, positive - both, reached - active - positive + both)
+        columns |= dict(zip(CASES, counts, strict=True))
+    if {*COSINES, "weight_class"} & set(names):
+        columns |= _weight_columns(index, layer)
     return columns | {"active": stats["active"], "active_share": stats["active"] / n_prefixes}
+
+
+def _weight_columns(index: Index, layer: int) -> dict[str, Any]:
+    """Return the cosines of a layer's memories and their classes."""
+    width, keys = index.layout.widths[layer], index.columns("keys", layer)
+    columns: dict[str, Any] = {
+        name: keys[name] if name in keys else pa.nulls(width, pa.float32()) for name in COSINES
+    }
+    numbers = weight_classes(keys)
+    columns["weight_class"] = pa.nulls(width, pa.string())
+    if numbers is not None:
+        columns["weight_class"] = pa.array(CLASSES).take(pa.array(numbers))
+    return columns
 
 
 def _values(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
@@ -173,6 +214,27 @@ def _values(index: Index, layer: int, top: int | None, names: list[str]) -> dict
         "logit": both("logits"),
         "probability": both("probabilities"),
     }
+    if "token" in names:
+        columns["token"] = _tokens(index, ids)
+    return columns
+
+
+def _keys(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
+    keys = index.columns("keys", layer)
+    if "ids" not in keys:  # not computed yet, or no input embedding that ffmem can read
+        return {field.name: pa.nulls(0, field.type) for field in SCHEMAS["keys"]}
+    shown = (keys["scores"][:, 0] != keys["scores"][:, -1]).nonzero()[0]
+    n = min(top or keys["ids"].shape[1], keys["ids"].shape[1])
+    columns = _memory_columns(index, layer, np.repeat(shown, n), names)
+    ids = keys["ids"][shown, :n].reshape(-1)
+    columns |= {
+        "rank": np.tile(np.arange(1, n + 1, dtype=np.int32), len(shown)),
+        "id": ids,
+        "score": keys["scores"][shown, :n].reshape(-1),
+        "up": pa.nulls(len(ids), pa.float32()),
+    }
+    if "up_scores" in keys:
+        columns["up"] = keys["up_scores"][shown, :n].reshape(-1)
     if "token" in names:
         columns["token"] = _tokens(index, ids)
     return columns
@@ -220,6 +282,7 @@ def _patterns(index: Index, layer: int, top: int | None, names: list[str]) -> di
 _BUILDERS = {
     "stats": _stats,
     "values": _values,
+    "keys": _keys,
     "triggers": _triggers,
     "samples": _samples,
     "patterns": _patterns,

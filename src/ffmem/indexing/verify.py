@@ -69,6 +69,7 @@ def _check_tables(index: Index) -> Iterator[str]:
         wrong = [*_check_triggers(index, layer, sentences)]
         if index.manifest.model.has_values:
             wrong += _check_values(index, layer)
+        wrong += _check_keys(index, layer)
         for line in wrong:
             yield f"layer {layer}: {line}"
 
@@ -155,10 +156,21 @@ def _check_triggers(index: Index, layer: int, sentences: _Sentences) -> Iterator
         ends = np.cumsum([size for size, count in banks for _ in range(count)])
         if any(len(np.unique(part)) > 1 for part in np.split(routed, ends)):
             yield "memories of one bank are reached by different numbers of prefixes."
+    if manifest.model.gated:
+        yield from _check_sign_cases(stats, stats.get("routed", np.int64(n_prefixes)))
     if (stats["mean"] != stats["sum"] * (UNIT / n_prefixes)).any():
         yield "a mean is not the sum over the number of prefixes."
     if ((sample < stats["min"][:, None]) | (sample > stats["max"][:, None])).any():
         yield "a coefficient of the sample lies beyond its memory's min or max."
+
+
+def _check_sign_cases(stats: dict[str, ndarray], reached: ndarray | np.int64) -> Iterator[str]:
+    active, positive, both = stats["active"], stats["positive"], stats["open_positive"]
+    closed_others = reached - active - positive + both
+    if (both < 0).any() or (both > np.minimum(active, positive)).any() or (closed_others < 0).any():
+        yield "the four sign cases of a memory do not add up to the prefixes that reach it."
+    if ((positive > 0) != (stats["max"] > 0)).any():
+        yield "a memory's max is above 0 on no prefix, or not above 0 on some."
 
 
 def _check_list(
@@ -198,3 +210,19 @@ def _check_values(index: Index, layer: int) -> Iterator[str]:
             yield f"{side} tokens are not in the order of their logits."
         if not ((probabilities >= 0) & (probabilities <= 1)).all():
             yield f"a probability of a {side} token is not between 0 and 1."
+
+
+def _check_keys(index: Index, layer: int) -> Iterator[str]:
+    keys = read_columns(index.folder / layer_file("keys", layer))
+    if not np.array_equal(keys["memory"], np.arange(index.layout.widths[layer])):
+        yield "the keys do not cover the model's memories in order."
+    if "ids" in keys:
+        ids, scores = keys["ids"], keys["scores"]
+        if not ((ids >= 0) & (ids < index.manifest.model.vocabulary)).all():
+            yield "a token of a key is not in the vocabulary."
+        steps = np.diff(scores, axis=1)
+        if (steps > 0).any() or (np.diff(ids, axis=1)[steps == 0] <= 0).any():
+            yield "the tokens of keys are not in the order of their scores."
+    for name, cosines in keys.items():
+        if name.startswith("cos_") and not (np.abs(cosines) <= 1 + 1e-5).all():
+            yield f"a {name} is not between −1 and 1."

@@ -24,8 +24,9 @@ from ffmem.indexing.results import Sample
 from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import Sentences, StoredSentence
 from ffmem.indexing.tables import layer_file
-from ffmem.indexing.values import write_values
+from ffmem.indexing.values import write_keys, write_values
 from ffmem.models.arguments import use_threads
+from ffmem.models.keys import KeySide
 from ffmem.models.memories import Memories
 from ffmem.storage import Storage, open_storage
 
@@ -70,6 +71,7 @@ class IndexWorker:
         self.scan = Scan(memories, run.index.t, run.index.prefixes == "all", prefixes)
         self._covered_by_others = self.partials.covered_chunks()
         self.open_files: ExitStack | None = None
+        self._key_side: KeySide | None = None
         self._covered: set[int] = set()
         self._skipped: dict[int, str] = {}
         self._is_committed = True
@@ -83,6 +85,15 @@ class IndexWorker:
             self.storage.writing(layer_file("values", layer)) as path,
         ):
             write_values(path, self.memories, layer)
+
+    def project_keys(self, layer: int) -> None:
+        """Write the tokens that a layer's keys match, and the cosines of its weights."""
+        with (
+            use_threads(self.run_config.threads),
+            self.storage.writing(layer_file("keys", layer)) as path,
+        ):
+            self._key_side = self._key_side or KeySide(self.memories)
+            write_keys(path, self._key_side, layer)
 
     def read_chunk(self, number: int) -> None:
         """Add a chunk to the cumulative result, unless it is covered; commit if it is time."""

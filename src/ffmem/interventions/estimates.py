@@ -29,8 +29,8 @@ from ffmem.interventions.forward import (
     log_probability,
     post_norm_sigma,
 )
-from ffmem.models.families import RERUN
 from ffmem.interventions.relevance import GradientPass
+from ffmem.models.families import RERUN
 from ffmem.progress import Step
 
 Estimates = dict[str, Float[Tensor, " memory"] | None]

@@ -16,8 +16,8 @@ from ffmem.text import MISSING, format_number, format_share, html_table
 ESTIMATES = ("gradient", "direct", "relp", "integrated")
 
 NO_DIRECT = (
-    "direct is not defined: this model's layers do more than add y to one stream, so no part of them"
-    " reaches the vocabulary by itself."
+    "direct is not defined: this model's layers do more than add y to one stream, so no part of"
+    " them reaches the vocabulary by itself."
 )
 NO_RELP = (
     "relp is not defined: this model has steps that its linear rules do not reach, such as"

@@ -63,6 +63,10 @@ class Norm:
         """Return γ ⊙ (h − mean(h)) in float32: the norm without σ and β."""
         return self.center(vectors.float()) * self.gain.to(vectors.device)
 
+    def fold_keys(self, keys: Float[Tensor, "row hidden"]) -> Float[Tensor, "row hidden"]:
+        """Return keys as they act before the norm: k · N(h) = k̃ · h / σ(h) + k · β."""
+        return self.center(keys.float() * self.gain.to(keys.device))
+
     def apply(self, vectors: Float[Tensor, "row hidden"]) -> Float[Tensor, "row hidden"]:
         """Return N(h), as the model computes it."""
         if self.module is None:

@@ -8,12 +8,16 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
 
 from ffmem.errors import FfmemError
 from ffmem.files import sha256
+from ffmem.indexing.filters import NO_FILTERS, Filters
 from ffmem.indexing.query import Expression, Query, count_words, has_word
-from ffmem.indexing.search import Excerpt, Match
+from ffmem.indexing.search import Excerpt, Hits, Match
 from ffmem.indexing.search_db import (
     CLOSE,
     OPEN,
@@ -24,13 +28,14 @@ from ffmem.indexing.search_db import (
     write_search_file,
 )
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import SOURCES, Patterns, no_patterns, open_patterns
+from ffmem.patterns.store import KINDS, SOURCES, Patterns, no_patterns, open_patterns
 
 VERSION = 3
 
 SCHEMA = f"""
 CREATE TABLE patterns (id INTEGER PRIMARY KEY, cell INTEGER, number INTEGER, source INTEGER,
     is_negative INTEGER, kind TEXT, text TEXT);
+CREATE TABLE kinds (kind TEXT PRIMARY KEY, cells BLOB);
 CREATE VIRTUAL TABLE words USING fts5(text, content='patterns', content_rowid='id', prefix='1 2',
     {WORDS});
 """
@@ -58,6 +63,10 @@ class PatternHit(NamedTuple):
     kind: str
     source: str
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `search --json` prints."""
+        return self._asdict()
+
 
 class PatternSearch:
     """Searches the patterns of one index, of all sources."""
@@ -78,43 +87,59 @@ class PatternSearch:
         self._file.close()
 
     def find(
-        self, query: str, regex: bool = False, layer: int | None = None, limit: int = 20
-    ) -> list[PatternHit]:
+        self, query: str, regex: bool = False, filters: Filters = NO_FILTERS, limit: int = 20
+    ) -> Hits:
         """Return the memories with most such patterns, ties to the better, then the lower cell."""
-        _, found = self.search(Query(query, regex), layer, 0, limit)
-        return [
+        total, found = self.search(Query(query, regex), filters, 0, limit)
+        hits = [
             PatternHit(*one.match[:4], one.match.excerpt.bracketed, one.kind, one.source)
             for one in found
         ]
+        return Hits(hits, query, "patterns", total)
 
     def search(
-        self, query: Query, layer: int | None = None, offset: int = 0, limit: int = 20
+        self, query: Query, filters: Filters = NO_FILTERS, offset: int = 0, limit: int = 20
     ) -> tuple[int, list[PatternMatch]]:
         """Return how many memories match, and up to `limit` of them from `offset`, best first."""
-        query.check(layer, self.index)
+        query.check()
+        filters.check(self.index)
         part = slice(offset, offset + limit)
-        return self._file.search(lambda db: self._search(db, query, layer, part))
+        return self._file.search(lambda db: self._search(db, query, filters, part))
+
+    def with_kind(self, kind: str) -> ndarray:
+        """Return a mask of the memories that have a pattern of a kind."""
+
+        def read(db: sqlite3.Connection) -> ndarray:
+            mask = np.zeros(len(self.index), bool)
+            row = db.execute("SELECT cells FROM kinds WHERE kind = ?", (kind,)).fetchone()
+            if row is not None:
+                mask[np.frombuffer(row[0], "<i4")] = True
+            return mask
+
+        return self._file.search(read)
 
     def _search(
-        self, db: sqlite3.Connection, query: Query, layer: int | None, part: slice
+        self, db: sqlite3.Connection, query: Query, filters: Filters, part: slice
     ) -> tuple[int, list[PatternMatch]]:
         expression = query.expression()
         if expression is None and not has_word(query.text):
             expression = query.literal()
-        starts = self.index.layout.starts
-        first, past = (0, starts[-1]) if layer is None else starts[layer : layer + 2]
-        matching, wanted = _matching(db, query, expression, first, past)
+        within, wanted = _within(self.index, filters)
+        matching, parameter = _matching(db, query, expression, within, wanted)
         ranked = db.execute(
             "WITH hits AS (SELECT cell, count(*) AS n, min(id) AS best FROM patterns"
-            f" WHERE cell >= ? AND cell < ? AND {matching} GROUP BY cell)"
-            " SELECT n, id FROM hits JOIN patterns ON id = best ORDER BY n DESC, number, id",
-            (first, past, wanted),
+            f" WHERE {within} AND {matching} GROUP BY cell)"
+            " SELECT hits.cell, n, id FROM hits JOIN patterns ON id = best"
+            " ORDER BY n DESC, number, id",
+            (*wanted, parameter),
         ).fetchall()
+        mask = filters.memories(self.index)
+        if mask is not None:
+            ranked = [row for row in ranked if mask[row[0]]]
         found = []
-        for n, id in ranked[part]:
-            cell, number, source, is_negative, kind, text = db.execute(
-                "SELECT cell, number, source, is_negative, kind, text FROM patterns WHERE id = ?",
-                (id,),
+        for cell, n, id in ranked[part]:
+            number, source, is_negative, kind, text = db.execute(
+                "SELECT number, source, is_negative, kind, text FROM patterns WHERE id = ?", (id,)
             ).fetchone()
             begin, end = _span(db, id, text, query, expression)
             excerpt = Excerpt(text[:begin], text[begin:end], text[end:], "")
@@ -124,18 +149,36 @@ class PatternSearch:
         return len(ranked), found
 
 
+def _within(index: Index, filters: Filters) -> tuple[str, list[Any]]:
+    """Return the SQL condition of the patterns that filters keep, and its parameters."""
+    starts, layer = index.layout.starts, filters.layer
+    first, past = (0, starts[-1]) if layer is None else starts[layer : layer + 2]
+    conditions: list[tuple[str, Any]] = [("cell >= ?", first), ("cell < ?", past)]
+    if filters.sign is not None:
+        conditions.append(("is_negative = ?", filters.sign < 0))
+    if filters.rank is not None:
+        conditions.append(("number <= ?", filters.rank))
+    if filters.kind is not None:
+        conditions.append(("kind = ?", filters.kind))
+    return " AND ".join(sql for sql, _ in conditions), [value for _, value in conditions]
+
+
 def _matching(
-    db: sqlite3.Connection, query: Query, expression: Expression | None, first: int, past: int
+    db: sqlite3.Connection,
+    query: Query,
+    expression: Expression | None,
+    within: str,
+    wanted: list[Any],
 ) -> tuple[str, str]:
     """Return the SQL condition of a pattern that matches, and its one parameter.
 
-    SQL has no regular expressions, so those are matched here, among the memories of a range.
+    SQL has no regular expressions, so those are matched here, among what filters keep.
     """
     if expression is None:
         return "id IN (SELECT rowid FROM words WHERE words MATCH ?)", query.phrase()
     if not query.regex:
         return "instr(text, ?)", query.text
-    rows = db.execute("SELECT id, text FROM patterns WHERE cell >= ? AND cell < ?", (first, past))
+    rows = db.execute(f"SELECT id, text FROM patterns WHERE {within}", wanted)
     ids = [id for id, text in rows if expression.search(text)]
     return "id IN (SELECT value FROM json_each(?))", json.dumps(ids)
 
@@ -173,6 +216,10 @@ def _write(path: Path, index: Index, patterns: list[Patterns]) -> None:
         db.executemany(
             "INSERT INTO patterns VALUES (NULL, ?, ?, ?, ?, ?, ?)", _rows(index, patterns)
         )
+        for kind in KINDS:
+            rows = db.execute("SELECT DISTINCT cell FROM patterns WHERE kind = ?", (kind,))
+            cells = np.fromiter((cell for (cell,) in rows), "<i4")
+            db.execute("INSERT INTO kinds VALUES (?, ?)", (kind, cells.tobytes()))
 
     missing = (
         f"The patterns in {path.parent} have no search file (search.sqlite) of their present state"

@@ -30,6 +30,7 @@ from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.files import check_output_file, committing, csv_row, sha256, write_text
 from ffmem.hub import HubFile
+from ffmem.indexing.filters import PATTERN_KINDS
 from ffmem.indexing.memory import visible
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
@@ -62,7 +63,7 @@ _COMMANDS = {
     "automatic": "Find them with `ffmem patterns detect`.",
 }
 
-KINDS = ("shallow", "semantic")
+KINDS = PATTERN_KINDS
 
 MIN_TRIGGERS = 3
 """At least this many triggers show a pattern."""

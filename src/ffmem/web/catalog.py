@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from numpy import ndarray
+
 from ffmem.errors import FfmemError, StoreError
 from ffmem.experiments.base import NAMES, ExperimentResult, find_all
 from ffmem.indexing.config import CORPUS_FILE
+from ffmem.indexing.filters import NO_FILTERS, Filters
 from ffmem.indexing.query import Query
 from ffmem.indexing.search import Search, SearchResult, search_values
 from ffmem.indexing.status import Status, status
@@ -50,12 +53,18 @@ class IndexSearch:
             self.values_only = False
 
     def search(
-        self, query: Query, place: str, layer: int | None = None, offset: int = 0, limit: int = 20
+        self,
+        query: Query,
+        place: str,
+        filters: Filters = NO_FILTERS,
+        offset: int = 0,
+        limit: int = 20,
+        among: ndarray | None = None,
     ) -> SearchResult:
         """Search in values or triggers."""
         if self.values_only and place == "values":
-            return search_values(self._index, query, layer, offset, limit)
-        return self._open().search(query, place, layer, offset, limit)
+            return search_values(self._index, query, filters, offset, limit, among)
+        return self._open().search(query, place, filters, offset, limit, among)
 
     def _open(self) -> Search:
         """Return the search of the calling thread."""

@@ -110,6 +110,7 @@ def result_schemas() -> Schema:
             **{"value": memory["value"] | None, "patterns": list[Pattern]},
             **{"bank": text, "place": dict[str, int] | None},
             **{"value_note": text, "coefficient_note": text},
+            **{"key": dict[str, Any], "sign_cases": list[Any] | None},
         },
         found,
     )

@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.indexing.manifest import ModelRecord
-from ffmem.indexing.memory import NO_VALUES, Memory, Trigger, visible
+from ffmem.indexing.memory import NO_VALUES, Memory, SignCase, Trigger, visible
 from ffmem.indexing.sentences import StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.interventions.results import SourcesResult
@@ -206,6 +206,8 @@ class MemoryPage:
     ranges: list[Interval]
     interval: int | None
     """The selected one of the ranges; None: the top triggers."""
+    case: SignCase | None
+    """The sign case whose triggers alone are listed."""
     bars: list[tuple[float, ...]]
     """Of the histogram."""
     snippets: dict[str, str]
@@ -217,6 +219,8 @@ class MemoryPage:
 
     def first_triggers(self) -> list[Trigger]:
         """Return the prefixes that the page shows first."""
+        if self.interval is None and self.case is not None:
+            return self.case.triggers[:MAX_PREFIXES]
         if self.interval is None:
             positive, negative = self.memory.triggers, self.memory.negative_triggers
             return [*positive[:MAX_PREFIXES], *negative[:MAX_PREFIXES]]
@@ -228,8 +232,11 @@ class MemoryPage:
     def lists(self, tinted: Tinted) -> dict[str, Any]:
         """Return the triggers of both signs (ungated: of one), or those of an interval."""
         if self.interval is None:
-            signs = (1, -1) if self.memory.gated else (1,)
-            lists = [trigger_list(self.memory, sign, self.sample, tinted) for sign in signs]
+            if self.case is not None:
+                gate, signs = self.case.gate, [self.case.sign]
+            else:
+                gate, signs = None, [1, -1] if self.memory.gated else [1]
+            lists = [trigger_list(self.memory, sign, self.sample, tinted, gate) for sign in signs]
             return {"lists": lists, "examples": []}
         examples = []
         for one in self.first_triggers():
@@ -268,6 +275,7 @@ def router(site: Site) -> APIRouter:
         tokens: bool = False,
         interval: int | None = None,
         sources: bool = False,
+        case: int | None = None,
     ) -> Response:
         served = site.served(state)
         named = served.index.layout.resolve(cell)
@@ -287,7 +295,7 @@ def router(site: Site) -> APIRouter:
         if similar is None and not tokens and not sources:
 
             def plain() -> Response:
-                page = read_page(served, named, query, interval)
+                page = read_page(served, named, query, interval, case)
                 return site.page(
                     request,
                     state,
@@ -300,7 +308,7 @@ def router(site: Site) -> APIRouter:
                 )
 
             return await run_in_threadpool(plain)
-        page = await run_in_threadpool(read_page, served, named, query, interval)
+        page = await run_in_threadpool(read_page, served, named, query, interval, case)
 
         async def content() -> dict[str, Any]:
             tinted: Tinted = {}
@@ -377,7 +385,7 @@ def router(site: Site) -> APIRouter:
 
 
 def read_page(
-    served: ServedIndex, cell: Cell, query: LayerQuery, interval: int | None
+    served: ServedIndex, cell: Cell, query: LayerQuery, interval: int | None, case: int | None
 ) -> MemoryPage:
     """Read what the page shows without the model."""
     index = served.index
@@ -386,6 +394,13 @@ def read_page(
     if interval is not None and not 0 <= interval < len(ranges):
         raise NotFound(
             f"There is no interval {interval} of {cell}: there are {len(ranges)}, from 0."
+        )
+    cases = memory.sign_cases
+    if case is not None and not 0 <= case < len(cases):
+        raise NotFound(
+            f"There is no sign case {case} of {cell}: there are {len(cases)}, from 0."
+            if cases
+            else f"{cell} has no sign cases: the model is not gated."
         )
     previous, following = _neighbors(index, cell, query)
     return MemoryPage(
@@ -397,6 +412,7 @@ def read_page(
         sample=(sample := index.sample(cell)),
         ranges=ranges,
         interval=interval,
+        case=None if case is None else cases[case],
         bars=histogram(sample),
         snippets=snippets(served.name, index.manifest.model, cell),
     )
@@ -419,10 +435,16 @@ def _neighbors(index: Index, cell: Cell, query: LayerQuery) -> tuple[Cell | None
 
 
 def trigger_list(
-    memory: Memory, sign: int, sample: ndarray, tinted: Tinted | None = None
+    memory: Memory,
+    sign: int,
+    sample: ndarray,
+    tinted: Tinted | None = None,
+    gate: int | None = None,
 ) -> TriggerList:
-    """Return a memory's triggers of one sign."""
+    """Return a memory's triggers of one sign, or those of them with one sign of the gate."""
     triggers = memory.triggers if sign > 0 else memory.negative_triggers
+    if gate is not None:
+        triggers = [trigger for trigger in triggers if trigger.gate == gate]
     end = memory.value.top if sign > 0 else memory.value.bottom
     largest = max((abs(trigger.coefficient) for trigger in triggers), default=1.0) or 1.0
     strengths = np.asarray([sign * trigger.coefficient for trigger in triggers], np.float32)

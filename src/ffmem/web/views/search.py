@@ -11,12 +11,15 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
-from pydantic import BeforeValidator
+from numpy import ndarray
+from pydantic import BeforeValidator, Field
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError, UnknownCell
+from ffmem.indexing.filters import Filters
 from ffmem.indexing.query import Query as TextQuery
 from ffmem.indexing.search import Match
 from ffmem.indexing.search_db import NotSearchable
@@ -127,6 +130,9 @@ class SearchResponse:
     groups: list[Group]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 @dataclass(frozen=True)
 class SearchQuery:
     """What a visitor searches for: URL parameters."""
@@ -143,6 +149,36 @@ class SearchQuery:
         int | None, BeforeValidator(none_if_empty), Query(description="Only this layer, from 0.")
     ] = None
     prefix: Annotated[bool, Query(description="Whether the last word may be incomplete.")] = False
+    bank: Annotated[
+        str | None,
+        BeforeValidator(none_if_empty),
+        Query(description="Only this bank: dense, S or E12."),
+    ] = None
+    sign: Annotated[
+        Literal["1", "-1"] | None,
+        BeforeValidator(none_if_empty),
+        Query(description="1: tops of values and m > 0; -1: bottoms and m < 0."),
+    ] = None
+    rank: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_OFFSET)] | None,
+        BeforeValidator(none_if_empty),
+        Query(description="Only matches at this rank or better."),
+    ] = None
+    kind: Annotated[
+        Literal["shallow", "semantic"] | None,
+        BeforeValidator(none_if_empty),
+        Query(description="Only such patterns, and memories that have one."),
+    ] = None
+    min_active: Annotated[
+        Share | None,
+        BeforeValidator(none_if_empty),
+        Query(description="Least share of prefixes on which a memory is active."),
+    ] = None
+    max_active: Annotated[
+        Share | None,
+        BeforeValidator(none_if_empty),
+        Query(description="Largest share of prefixes on which a memory is active."),
+    ] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", self.text.strip("\r\n\t"))
@@ -161,10 +197,29 @@ class SearchQuery:
             return TextQuery(self.expression, regex=True, max_triggers=most, seconds=MAX_SECONDS)
         return TextQuery(self.text, prefix=self.prefix, max_triggers=most, seconds=MAX_SECONDS)
 
+    @property
+    def filters(self) -> Filters:
+        """Which matches count, and of which memories."""
+        return Filters(
+            layer=self.layer,
+            bank=self.bank,
+            sign=None if self.sign is None else int(self.sign),
+            rank=self.rank,
+            kind=self.kind,
+            min_active=self.min_active,
+            max_active=self.max_active,
+        )
+
+    @property
+    def more_filters(self) -> dict[str, object]:
+        """The filters besides the layer that are set, by name."""
+        names = ("bank", "sign", "rank", "kind", "min_active", "max_active")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def parameters(self, **other: object) -> dict[str, object]:
         """Return its URL parameters."""
         own = {"q": self.text, "in": self.place, "layer": self.layer}
-        return {**own, "prefix": 1 if self.prefix else None, **other}
+        return {**own, "prefix": 1 if self.prefix else None, **self.more_filters, **other}
 
 
 QueryParam = Annotated[SearchQuery, Depends(SearchQuery)]
@@ -240,8 +295,10 @@ def find(served: ServedIndex, query: SearchQuery, offset: int, limit: int) -> li
             " Search for a part of it, or use `ffmem search`."
         )
     index = served.index
+    query.filters.check(index)
     places = PLACES if index.manifest.model.has_values else PLACES[1:]
-    groups = _by_name(index, query) if query.place is None else []
+    groups = _by_name(index, query) if query.place is None and not query.more_filters else []
+    among = None if query.kind is None else _with_kind(index, query.kind)
     for place in places if query.place is None else (query.place,):
         if place == "patterns":
             groups += _by_pattern(index, query, offset, limit)
@@ -251,7 +308,9 @@ def find(served: ServedIndex, query: SearchQuery, offset: int, limit: int) -> li
                 raise FfmemError(TRIGGERS_LATER)
             continue
         try:
-            found = served.search.search(query.text_query, place, query.layer, offset, limit)
+            found = served.search.search(
+                query.text_query, place, query.filters, offset, limit, among
+            )
         except NotSearchable:  # its message names a folder of the server
             raise FfmemError(READ_ONLY) from None
         hits = _hits(index, found.hits, with_tokens=not query.prefix)
@@ -310,7 +369,7 @@ def _by_pattern(index: Index, query: SearchQuery, offset: int, limit: int) -> li
         return []
     try:
         with closing(PatternSearch(index, sources)) as opened:
-            total, found = opened.search(query.text_query, query.layer, offset, limit)
+            total, found = opened.search(query.text_query, query.filters, offset, limit)
     except NotSearchable:
         raise FfmemError(READ_ONLY) from None
     except StoreError:
@@ -320,6 +379,20 @@ def _by_pattern(index: Index, query: SearchQuery, offset: int, limit: int) -> li
         replace(hit, kind=one.kind, source=one.source) for hit, one in zip(hits, found, strict=True)
     ]
     return [Group("patterns", total, named, offset)]
+
+
+def _with_kind(index: Index, kind: str) -> ndarray:
+    """Return a mask of the memories that have a pattern of a kind."""
+    sources = stored_patterns(index).sources
+    if not sources:
+        return np.zeros(len(index), bool)
+    try:
+        with closing(PatternSearch(index, sources)) as opened:
+            return opened.with_kind(kind)
+    except NotSearchable:
+        raise FfmemError(READ_ONLY) from None
+    except StoreError:
+        raise FfmemError(UNREADABLE) from None
 
 
 def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[Hit]:

@@ -1,0 +1,185 @@
+"""The coefficients of every memory on texts, as tensors.
+
+    found = ffmem.coefficients(model, "The press said")
+    found.tokens                    # the start token first, if there is one
+    found.layers[5]                 # [position, memory]
+    found["L5N1234"]                # [position]
+
+Texts run in batches, padded on the right: no position sees what follows it. A routed expert runs on
+few positions, so its coefficients are stored for those alone; elsewhere they are 0.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from ffmem.cells import Cell, Layout
+from ffmem.errors import CorpusError, FfmemError
+from ffmem.interventions.forward import BATCH_TOKENS, LoadedModel, Prompt, read_prompt
+from ffmem.models.banks import Bank, DenseBank, Routing
+from ffmem.progress import Progress
+
+MAX_BYTES = 8 << 30
+"""Size of the tensors of one call; more would fill the memory of most machines."""
+
+
+@dataclass(frozen=True)
+class ExpertCoefficients:
+    """The coefficients w · m of one routed expert, on the positions that are routed to it."""
+
+    memories: range
+    """The numbers of its memories in the layer."""
+    positions: Int64[Tensor, " row"]
+    """Ascending."""
+    values: Float32[Tensor, "row memory"]
+
+
+@dataclass(frozen=True)
+class TextCoefficients:
+    """The coefficients of all memories at every position of a text."""
+
+    text: str
+    ids: list[int]
+    tokens: list[str]
+    """As they are shown; the start token comes first, if there is one."""
+    layers: dict[int, Float32[Tensor, "position memory"]]
+    """By layer, the memories that every token reaches: columns are memory numbers."""
+    layout: Layout = field(repr=False)
+    experts: dict[int, dict[str, ExpertCoefficients]] = field(default_factory=dict)
+    """By layer and name (E12), the experts that some position is routed to."""
+
+    def __repr__(self) -> str:
+        return f"TextCoefficients({self.text!r}: {len(self.ids)} tokens, {len(self.layers)} layers)"
+
+    def __getitem__(self, cell: str | tuple[int, int] | Cell) -> Float32[Tensor, " position"]:
+        """Return the coefficients of one memory at every position."""
+        found = self.layout.resolve(cell)
+        layer = self._require(found.layer)
+        if found.memory < layer.shape[1]:
+            return layer[:, found.memory]
+        expert = self.experts.get(found.layer, {}).get(found.bank)
+        column = torch.zeros(len(self.ids))
+        if expert is not None:
+            column[expert.positions] = expert.values[:, found.memory - expert.memories.start]
+        return column
+
+    def dense(self, layer: int) -> Float32[Tensor, "position memory"]:
+        """Return all coefficients of a layer, with zeros where an expert does not run."""
+        shared = self._require(layer)
+        every = torch.zeros(len(self.ids), self.layout.widths[layer])
+        every[:, : shared.shape[1]] = shared
+        for expert in self.experts.get(layer, {}).values():
+            memories = slice(expert.memories.start, expert.memories.stop)
+            every[expert.positions, memories] = expert.values
+        return every
+
+    def _require(self, layer: int) -> Float32[Tensor, "position memory"]:
+        self.layout.check_layer(layer)
+        if layer not in self.layers:
+            raise FfmemError(f"Layer {layer} was not asked for. Add it to `layers`.")
+        return self.layers[layer]
+
+
+@torch.inference_mode()
+def coefficients(
+    loaded: LoadedModel,
+    texts: Sequence[str],
+    layers: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> list[TextCoefficients]:
+    """Return the coefficients of some layers, or of all, on each text."""
+    layout = loaded.memories.layout
+    wanted = list(range(layout.n_layers) if layers is None else layers)
+    for layer in wanted:
+        layout.check_layer(layer)
+    prompts = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            prompts.append(read_prompt(loaded, text))
+        except CorpusError as error:
+            raise CorpusError(f"Text {number} of {len(texts)}: {error}") from None
+    _check_size(loaded, prompts, wanted)
+    found: dict[int, TextCoefficients] = {}
+    n_tokens = sum(len(prompt.ids) for prompt in prompts)
+    with (progress or Progress(quiet=True)).bar("Coefficients", n_tokens, "tokens") as step:
+        for batch in _batches(prompts):
+            results = [
+                TextCoefficients(prompts[n].text, prompts[n].ids, prompts[n].tokens, {}, layout)
+                for n in batch
+            ]
+            _read_batch(loaded, results, wanted)
+            found |= dict(zip(batch, results, strict=True))
+            step(sum(len(one.ids) for one in results))
+    return [found[number] for number in range(len(prompts))]
+
+
+def _check_size(loaded: LoadedModel, prompts: list[Prompt], layers: list[int]) -> None:
+    """Raise if the coefficients that every token has would not fit into memory."""
+    banks = (bank for layer in layers for bank in loaded.memories.banks[layer])
+    width = sum(bank.size for bank in banks if isinstance(bank, DenseBank))
+    size = 4 * width * sum(len(prompt.ids) for prompt in prompts)
+    if size > MAX_BYTES:
+        raise FfmemError(
+            f"The coefficients of {len(prompts):,} texts in {len(layers)} layers would take"
+            f" {size / 1e9:.0f} GB. Ask for fewer texts at a time, or name the layers that you"
+            " need: layers=[5, 6]."
+        )
+
+
+def _batches(prompts: list[Prompt]) -> Iterator[list[int]]:
+    """Yield the numbers of texts of similar length that run together."""
+    batch: list[int] = []
+    for number in sorted(range(len(prompts)), key=lambda one: (len(prompts[one].ids), one)):
+        if batch and (len(batch) + 1) * len(prompts[number].ids) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _read_batch(loaded: LoadedModel, texts: list[TextCoefficients], layers: list[int]) -> None:
+    """Run some texts together, and fill in their coefficients."""
+    memories = loaded.memories
+    lengths = torch.tensor([len(one.ids) for one in texts])
+    tokens = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
+    for row, one in enumerate(texts):
+        tokens[row, : len(one.ids)] = torch.tensor(one.ids)
+    for one in texts:
+        for layer in layers:
+            dense = [bank for bank in memories.banks[layer] if isinstance(bank, DenseBank)]
+            width = sum(bank.size for bank in dense)
+            one.layers[layer] = torch.zeros(len(one.ids), width)
+    wanted = set(layers)
+
+    def read(
+        bank: Bank,
+        coefficients: Float[Tensor, "batch position memory"] | Float[Tensor, "row memory"],
+        gate: Tensor | None,
+        routing: Routing | None,
+    ) -> None:
+        if bank.layer not in wanted:
+            return
+        if routing is None or routing.tokens is None:
+            for row, one in enumerate(texts):
+                here = coefficients[row, : len(one.ids)].float().cpu()
+                one.layers[bank.layer][:, bank.memories] = here
+            return
+        owners, positions = routing.sentences.cpu(), routing.positions.cpu()
+        name = memories.layout.cell(bank.layer, bank.offset).bank
+        for row, one in enumerate(texts):
+            mine = ((owners == row) & (positions < len(one.ids))).nonzero()[:, 0]
+            if len(mine):
+                values = coefficients[mine.to(coefficients.device)].float().cpu()
+                numbers = range(bank.offset, bank.offset + bank.size)
+                one.experts.setdefault(bank.layer, {})[name] = ExpertCoefficients(
+                    numbers, positions[mine], values
+                )
+
+    is_token = torch.arange(tokens.shape[1]) < lengths[:, None]
+    last = max(layers, default=-1) + 1
+    with memories.read_coefficients(read), memories.skip_padding(is_token):
+        memories.forward(tokens, last)
