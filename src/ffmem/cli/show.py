@@ -18,7 +18,8 @@ from ffmem.text import pluralize
 def show(folder: Path, cell: str, as_json: bool) -> None:
     """Show a memory: its triggers, value and patterns.
 
-    CELL names the memory: L5N1234 is memory 1234 of layer 5.
+    CELL names the memory: L5N1234 is memory 1234 of layer 5. DIR may be hf:ORG/NAME, an index on
+    the Hugging Face Hub, of which only the necessary parts are fetched.
     """
     from ffmem.patterns.store import format_patterns, open_patterns
 
