@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -245,3 +246,10 @@ def test_an_answer_is_bounded_and_has_numbers_that_json_has():
         _bounded(lambda: {"text": "x" * 200_000})()
     answer = _bounded(lambda: {"a": [1 / 3, float("inf")], "n": 7})()
     assert json.loads(answer.content[0].text) == {"a": [0.333333, None], "n": 7}
+
+
+def test_the_guide_lists_every_tool_and_shows_a_session():
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "agents.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(TOOLS)
+    called = re.findall(r"^→ (\w+)\(", page, re.MULTILINE)
+    assert {"search", "show", "coefficients", "effect", "trace"} <= set(called) <= set(TOOLS)

@@ -50,7 +50,8 @@ def show(
 ) -> None:
     """Show a memory: its triggers, value, key and patterns.
 
-    CELL names the memory: L5N1234 is memory 1234 of layer 5. --sources loads the model.
+    CELL names the memory: L5N1234 is memory 1234 of layer 5. DIR may be hf:ORG/NAME, an index on
+    the Hugging Face Hub, of which only the necessary parts are fetched. --sources loads the model.
     """
     if not sources and (prompt is not None or position is not None):
         raise click.UsageError("--prompt and --position need --sources.")

@@ -113,7 +113,7 @@ def push(
     progress.say(f"Uploading {pluralize(len(files) + 1, 'files')}, {n_bytes / 1e6:,.1f} MB.")
     with hub_errors(name, "write to"), _hub_bars(progress):
         url = api.create_repo(name, repo_type="dataset", private=private or None, exist_ok=True)
-        if branch is not None:
+        if branch is not None and (there is None or is_new_branch):
             api.create_branch(name, branch=branch, repo_type="dataset", exist_ok=True)
         api.create_commit(
             name,
