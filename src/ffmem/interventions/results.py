@@ -16,8 +16,8 @@ from ffmem.text import MISSING, format_number, format_share, html_table
 ESTIMATES = ("gradient", "direct", "integrated")
 
 NO_DIRECT = (
-    "direct is not defined: this model's layers do more than add y to one stream, so no part of them"
-    " reaches the vocabulary by itself."
+    "direct is not defined: this model's layers do more than add y to one stream, so no part of"
+    " them reaches the vocabulary by itself."
 )
 INPUT_VALUES = (
     f"{NO_VALUES} Tokens beside a memory are what those vectors promote here; ff is their sum, what"
