@@ -135,7 +135,7 @@ def _logit(head: Head, stream: Tensor, target: int, sigma: Tensor | None) -> Ten
     z = (z if head.bias is None else z + head.bias.double()) * head.scale
     if head.cap is not None:
         capped = head.cap * (z / head.cap).tanh()
-        z = capped if sigma is None else z * (capped / z).detach()
+        z = capped if sigma is None else z * torch.where(z == 0, 1, capped / z).detach()
     return z[:, target] - z.mean(dim=1)
 
 
