@@ -233,6 +233,18 @@ def test_a_model_without_rules_is_estimated_by_gradients_and_says_so():
     assert found.notes
 
 
+def test_where_no_memory_has_a_part_the_circuit_is_empty():
+    memories = ffmem.load(tiny("gpt2"), tiny_tokenizer())
+    for layer in range(2):
+        memories.values(layer).zero_()
+    found = circuit(with_start(memories), TEXT)
+    assert found.nodes == found.curve == []
+    assert found.faithfulness is found.completeness is None
+    assert {edge.target for edge in found.edges} == {TARGET}
+    assert str(found)
+    ElementTree.fromstring(draw_circuit(found))
+
+
 # Files, text and bad input
 
 

@@ -128,7 +128,7 @@ def test_a_planted_memory_comes_first_in_all_three():
     assert found.target.rank == 1
     assert first.change < -1
     assert first.value_top[0] == "w11"
-    for name in ("gradient", "direct", "integrated"):
+    for name in ("gradient", "direct", "relp", "integrated"):
         assert min(found.memories, key=lambda m: getattr(m, name)).cell == first.cell
 
 
@@ -167,7 +167,7 @@ def test_all_candidates_count_though_only_the_top_is_shown(llama):
     assert some.memories == every.memories[:2]
     assert some.candidates == every.candidates == 48
     assert some.correlation == every.correlation
-    for name in ("change", "gradient", "direct", "integrated"):
+    for name in ("change", "gradient", "direct", "relp", "integrated"):
         total = sum(getattr(memory, name) for memory in every.memories)
         assert some.sum[name] == pytest.approx(total)
     assert every.correlation["gradient"] > 0.8
@@ -176,7 +176,7 @@ def test_all_candidates_count_though_only_the_top_is_shown(llama):
 def test_a_named_memory_is_measured_alone(llama):
     found = measured(llama, candidates=0, cells=["L0N3"])
     assert [str(memory.cell) for memory in found.memories] == ["L0N3"]
-    assert found.correlation == {"gradient": None, "direct": None, "integrated": None}
+    assert found.correlation == {"gradient": None, "direct": None, "relp": None, "integrated": None}
 
 
 def test_where_direct_is_not_defined_it_is_null_and_said():
@@ -198,7 +198,8 @@ def test_everything_stands_in_its_json_and_its_table():
     }
     assert set(content["target"]) == {"token", "id", "probability", "log_probability", "rank"}
     assert set(content["memories"][0]) == {
-        *("cell", "change", "gradient", "direct", "integrated", "coefficient", "value_top"),
+        *("cell", "change", "gradient", "direct", "relp", "integrated"),
+        *("coefficient", "value_top"),
     }
     assert content["memories"][0]["cell"] == "L1N7"
     assert content["memories"][0]["integrated"] is None

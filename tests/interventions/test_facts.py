@@ -174,7 +174,7 @@ def test_everything_stands_in_its_json_and_its_table(llama, files):
     assert [fact["token"] for fact in content["facts"]] == ["w20", "w21", "w20"]
     assert set(content["memories"][0]) >= {
         *("cell", "change", "median", "lowers", "largest", "against", "difference"),
-        *("gradient", "direct", "integrated", "value_top"),
+        *("gradient", "direct", "relp", "integrated", "value_top"),
     }
     table = str(found)
     assert "1 empty lines ignored" in table

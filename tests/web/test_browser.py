@@ -261,6 +261,20 @@ def test_tab_reaches_everything_and_shows_where_it_is(visit):
     assert not [text for text in seen if text.endswith("|false")]
 
 
+def test_pointing_at_a_box_shows_its_edges(visit):
+    page = visit()
+    page.goto(f"/circuit?text={TEXT}&nodes=8")
+    box = page.locator("svg.circuit g.node").first
+    box.hover()
+    expect(page.locator("#readout")).to_contain_text(box.get_attribute("data-id"))
+    near = page.locator("svg.circuit .edge.near")
+    id = box.get_attribute("data-id")
+    assert (
+        near.count()
+        == page.locator(f'.edge[data-source="{id}"], .edge[data-target="{id}"]').count()
+    )
+
+
 PAGES = [
     "/",
     "/layers",
@@ -272,6 +286,7 @@ PAGES = [
     "/search",
     "/trace",
     f"/trace?text={TEXT}&off=L0N1&effects=1",
+    f"/circuit?text={TEXT}&nodes=8&pin=L0N1@1&groups=some:L0N2@1,L1N3@1&without=some",
     "/figures",
     "/api",
     "/nowhere",

@@ -23,11 +23,13 @@ TWINS = [
     "/api/layer/{layer}/{expert}",
     "/api/m/{cell}",
     "/api/m/{cell}/similar",
+    "/api/m/{cell}/sources",
     "/api/m/{cell}/coefficients",
     "/api/m/{cell}/intervals",
     "/api/search",
     "/api/trace",
     "/api/effect",
+    "/api/circuit",
     "/api/figures",
     "/api/figures/{name}",
 ]
@@ -37,8 +39,9 @@ MORE = [
     "/api/home/spec",
     "/api/layer/{layer}/spec",
     "/api/figures/{name}/spec",
+    "/api/circuit/viewer",
 ]
-"""The pictures of the pages, in Vega-Lite's language."""
+"""The pictures of the pages, in Vega-Lite's language or in that of circuit-tracer's viewer."""
 
 ANNOTATED = [
     ("GET", "/api/annotate"),

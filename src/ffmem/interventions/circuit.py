@@ -34,6 +34,7 @@ from ffmem.cells import Layout
 from ffmem.errors import FfmemError
 from ffmem.interventions.circuit_ablations import (
     NEGLIGIBLE,
+    RANDOM_SETS,
     CircuitQuestion,
     logit_slope,
     measure_edges,
@@ -175,7 +176,7 @@ def _find_circuit(
         exact_nodes = logit - target_logit(head, alone, target.id)
         exact_tokens = logit - target_logit(head, zero_tokens(question, (), m, step)[0], target.id)
         measured = measure_edges(question, places, m, logit, step)
-    curve, ablated, n_random = measure_faithfulness(question, places, logit, seed, say)
+    curve, ablated = measure_faithfulness(question, places, logit, seed, say)
 
     # Edges by (source, end): sources are nodes, then tokens; ends are nodes, then the target.
     to_target = torch.cat([chosen.slopes, torch.ones(1).double()])
@@ -245,7 +246,7 @@ def _find_circuit(
         faithfulness=None if last is None else last.faithfulness,
         completeness=None if last is None else last.completeness,
         curve=curve,
-        random_sets=n_random,
+        random_sets=RANDOM_SETS,
         correlation=rank_correlation(chosen.estimates, exact_nodes),
         edge_correlation=rank_correlation(
             torch.tensor([float(estimated[one]) for one in order]),

@@ -135,7 +135,7 @@ def _logit(head: Head, stream: Tensor, target: int, sigma: Tensor | None) -> Ten
     z = (z if head.bias is None else z + head.bias.double()) * head.scale
     if head.cap is not None:
         capped = head.cap * (z / head.cap).tanh()
-        z = capped if sigma is None else z * (capped / z).detach()
+        z = capped if sigma is None else z * torch.where(z == 0, 1, capped / z).detach()
     return z[:, target] - z.mean(dim=1)
 
 
@@ -306,8 +306,8 @@ def zero_tokens(
 
 def measure_faithfulness(
     question: CircuitQuestion, places: list[Place], logit: float, seed: int, say: Progress
-) -> tuple[list[FaithfulnessPoint], float, int]:
-    """Return the curve over 1, 2, 4, … nodes, the logit with all ablated, and the random sets."""
+) -> tuple[list[FaithfulnessPoint], float]:
+    """Return the curve over 1, 2, 4, … nodes, and the logit with every memory ablated."""
     head = question.forward.memories.head
     n = len(places)
     sizes = sorted({min(2**power, n) for power in range(n.bit_length() + 1)}) if n else []
@@ -322,22 +322,19 @@ def measure_faithfulness(
     ablated, rest = float(logits[0]), logits[1:].reshape(len(sizes), 1 + RANDOM_SETS, 2)
     whole = logit - ablated
     if abs(whole) <= NEGLIGIBLE * max(abs(logit), abs(ablated), 1e-12):
-        return [FaithfulnessPoint(k, None, None, None, None) for k in sizes], ablated, RANDOM_SETS
+        return [FaithfulnessPoint(k, None, None, None, None) for k in sizes], ablated
     alone, without = (rest[..., 0] - ablated) / whole, (logit - rest[..., 1]) / whole
-    return (
-        [
-            FaithfulnessPoint(
-                size,
-                float(alone[number, 0]),
-                float(without[number, 0]),
-                float(alone[number, 1:].mean()),
-                float(without[number, 1:].mean()),
-            )
-            for number, size in enumerate(sizes)
-        ],
-        ablated,
-        RANDOM_SETS,
-    )
+    curve = [
+        FaithfulnessPoint(
+            size,
+            float(alone[number, 0]),
+            float(without[number, 0]),
+            float(alone[number, 1:].mean()),
+            float(without[number, 1:].mean()),
+        )
+        for number, size in enumerate(sizes)
+    ]
+    return curve, ablated
 
 
 def _random_nodes(

@@ -346,7 +346,8 @@ def measure(
                 before = sums.get(name)
                 sums[name] = part if part is None or before is None else before + part
     means = {name: None if of is None else of / len(questions) for name, of in sums.items()}
-    cells = choose_candidates(layout, means, candidates, named)
+    choosing = {name: of for name, of in means.items() if name != "relp"}
+    cells = choose_candidates(layout, choosing, candidates, named)
     numbers = torch.tensor([layout.number(cell) for cell in cells], dtype=torch.long)
     estimates = {name: None if of is None else of[numbers] for name, of in means.items()}
     ablations = ablate_on_all(memories, questions, cells, say, forward)

@@ -113,8 +113,9 @@ _RULES: dict[Any, Callable[..., Tensor]] = {
 def hold_factors(m: Tensor, factors: Sequence[Tensor]) -> Tensor:
     """Return m with the gradient Σ (m/f) · df / n over its n factors; 0 where f is 0."""
     m = m.detach()
-    linear = sum(torch.where(f == 0, 0, m / f).detach() * f for f in factors) / len(factors)
-    return m + linear - linear.detach() if isinstance(linear, Tensor) else m
+    parts = [torch.where(f == 0, 0, m / f).detach() * f for f in factors]
+    linear = torch.stack(parts).mean(dim=0)
+    return m + linear - linear.detach()
 
 
 @contextmanager
@@ -189,8 +190,8 @@ def _hold_expert(experts: RoutedExperts, one: Tensor, rows: ExpertRows) -> Tenso
 
     def activate(scores: Tensor, up: Tensor) -> Tensor:
         halves = torch.zeros(1, 2 * experts.size, dtype=inputs.dtype, device=inputs.device)
-        halves[:, experts._rows(of_gate=True)] = scores
-        halves[:, experts._rows(of_gate=False)] = up
+        halves[:, experts.score_rows(of_gate=True)] = scores
+        halves[:, experts.score_rows(of_gate=False)] = up
         return experts.activate(halves)
 
     offset = _offset(activate, rows.coefficients)
@@ -198,12 +199,13 @@ def _hold_expert(experts: RoutedExperts, one: Tensor, rows: ExpertRows) -> Tenso
 
 
 def _up_offset(memories: Memories, bank: DenseBank) -> float:
-    kind = bank.values.get_parameter("weight")
+    if memories.rows[bank.layer].inner_norm is not None:
+        return 0.0  # m is a norm of the product, and m/u is held all the same
 
     def activate(scores: Tensor, up: Tensor) -> Tensor:
         return memories.activate(bank.layer, scores.expand(1, bank.size), up.expand(1, bank.size))
 
-    return _offset(activate, kind)
+    return _offset(activate, bank.values.get_parameter("weight"))
 
 
 def _offset(activate: Callable[[Tensor, Tensor], Tensor], like: Tensor) -> float:

@@ -113,19 +113,19 @@ class RoutedExperts:
 
     def keys(self, expert: int) -> Float[Tensor, "memory input"]:
         """Return K of an expert; in gated models, the gate's."""
-        return self.input_weight(expert)[self._rows(of_gate=True)]
+        return self.input_weight(expert)[self.score_rows(of_gate=True)]
 
     def up_keys(self, expert: int) -> Float[Tensor, "memory input"]:
         """Return U of an expert, whose product with x multiplies the gate."""
-        return self.input_weight(expert)[self._rows(of_gate=False)]
+        return self.input_weight(expert)[self.score_rows(of_gate=False)]
 
     def key_bias(self, expert: int) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Kᵀ."""
-        return self._bias_of(expert)[self._rows(of_gate=True)]
+        return self._bias_of(expert)[self.score_rows(of_gate=True)]
 
     def up_bias(self, expert: int) -> Float[Tensor, " memory"]:
         """Return the bias added to x · Uᵀ."""
-        return self._bias_of(expert)[self._rows(of_gate=False)]
+        return self._bias_of(expert)[self.score_rows(of_gate=False)]
 
     def values(self, expert: int) -> Float[Tensor, "memory width"]:
         """Return V of an expert, one value per row: a view of the weights."""
@@ -142,7 +142,7 @@ class RoutedExperts:
         weight = self.input_weight(expert)
         return weight.new_zeros(len(weight))
 
-    def _rows(self, of_gate: bool) -> slice:
+    def score_rows(self, of_gate: bool) -> slice:
         """Return which outputs of the first map are the gate's, or the others."""
         if not self.gated:
             return slice(None)
@@ -204,7 +204,7 @@ class RoutedExperts:
         scores = functional.linear(inputs.to(weight.dtype), weight, bias)
         m = self.activate(scores)
         coefficients = m if self.scales_input else (m * weights).to(m.dtype)
-        gate = scores[:, self._rows(of_gate=True)] if self.gated else None
+        gate = scores[:, self.score_rows(of_gate=True)] if self.gated else None
         for edit in self.edits:
             shown = ExpertRows(expert, tokens, weights, inputs, gate, coefficients)
             coefficients = edit(shown)

@@ -188,7 +188,9 @@ def router(site: Site) -> APIRouter:
         return JSONResponse(await site.worker.run(served, job, request))
 
     @routes.get(
-        "/api/circuit/viewer", summary="The same graph, as circuit-tracer's viewer reads it"
+        "/api/circuit/viewer",
+        summary="The same graph, as circuit-tracer's viewer reads it",
+        response_model=dict[str, Any],
     )
     async def viewer(request: Request, state: StateParam, options: OptionsParam) -> JSONResponse:
         served = site.served(state)
