@@ -211,7 +211,7 @@ class KeyToken(NamedTuple):
     score: float
     """k · N(e) of the token's input embedding e, without biases; in gated models, the gate's."""
     up: float | None
-    """Gated models: u · N(e) of the other key. Its sign is the sign of m on this token alone."""
+    """Gated models: u · N(e) of the other key. With a score above 0, its sign is that of m."""
 
 
 class Keys(NamedTuple):

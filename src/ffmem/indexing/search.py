@@ -305,7 +305,8 @@ def _both(one: ndarray | None, other: ndarray | None) -> ndarray | None:
     """Return where both masks hold; None is a mask that always does."""
     if one is None or other is None:
         return other if one is None else one
-    return np.logical_and(one, other)
+    both: ndarray = one & other
+    return both
 
 
 def search_values(
