@@ -63,7 +63,9 @@ FACTS = [
 """Kind, subject and a false answer. Other subjects of the kind are the neighbouring prompts."""
 
 
-def measure(index: Path, work: Path, kind: str, subject: str, token: str) -> dict[str, Any]:
+def measure(
+    index: ffmem.Index, model: ffmem.Memories, work: Path, kind: str, subject: str, token: str
+) -> dict[str, Any]:
     """Write one fact and return what was measured; the checkpoint itself is not kept."""
     prompt, rewordings = KINDS[kind]
     name = f"{kind} {subject}".lower().replace(" ", "-")
@@ -87,6 +89,7 @@ def measure(index: Path, work: Path, kind: str, subject: str, token: str) -> dic
             neighbours=work / f"{name}-neighbours.txt",
             corpus="wikitext-2:valid",
             limit=SENTENCES,
+            model=model,
             progress=Progress(),
         )
         found = fact | {"result": result.to_dict() | {"folder": None}}
@@ -162,12 +165,13 @@ def page(facts: list[dict[str, Any]], index: ffmem.Index) -> str:
 
 def main() -> None:
     """Measure all facts, and write the page."""
-    index, work = Path(sys.argv[1]), Path(sys.argv[2])
+    index, work = ffmem.open(sys.argv[1]), Path(sys.argv[2])
     work.mkdir(parents=True, exist_ok=True)
-    facts = [measure(index, work, *fact) for fact in FACTS]
+    model = ffmem.load(index.manifest.model.source, dtype="auto")
+    facts = [measure(index, model, work, *fact) for fact in FACTS]
     OUT.mkdir(parents=True, exist_ok=True)
     write_text(OUT / "results.json", json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
-    write_text(OUT / "README.md", page(facts, ffmem.open(index)))
+    write_text(OUT / "README.md", page(facts, index))
 
 
 if __name__ == "__main__":

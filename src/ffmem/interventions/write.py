@@ -73,6 +73,7 @@ from ffmem.models.banks import Bank, DenseBank, ExpertBank
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor
 from ffmem.progress import Progress
+from ffmem.text import pluralize
 
 SCORE = 6.0
 """a: what the activation gets at the prompt, where it is nearly linear."""
@@ -110,7 +111,7 @@ class Goal(NamedTuple):
     def __str__(self) -> str:
         if self.probability is not None:
             return f"probability {self.probability:g}"
-        return f"a lead of {self.margin:g} nats"
+        return f"a lead of {pluralize(self.margin, 'nats')}"
 
 
 class Solution(NamedTuple):
