@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.interventions import write as writing
 from ffmem.interventions.checkpoint import edit_weights
 from ffmem.interventions.drift import measure_drift as drift
 from ffmem.interventions.drift import same_endings
@@ -24,6 +25,7 @@ from ffmem.interventions.forward import (
 )
 from ffmem.interventions.idle import IDLE, activities
 from ffmem.interventions.redirect import Readings, nearest_value
+from ffmem.interventions.trace import trace
 from ffmem.interventions.write import (
     WRITE_FILE,
     Goal,
@@ -139,6 +141,11 @@ def test_a_written_model_predicts_the_token_and_edits_json_makes_it_again(name, 
     after = ffmem.load(tmp_path / "out")
     m = after.trace(torch.tensor([IDS]))[cell.layer].coefficients[0, -1, cell.memory]
     assert found.coefficient == pytest.approx(float(m), rel=1e-3)
+    traced = trace(LoadedModel(after, None, "id:0"), PROMPT, top=100).layers[cell.layer].memories
+    (own,) = (one for one in traced if one.cell == str(cell))
+    r = memories.trace(torch.tensor([IDS]))[cell.layer].residual[0, -1].norm()
+    assert found.strength == pytest.approx(own.contribution / float(r), rel=1e-3)
+    assert own.coefficient == pytest.approx(found.coefficient, rel=1e-3)
     ffmem.edit(memories, tmp_path / "again", edits=tmp_path / "out", corpus=None)
     weights = [tmp_path / one / "model.safetensors" for one in ("out", "again")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -278,6 +285,22 @@ def test_the_key_answers_least_to_the_text_it_is_made_from(corpus):
         ridge = 0.05 * moment.diagonal().mean()
         costs = [float(k @ moment @ k + ridge * k @ k) for k in (key, other)]
         assert costs[0] <= costs[1]
+
+
+def test_a_negative_coefficient_gets_a_value_of_the_other_sign(corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(writing, "SCORE", -0.5)  # GELU is negative there
+    memories = stored(saved(tiny("gpt2"), tmp_path / "model"))
+    token, _ = some_token(memories)
+    found = write(
+        *(LoadedModel(memories, None, "id:0"), PROMPT, token, tmp_path / "out"),
+        cell="L1N5",
+        force=True,
+        margin=0.05,
+        corpus=sample(corpus),
+    )
+    assert found.coefficient < 0
+    assert found.written.holds
+    assert found.value_top[0] == token
 
 
 # Idle memories

@@ -91,8 +91,10 @@ class EditResult:
     side_effects: "SideEffects | None"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `edit --json` prints."""
+        """Return what `edit --json` prints; new weights of memories are in edits.json."""
         found: dict[str, Any] = as_json(self)
+        for edit in found["edits"]:
+            del edit["weights"]
         return found
 
     def __str__(self) -> str:

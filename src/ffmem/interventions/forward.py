@@ -243,15 +243,14 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
         return edited
 
     def add(of_layer: list[tuple[int, Edit]], bank: Bank, m: Tensor, tokens: Tensor) -> Tensor:
-        total = m.new_zeros(1, dtype=torch.promote_types(m.dtype, torch.float32))
+        values = bank.stored_values()
+        exact = torch.promote_types(m.dtype, torch.float32)
+        total = torch.zeros(len(m), values.shape[1], dtype=exact, device=m.device)
         for number, edit in of_layer:
             own = number - bank.offset
             if edit.weights is not None and 0 <= own < bank.size:
-                before = bank.stored_values()[own].to(total)
-                change = torch.tensor(edit.weights.value, device=m.device).to(total) - before
-                total = total + (m[:, own] * where(tokens)).to(total)[:, None] * change
-        if total.dim() == 1:
-            return total.expand(len(m), bank.stored_values().shape[1])
+                change = torch.tensor(edit.weights.value).to(total) - values[own].to(total)
+                total += (m[:, own] * where(tokens)).to(total)[:, None] * change
         return total
 
     if any(edit.how == "write" for edit in edits):

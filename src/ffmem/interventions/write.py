@@ -63,6 +63,7 @@ from ffmem.interventions.forward import (
     PartialForward,
     find_target,
     log_probabilities,
+    post_norm_sigma,
     promoted_tokens,
     read_prompt,
 )
@@ -279,7 +280,10 @@ def _read_text(
         further = replace(corpus, limit=None).sentences(memories.tokenizer)
         start = len(measured)
         known = [one.ids[:longest] for one in islice(further, start, start + KNOWN_SENTENCES // 10)]
-    return known or measured, measured or known
+    known, measured = known or measured, measured or known
+    if not first_sentences(known, 1):
+        raise FfmemError("No sentence of the text has two tokens, so no key can be made from it.")
+    return known, measured
 
 
 # The key
@@ -392,9 +396,12 @@ def solve(
     except SelfCheckFailed as error:
         raise ModelError(f"The new weights of {cell} break the model: {error}") from None
     to_stream = memories.to_directions(cell.layer)
-    added = to_stream(bank.from_stored((strength * direction).float()[None])).norm()
+    added = abs(m) * to_stream(bank.from_stored((strength * direction).float()[None])).norm()
+    if memories.rows[cell.layer].post_norm is not None:
+        after = PartialForward(edited, run.tokens[0].tolist(), run.n_tokens - 1)
+        added = added / post_norm_sigma(edited, cell.layer, after.layers[cell.layer])
     residual = run.layers[cell.layer].residual.float().norm()
-    return Solution(place, edit(strength), edited, m, float(abs(m) * added / residual))
+    return Solution(place, edit(strength), edited, m, float(added / residual))
 
 
 def with_edit(memories: Memories, edit: Edit) -> Memories:
@@ -439,13 +446,14 @@ def smallest_strength(
 ) -> float | None:
     """Return the smallest factor of a memory's value that meets a goal; None if none does.
 
-    The value has norm 1. Factors grow by √2 from a thousandth to a thousand times the stream's
-    norm; the interval before the first that is enough is searched again, twice.
+    The value has norm 1, and the factor the sign of the coefficient. Factors grow by √2 from a
+    thousandth to a thousand times the stream's norm; the interval before the first that is enough
+    is searched again, twice.
     """
     if not coefficient:
         return None
     layer = prompt.layers[cell.layer]
-    unit = float(layer.residual.float().norm()) / abs(coefficient)
+    unit = float(layer.residual.float().norm()) / coefficient
 
     def enough(factors: Float[Tensor, " row"]) -> list[bool]:
         found: list[bool] = []
@@ -523,6 +531,8 @@ def _notes(found: Solution, written: PromptChange, asked: int, controls: int) ->
         notes.append(
             "Rounded to the dtype of the checkpoint, the fact does not hold. Ask for more."
         )
-    if controls < asked:
+    if activity is None:
+        notes.append("Without an index, idle memories are not known, so there is no control.")
+    elif controls < asked:
         notes.append(f"The control has {controls} memories: not enough others are idle.")
     return notes
