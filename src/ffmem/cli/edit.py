@@ -168,10 +168,10 @@ def write(
 ) -> None:
     """Write a fact into an idle memory.
 
-    The written model continues PROMPT with TOKEN (give its leading space: " Paris"). The key comes
-    from the prompt, the value points to the token, and its strength is the smallest that is enough.
-    Pass the folder of an index: it says which memories are idle. Writes a Hugging Face folder with
-    edits.json, and measures what else changes.
+    The written model continues PROMPT with TOKEN, given with its leading space if it has one. The
+    key comes from the prompt, the value points to the token, and its strength is the smallest that
+    is enough. Pass the folder of an index: it says which memories are idle. Writes a Hugging Face
+    folder with edits.json, and measures what else changes.
     """
     written = ffmem.write(
         model_or_index,
