@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         neighbours,
         sources,
         trace,
+        write,
     )
     from ffmem.api.model import load, train
     from ffmem.api.patterns import detect, explain, export_patterns, patterns_of, study
@@ -40,7 +41,8 @@ _NAMES = {
     ],
     "api.hub": ["pull", "push"],
     "api.interventions": [
-        *("circuit", "coefficients", "compare", "edit", "effect", "neighbours", "sources", "trace")
+        *("circuit", "coefficients", "compare", "edit", "effect", "neighbours", "sources", "trace"),
+        "write",
     ],
     "api.model": ["load", "train"],
     "api.patterns": ["detect", "explain", "export_patterns", "patterns_of", "study"],

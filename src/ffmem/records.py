@@ -23,7 +23,10 @@ class NotARecord(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Base of all records. Fields are str, int, float, bool, None, lists, dicts or records."""
+    """Base of all records.
+
+    Fields are str, int, float, bool, None, records, and lists, tuples of one type or dicts of them.
+    """
 
     def to_json(self) -> str:
         """Return the record as JSON, with its fields in order."""
@@ -83,6 +86,8 @@ def _checked(value: Any, kind: Any, place: str) -> Any:
         return _checked(value, exact[0] if exact else inner[0], place)
     if origin is list and isinstance(value, list):
         return [_checked(one, inner[0], f"{place}[{i}]") for i, one in enumerate(value)]
+    if origin is tuple and isinstance(value, list):
+        return tuple(_checked(one, inner[0], f"{place}[{i}]") for i, one in enumerate(value))
     if origin is dict and isinstance(value, dict):
         return {key: _checked(one, inner[1], f"{place}.{key}") for key, one in value.items()}
     if isinstance(kind, type) and issubclass(kind, Record):

@@ -201,7 +201,9 @@ def test_everything_of_a_trace_stands_in_its_json_and_its_table():
     assert set(content["layers"][0]["memories"][0]) >= {
         *("cell", "coefficient", "contribution", "value_top", "percentile"),
     }
-    assert content["edits"] == [{"cell": "L1N7", "how": "off", "factor": 0, "constant": 0}]
+    unused = dict.fromkeys(("token", "sign", "margin", "weights"))
+    edit = {"cell": "L1N7", "how": "off", "factor": 0, "constant": 0}
+    assert content["edits"] == [edit | unused]
     assert content["positions"] == [5]
     assert content["generated_ended"] == "length"
     table = str(found)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SourcesResult,
         TraceResult,
     )
+    from ffmem.interventions.written import WriteResult
     from ffmem.models.memories import Memories, Neighbour
 
 
@@ -39,6 +40,8 @@ def trace(
     set: Mapping[str, float] | None = None,
     scale: Mapping[str, float] | None = None,
     mean: Sequence[object] = (),
+    redirect: Mapping[str, str] | None = None,
+    margin: float | None = None,
     forbid: Sequence[str] = (),
     force: Sequence[str] = (),
     positions: Sequence[int] | None = None,
@@ -66,6 +69,8 @@ def trace(
         set: Coefficients to set, by memory.
         scale: Factors to multiply coefficients by, by memory.
         mean: Memories to set to their mean coefficient in the index.
+        redirect: Tokens that values should promote, by memory; "-L5N12" is about −v.
+        margin: Lead of these tokens, in standard deviations of a value's logits. Default: 0.5.
         forbid: Experts that the router must not choose.
         force: Experts that the router must choose.
         positions: Positions to edit. Default: all.
@@ -83,8 +88,8 @@ def trace(
 
     if (prompt is None) == (prompts is None):
         raise FfmemError("Give either a prompt or a file of prompts.")
-    by_kind = {"off": off, "set": set, "scale": scale, "mean": mean}
-    by_kind |= {"forbid": forbid, "force": force}
+    by_kind: dict[str, Any] = {"off": off, "set": set, "scale": scale, "mean": mean}
+    by_kind |= {"redirect": redirect, "margin": margin, "forbid": forbid, "force": force}
     _check_edits(model_or_index, by_kind, positions)
     if prompts is not None:
         from ffmem.interventions.effect import read_prompt_file
@@ -372,6 +377,8 @@ def edit(
     set: Mapping[str, float] | None = None,
     scale: Mapping[str, float] | None = None,
     mean: Sequence[object] = (),
+    redirect: Mapping[str, str] | None = None,
+    margin: float | None = None,
     edits: str | Path | None = None,
     corpus: "Corpus | str | Path | None" = "wikitext-2:valid",
     unit: str = "sentence",
@@ -392,6 +399,8 @@ def edit(
         set: Coefficients to set, by memory.
         scale: Factors to multiply coefficients by, by memory.
         mean: Memories to set to their mean coefficient in the index.
+        redirect: Tokens that values should promote, by memory; "-L5N12" is about −v.
+        margin: Lead of these tokens, in standard deviations of a value's logits. Default: 0.5.
         edits: The edits.json of an edited model, to make the same edits again.
         corpus: Corpus to measure side effects on; None measures none.
         unit: What one sentence of a corpus given by name is: "sentence", "line" or "window:N".
@@ -403,30 +412,132 @@ def edit(
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
-    from ffmem.corpus.corpus import Corpus
     from ffmem.interventions.edits import Edits, EditsFile
 
-    if isinstance(corpus, str | Path):
-        corpus = Corpus(str(corpus), unit, column, detokenize, limit)
-    elif corpus is not None and (unit, column, detokenize, limit) != (
-        *("sentence", "text", None, 200),
-    ):
-        raise CorpusError("Pass unit, column, detokenize and limit to Corpus(), not to edit().")
-    by_kind = {"off": off, "set": set, "scale": scale, "mean": mean}
+    sample = _corpus(corpus, unit, column, detokenize, limit, "edit")
+    by_kind: dict[str, Any] = {"off": off, "set": set, "scale": scale, "mean": mean}
+    by_kind |= {"redirect": redirect, "margin": margin}
     if any(by_kind.values()) == (edits is not None):
-        raise FfmemError("Give either memories to edit (off, set, scale, mean) or an edits.json.")
+        raise FfmemError(
+            "Give either memories to edit (off, set, scale, mean, redirect) or an edits.json."
+        )
     # All that can be checked before the model is loaded.
     _check_edits(model_or_index, by_kind, None)
     recorded = None if edits is None else EditsFile.read(Path(edits))
-    if corpus is not None:
-        corpus.check_exists()
     require_models()
     from ffmem.interventions.checkpoint import check_free, edit_checkpoint
 
     check_free(Path(out))
     loaded = _open(model_or_index, start, model, "auto", device, progress)
     to_write = recorded or Edits.of(**by_kind, index=loaded.index)
-    return edit_checkpoint(loaded, Path(out), to_write, corpus, progress)
+    return edit_checkpoint(loaded, Path(out), to_write, sample, progress)
+
+
+def write(
+    model_or_index: "Memories | Index | str | Path",
+    prompt: str,
+    token: str,
+    out: str | Path,
+    *,
+    layer: int | None = None,
+    cell: object | None = None,
+    force: bool = False,
+    margin: float = 1.0,
+    probability: float | None = None,
+    paraphrases: str | Path | None = None,
+    neighbours: str | Path | None = None,
+    controls: int = 3,
+    seed: int = 0,
+    corpus: "Corpus | str | Path | None" = "wikitext-2:valid",
+    unit: str = "sentence",
+    column: str = "text",
+    detokenize: str | None = None,
+    limit: int | None = 200,
+    start: str | None = None,
+    model: "Memories | str | Path | None" = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "WriteResult":
+    """Write a fact into an idle memory: the model then continues a prompt with a token.
+
+    Args:
+        model_or_index: An index, which knows the idle memories; or a model, with `cell` and
+            `force`.
+        prompt: The text; its last token at the memory's layer becomes the key.
+        token: The token to predict after it, with its leading space if it has one.
+        out: Folder of the new model.
+        layer: Layer to write into. Default: the best of some that are tried.
+        cell: Memory to overwrite. Default: the idlest of the layer.
+        force: Whether to overwrite a memory that is not idle, or of which nothing is known.
+        margin: How far the token should lead the next one, in nats.
+        probability: What the token's probability should be, instead of a margin.
+        paraphrases: File of prompts (.txt, .tsv, .jsonl) on which the fact should hold too.
+        neighbours: File of prompts on which nothing should change. Default: text that ends alike.
+        controls: Other idle memories that get the same value and a random key, to compare with.
+        seed: Random seed of the control.
+        corpus: Corpus to measure side effects on; None measures none.
+        unit: What one sentence of a corpus given by name is: "sentence", "line" or "window:N".
+        column: Field of its text.
+        detokenize: "wikitext" undoes WikiText's tokenization.
+        limit: Read at most this many of its sentences.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    from ffmem.interventions.effect import read_prompt_file
+
+    sample = _corpus(corpus, unit, column, detokenize, limit, "write")
+    for path in (paraphrases, neighbours):
+        if path is not None:
+            read_prompt_file(path)  # raises on a wrong file before the model is loaded
+    require_models()
+    from ffmem.interventions.checkpoint import check_free
+    from ffmem.interventions.write import write as write_fact
+
+    check_free(Path(out))
+    loaded = _open(model_or_index, start, model, "auto", device, progress)
+    return write_fact(
+        loaded,
+        prompt,
+        token,
+        Path(out),
+        cell=cell,
+        layer=layer,
+        force=force,
+        margin=margin,
+        probability=probability,
+        paraphrases=paraphrases,
+        neighbours=neighbours,
+        corpus=sample,
+        controls=controls,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def _corpus(
+    corpus: "Corpus | str | Path | None",
+    unit: str,
+    column: str,
+    detokenize: str | None,
+    limit: int | None,
+    function: str,
+) -> "Corpus | None":
+    """Return the corpus to measure side effects on; raise if there is no such one."""
+    from ffmem.corpus.corpus import Corpus
+
+    if isinstance(corpus, str | Path):
+        corpus = Corpus(str(corpus), unit, column, detokenize, limit)
+    elif corpus is not None and (unit, column, detokenize, limit) != (
+        *("sentence", "text", None, 200),
+    ):
+        raise CorpusError(
+            f"Pass unit, column, detokenize and limit to Corpus(), not to {function}()."
+        )
+    if corpus is not None:
+        corpus.check_exists()
+    return corpus
 
 
 def compare(

@@ -39,6 +39,7 @@ GROUPS = {
     },
     "Change": {
         "edit": ("edit", "Write edits of memories into a model's weights."),
+        "write": ("edit", "Write a fact into an idle memory."),
         "train": ("train", "Train a small model with one kind of memory."),
     },
     "Annotate": {

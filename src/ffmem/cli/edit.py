@@ -1,4 +1,4 @@
-"""Commands that change a model's memories and compare the result: edit, compare."""
+"""Commands that change a model's memories and compare the result: edit, write, compare."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import ffmem
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
+    WholeNumber,
     device_option,
     edit_options,
     index_model_option,
@@ -18,6 +19,7 @@ from ffmem.cli.options import (
     out_option,
     parse_edits,
     print_result,
+    seed_option,
 )
 from ffmem.config_fields import dataclass_options
 from ffmem.corpus.corpus import Corpus
@@ -48,6 +50,8 @@ def edit(
     set: tuple[str, ...],
     scale: tuple[str, ...],
     mean: tuple[str, ...],
+    redirect: tuple[str, ...],
+    margin: float | None,
     edits: Path | None,
     out: Path,
     corpus: str,
@@ -61,9 +65,11 @@ def edit(
     edits.json repeats the edit: pass it with --edits. --mean needs an index instead of a model.
     --off also takes a whole expert, such as L5E12.
     """
-    named = parse_edits(off, set, scale, mean)
+    named = parse_edits(off, set, scale, mean, redirect, margin)
     if any(named.values()) == (edits is not None):
-        raise click.UsageError("Give either edits (--off, --set, --scale, --mean) or --edits FILE.")
+        raise click.UsageError(
+            "Give either edits (--off, --set, --scale, --mean, --redirect) or --edits FILE."
+        )
     written = ffmem.edit(
         model_or_index,
         out,
@@ -72,6 +78,113 @@ def edit(
         progress=Progress(),
         **named,
         **options,
+    )
+    print_result(written, as_json)
+
+
+@click.command()
+@model_or_index_argument
+@click.argument("prompt")
+@click.argument("token")
+@out_option
+@click.option(
+    "--layer", type=WholeNumber(min=0), help="Layer to write into. Default: the best of some."
+)
+@click.option("--cell", metavar="CELL", help="Memory to overwrite. Default: the layer's idlest.")
+@click.option("--force", is_flag=True, help="Overwrite CELL even if it is not idle.")
+@click.option(
+    "--margin",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="X",
+    help="How far the token should lead the next one, in nats.",
+)
+@click.option(
+    "--probability", type=float, metavar="P", help="Probability to reach, instead of a margin."
+)
+@click.option("--paraphrases", type=PATH, help="File of prompts on which it should hold too.")
+@click.option(
+    "--neighbours",
+    type=PATH,
+    help="File of prompts on which nothing should change. Default: text that ends alike.",
+)
+@click.option(
+    "--controls",
+    type=WholeNumber(min=0),
+    default=3,
+    show_default=True,
+    help="Idle memories with a random key, to compare with.",
+)
+@click.option(
+    "--corpus",
+    metavar="CORPUS",
+    default="wikitext-2:valid",
+    show_default=True,
+    help="Corpus to measure side effects on.",
+)
+@dataclass_options(Corpus, defaults={"limit": 200})
+@click.option("--no-report", is_flag=True, help="Do not measure side effects on the corpus.")
+@seed_option
+@index_start_option
+@index_model_option
+@device_option
+@json_option
+def write(
+    model_or_index: str,
+    prompt: str,
+    token: str,
+    out: Path,
+    layer: int | None,
+    cell: str | None,
+    force: bool,
+    margin: float,
+    probability: float | None,
+    paraphrases: Path | None,
+    neighbours: Path | None,
+    controls: int,
+    corpus: str,
+    unit: str,
+    column: str,
+    detokenize: str | None,
+    limit: int | None,
+    no_report: bool,
+    seed: int,
+    start: str | None,
+    model: str | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Write a fact into an idle memory.
+
+    The written model continues PROMPT with TOKEN, given with its leading space if it has one. The
+    key comes from the prompt, the value points to the token, and its strength is the smallest that
+    is enough. Pass the folder of an index: it says which memories are idle. Writes a Hugging Face
+    folder with edits.json, and measures what else changes.
+    """
+    written = ffmem.write(
+        model_or_index,
+        prompt,
+        token,
+        out,
+        layer=layer,
+        cell=cell,
+        force=force,
+        margin=margin,
+        probability=probability,
+        paraphrases=paraphrases,
+        neighbours=neighbours,
+        controls=controls,
+        seed=seed,
+        corpus=None if no_report else corpus,
+        unit=unit,
+        column=column,
+        detokenize=detokenize,
+        limit=limit,
+        start=start,
+        model=model,
+        device=device,
+        progress=Progress(),
     )
     print_result(written, as_json)
 

@@ -80,12 +80,29 @@ edit_options = add_options(
     click.option("--set", metavar="CELL=X", multiple=True, help="Set a coefficient."),
     click.option("--scale", metavar="CELL=X", multiple=True, help="Multiply a coefficient."),
     click.option("--mean", metavar="CELL", multiple=True, help="Set a coefficient to its mean."),
+    click.option(
+        "--redirect",
+        metavar="CELL=TOKEN",
+        multiple=True,
+        help="Change a value as little as makes it promote a token; -CELL: where m is negative.",
+    ),
+    click.option(
+        "--margin",
+        type=float,
+        metavar="X",
+        help="Lead of that token, in standard deviations of the value's logits. Default: 0.5.",
+    ),
 )
-"""Edits of memories; each may be given several times, or with several cells and commas."""
+"""Edits of memories; each may be given several times, all but --redirect with commas too."""
 
 
 def parse_edits(
-    off: tuple[str, ...], set: tuple[str, ...], scale: tuple[str, ...], mean: tuple[str, ...]
+    off: tuple[str, ...],
+    set: tuple[str, ...],
+    scale: tuple[str, ...],
+    mean: tuple[str, ...],
+    redirect: tuple[str, ...],
+    margin: float | None,
 ) -> dict[str, Any]:
     """Return the values of `edit_options` as `ffmem.trace` and `ffmem.edit` take them."""
     return {
@@ -93,6 +110,8 @@ def parse_edits(
         "set": _parse_numbers("set", set),
         "scale": _parse_numbers("scale", scale),
         "mean": split_commas(mean),
+        "redirect": _parse_tokens(redirect),
+        "margin": margin,
     }
 
 
@@ -119,6 +138,20 @@ def _parse_numbers(name: str, values: tuple[str, ...]) -> dict[str, float]:
             )
         if found.setdefault(cell.strip(), value) != value:
             raise click.UsageError(f"--{name} gives {cell.strip()} two numbers. Keep one.")
+    return found
+
+
+def _parse_tokens(values: tuple[str, ...]) -> dict[str, str]:
+    """Return the token of every cell; a token may have spaces and commas."""
+    found: dict[str, str] = {}
+    for value in values:
+        cell, equals, token = value.partition("=")
+        if not equals or not token:
+            raise click.UsageError(
+                f"--redirect {value}: give a memory and a token, like 'L5N1234= Paris'."
+            )
+        if found.setdefault(cell.strip(), token) != token:
+            raise click.UsageError(f"--redirect gives {cell.strip()} two tokens. Keep one.")
     return found
 
 

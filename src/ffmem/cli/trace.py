@@ -73,6 +73,8 @@ def trace(
     set: tuple[str, ...],
     scale: tuple[str, ...],
     mean: tuple[str, ...],
+    redirect: tuple[str, ...],
+    margin: float | None,
     forbid: tuple[str, ...],
     force: tuple[str, ...],
     positions: tuple[int, ...],
@@ -93,7 +95,7 @@ def trace(
     second time under them. In a mixture of experts, --off also takes a whole expert, such as
     L5E12 or L5S (shared).
     """
-    edits = parse_edits(off, set, scale, mean)
+    edits = parse_edits(off, set, scale, mean, redirect, margin)
     edits |= {"forbid": split_commas(forbid), "force": split_commas(force)}
     if (prompt is None) == (prompts is None):
         raise click.UsageError("Give either PROMPT or --prompts.")

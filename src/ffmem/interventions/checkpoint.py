@@ -1,6 +1,7 @@
 """Edits written into a model's weights, and saved as a Hugging Face checkpoint.
 
     off    v → 0        scale    v → a · v        set, mean    v → 0,  b → b + c · v
+    redirect    v → v′        write    k, v → k′, v′
 
 A coefficient acts through its value alone, m · v, so what an edit does to m can be done to v, and
 its constant part to b, the bias of the value map. That is exact for every activation and family:
@@ -47,13 +48,14 @@ from ffmem.indexing.chunks import batches
 from ffmem.indexing.start import choose_start
 from ffmem.interventions.edits import EDITS_FILE, ROUTES, Edit, Edits, EditsFile
 from ffmem.interventions.forward import LoadedModel
+from ffmem.interventions.redirect import solve_redirects
 from ffmem.interventions.results import as_json
 from ffmem.models.arguments import model_path
-from ffmem.models.banks import Bank, DenseBank, ExpertBank
+from ffmem.models.banks import Bank, ExpertBank
 from ffmem.models.checkpoint import NO_REMOTE_CODE, silence_transformers
 from ffmem.models.experts import routed_experts
 from ffmem.models.memories import Memories, fingerprint
-from ffmem.models.modules import is_split, linear_weight
+from ffmem.models.modules import is_split, linear_bias, linear_weight
 from ffmem.models.tokenizer import SubwordTokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.memories import FactoredLinear
@@ -89,8 +91,10 @@ class EditResult:
     side_effects: "SideEffects | None"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `edit --json` prints."""
+        """Return what `edit --json` prints; new weights of memories are in edits.json."""
         found: dict[str, Any] = as_json(self)
+        for edit in found["edits"]:
+            del edit["weights"]
         return found
 
     def __str__(self) -> str:
@@ -105,8 +109,12 @@ def edit_checkpoint(
     edits: Edits | EditsFile,
     corpus: Corpus | None = None,
     progress: Progress | None = None,
+    add_files: Callable[[EditResult, Path], None] = lambda result, folder: None,
 ) -> EditResult:
-    """Write an edited model to a new folder; measure side effects on a corpus if one is given."""
+    """Write an edited model to a new folder; measure side effects on a corpus if one is given.
+
+    `add_files` writes further files beside the weights, before the folder gets its name.
+    """
     memories, say = loaded.memories, progress or Progress(quiet=True)
     before, recorded_hash = memories.fingerprint(), None
     if isinstance(edits, EditsFile):
@@ -117,6 +125,7 @@ def edit_checkpoint(
             )
         recorded_hash = edits.hash_after
         edits = edits.to_edits()
+    edits = solve_redirects(memories, edits)
     edited = edit_weights(memories, edits)
     after = fingerprint(edited.model)
     try:  # the self-check holds for the edited model too
@@ -153,6 +162,7 @@ def edit_checkpoint(
             edits=result.edits, model=memories.source, hash_before=before, hash_after=after
         )
         write_text(temporary / EDITS_FILE, record.to_json())
+        add_files(result, temporary)
         if result.side_effects is not None:
             content = {name: value for name, value in result.to_dict().items() if name != "folder"}
             text = json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False)
@@ -184,7 +194,10 @@ def _notes(memories: Memories, edited: "EditedModel", unchanged: bool) -> list[s
         for bank, of_bank in _by_bank(memories, layer, of_layer).items():
             rows, _ = _rows_and_bias(memories, memories.model, bank)
             for memory, edit in of_bank:
-                if isinstance(edit.target, Cell) and not rows[memory - bank.offset].any():
+                row = rows[memory - bank.offset]
+                if edit.how == "redirect":
+                    found.append(_redirect_note(edit, row))
+                elif edit.how != "write" and isinstance(edit.target, Cell) and not row.any():
                     found.append(f"The {what} of {edit.cell} was all zeros: {edit} has no effect.")
     if memories.family == AdaptiveConfig.model_type:
         found.append(
@@ -194,6 +207,16 @@ def _notes(memories: Memories, edited: "EditedModel", unchanged: bool) -> list[s
     if unchanged:
         found.append("The weights do not change.")
     return found
+
+
+def _redirect_note(edit: Edit, row: Float[Tensor, " width"]) -> str:
+    """Return how far a value was moved to promote another token."""
+    assert edit.weights is not None
+    before = row.cpu().double()
+    after = torch.tensor(edit.weights.value, dtype=torch.float64)
+    moved = float((after - before).norm() / before.norm())
+    cosine = float(torch.nn.functional.cosine_similarity(before, after, dim=0))
+    return f"{edit}: its value moved by {format_share(moved)} of its norm (cosine {cosine:.3f})."
 
 
 # Weights
@@ -209,11 +232,14 @@ class EditedModel(NamedTuple):
 
 
 @torch.no_grad()
-def edit_weights(memories: Memories, edits: Edits) -> EditedModel:
-    """Return a copy of the model with edits written into its weights."""
+def edit_weights(memories: Memories, edits: Edits, is_stored: bool = False) -> EditedModel:
+    """Return a copy of the model with edits written into its weights.
+
+    `is_stored` says that the weights in memory are known to be those of the file.
+    """
     edits = edits.resolve(memories.layout)
     by_layer = edits.by_layer(memories.layout)
-    _check_edits(memories, edits)
+    _check_edits(memories, edits, is_stored)
     flag = _needed_bias_flag(memories, edits)
     model = _share_weights(memories.model, flag)
     rounding = [_edit_layer(memories, model, layer, by_layer[layer]) for layer in by_layer]
@@ -240,6 +266,9 @@ def _edit_layer(
         factor = torch.tensor([edit.factor for _, edit in of_bank], dtype=torch.float64)[:, None]
         constant = torch.tensor([edit.constant for _, edit in of_bank], dtype=torch.float64)
         exact = torch.where(factor == 0, 0.0, factor * before)  # 0 · v may be −0
+        for place, (_, edit) in enumerate(of_bank):
+            if edit.weights is not None:
+                exact[place] = _new_numbers(edit, "value", exact[place])
         rows[numbers] = exact.to(rows)
         rounding.append(_check_rounding(layer, rows[numbers], exact))
         if bias is not None and any(isinstance(edit.target, Expert) for _, edit in of_bank):
@@ -249,7 +278,25 @@ def _edit_layer(
             exact = bias.cpu().double() + constant @ before
             bias.copy_(exact.to(bias))
             rounding.append(_check_rounding(layer, bias, exact))
+        for number, edit in of_bank:
+            if edit.how == "write":
+                for name, view in key_views(memories, model, bank).items():
+                    exact = _new_numbers(edit, name, view[number - bank.offset])
+                    view[number - bank.offset] = exact.to(view)
+                    rounding.append(_check_rounding(layer, view[number - bank.offset], exact))
     return max(rounding)
+
+
+def _new_numbers(edit: Edit, name: str, old: Tensor) -> Tensor:
+    """Return the new value, key or bias of a memory in float64; if none is given, the old one."""
+    numbers = getattr(edit.weights, name)
+    new = old.cpu().double() if numbers is None else torch.tensor(numbers, dtype=torch.float64)
+    if new.shape != old.shape:
+        raise ModelError(
+            f"{edit}: the new {name.replace('_', ' ')} has {new.numel()} numbers, but the model"
+            f" stores {old.numel()}. Use the model that the edit was made for."
+        )
+    return new
 
 
 def _rows_and_bias(
@@ -259,7 +306,7 @@ def _rows_and_bias(
 
     One row per memory: values, or lambda keys; and the bias that is added to them.
     """
-    module = model.get_submodule(_module_name(memories, bank))
+    module = model.get_submodule(_module_name(memories, _edited_module(memories, bank)))
     if isinstance(bank, ExpertBank):
         experts = routed_experts(module)
         assert experts is not None
@@ -271,32 +318,63 @@ def _rows_and_bias(
     return linear_weight(module).T, bias
 
 
-def _module_name(memories: Memories, bank: Bank) -> str:
-    """Return the name of the module that has the weights which edits of a bank change."""
-    owner = bank.experts.module if isinstance(bank, ExpertBank) else bank.values
-    if isinstance(bank, DenseBank) and memories.rows[bank.layer].input_values:
-        owner = bank.keys
+def key_views(memories: Memories, model: PreTrainedModel, bank: Bank) -> dict[str, Tensor]:
+    """Return views of the keys of a bank and their biases, if it has them, one row per memory."""
+    if isinstance(bank, ExpertBank):
+        experts = routed_experts(model.get_submodule(_module_name(memories, bank.experts.module)))
+        assert experts is not None
+        maps = {"key": (experts.keys, experts.key_bias), "up": (experts.up_keys, experts.up_bias)}
+        found = {}
+        for name in ("key", "up") if experts.gated else ("key",):
+            rows, biases = maps[name]
+            found[name] = rows(bank.number)
+            if experts.input_bias is not None:
+                found[f"{name}_bias"] = biases(bank.number)
+        return found
+    found = {}
+    for name, map, own in (
+        ("key", bank.keys, slice(None, bank.size)),
+        ("up", bank.up, slice(-bank.size, None)),
+    ):
+        if map is not None:
+            module = model.get_submodule(_module_name(memories, map))
+            found[name] = linear_weight(module)[own]
+            if getattr(module, "bias", None) is not None:
+                found[f"{name}_bias"] = linear_bias(module)[own]
+    return found
+
+
+def _edited_module(memories: Memories, bank: Bank) -> nn.Module:
+    """Return the module that has the weights which edits of a bank's values change."""
+    if isinstance(bank, ExpertBank):
+        return bank.experts.module
+    return bank.keys if memories.rows[bank.layer].input_values else bank.values
+
+
+def _module_name(memories: Memories, module: nn.Module) -> str:
     names: dict[nn.Module, str] = {one: name for name, one in memories.model.named_modules()}
-    return names[owner]
+    return names[module]
 
 
 def _parameter_names(memories: Memories, layer: int, edits: list[tuple[int, Edit]]) -> list[str]:
     """Return the names of the parameters that the edits of a layer change."""
-    found: dict[str, None] = {}
+    changed: list[Tensor] = []
     for bank, of_bank in _by_bank(memories, layer, edits).items():
-        # Stacks begin with the first expert.
-        first = memories.banks[layer].routed[0] if isinstance(bank, ExpertBank) else bank
-        rows, bias = _rows_and_bias(memories, memories.model, first)
-        begins = {rows.data_ptr()}
+        rows, bias = _rows_and_bias(memories, memories.model, bank)
+        changed.append(rows)
         if bias is not None and any(
             edit.constant or isinstance(edit.target, Expert) for _, edit in of_bank
         ):
-            begins.add(bias.data_ptr())
-        name = _module_name(memories, bank)
-        for own, tensor in memories.model.get_submodule(name).named_parameters():
-            if tensor.data_ptr() in begins:
-                found[f"{name}.{own}"] = None
-    return list(found)
+            changed.append(bias)
+        if any(edit.how == "write" for _, edit in of_bank):
+            changed += key_views(memories, memories.model, bank).values()
+    begins = {view.data_ptr() for view in changed}
+    found = []
+    for name, tensor in memories.model.named_parameters():
+        first = tensor.data_ptr()
+        if any(first <= begin < first + tensor.nbytes for begin in begins):
+            found.append(name)
+    return found
 
 
 def _by_bank(
@@ -323,10 +401,10 @@ def _check_rounding(layer: int, rounded: Tensor, exact: Tensor) -> float:
     return float((rounded.cpu().double() - exact).abs().max() / largest)
 
 
-def _check_edits(memories: Memories, edits: Edits) -> None:
+def _check_edits(memories: Memories, edits: Edits, is_stored: bool) -> None:
     """Raise if weights cannot hold the edits."""
     if not edits:
-        raise ModelError("There is nothing to edit. Give off, set, scale or mean.")
+        raise ModelError("There is nothing to edit. Give off, set, scale, mean or redirect.")
     if routes := [str(edit) for edit in edits if edit.how in ROUTES]:
         raise ModelError(
             f"Cannot write {', '.join(routes)}: the weights of a router cannot hold it. Use trace;"
@@ -337,16 +415,8 @@ def _check_edits(memories: Memories, edits: Edits) -> None:
             "Weights act at every position, so an edit at some positions cannot be written. Leave"
             " out the positions, or try the edit on a prompt with trace."
         )
-    if is_split(memories.model):
-        raise ModelError(
-            "Cannot write edits into a model that is split over devices. Load it on one device,"
-            " such as --device cpu."
-        )
-    if fingerprint(memories.model) != memories.fingerprint():
-        raise ModelError(
-            f"The weights in memory are {memories.dtype}, which is not how they are stored. Load"
-            " the model as it is stored: load(model, dtype='auto')."
-        )
+    if not is_stored:
+        check_stored(memories)
     if memories.row.repeats:
         raise ModelError(
             f"The layers of a {memories.family!r} model run several times with the same weights. An"
@@ -364,6 +434,20 @@ def _check_edits(memories: Memories, edits: Edits) -> None:
                     f"The {what} of layer {layer} are shared: {', '.join(same)} are one tensor. An"
                     " edit would change all of them; try it on a prompt with trace."
                 )
+
+
+def check_stored(memories: Memories) -> None:
+    """Raise unless the weights in memory are those of the checkpoint, on one device."""
+    if is_split(memories.model):
+        raise ModelError(
+            "Cannot write edits into a model that is split over devices. Load it on one device,"
+            " such as --device cpu."
+        )
+    if fingerprint(memories.model) != memories.fingerprint():
+        raise ModelError(
+            f"The weights in memory are {memories.dtype}, which is not how they are stored. Load"
+            " the model as it is stored: load(model, dtype='auto')."
+        )
 
 
 def _needed_bias_flag(memories: Memories, edits: Edits) -> str | None:

@@ -10,13 +10,20 @@ expert is edited where the expert runs. Of a whole expert:
     forbid   the router never chooses it; the next best takes its place
     force    the router always chooses it, in place of the last of its choices
 
-An edited checkpoint has a file `edits.json`, from which the same base model is edited again.
+Two edits replace weights of a memory, and name the token that its value then promotes:
+
+    redirect   v → the nearest value that promotes the token (`redirect.py`)
+    write      key and value → those that answer a prompt with the token (`write.py`)
+
+An edited checkpoint has a file `edits.json`, from which the same base model is edited again. It has
+the new weights themselves, so nothing is solved a second time.
 """
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -29,24 +36,60 @@ from ffmem.records import NotARecord, Record
 EDITS_FILE = "edits.json"
 FORMAT = "ffmem-edits-1"
 ROUTES = ("forbid", "force")
-HOW = ("off", "set", "scale", "mean", *ROUTES)
+REWRITES = ("redirect", "write")
+HOW = ("off", "set", "scale", "mean", *ROUTES, *REWRITES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryWeights(Record):
+    """New weights of one memory, as its bank stores them. What is None stays as it is."""
+
+    value: tuple[float, ...]
+    key: tuple[float, ...] | None = None
+    """In gated models, the gate's."""
+    up: tuple[float, ...] | None = None
+    """Gated models: the other key."""
+    key_bias: float | None = None
+    up_bias: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = [*self.value, *(self.key or ()), *(self.up or ())]
+        numbers += [one for one in (self.key_bias, self.up_bias) if one is not None]
+        if not all(map(math.isfinite, numbers)):
+            raise NotARecord("weights have numbers that are not finite")
 
 
 @dataclass(frozen=True)
 class Edit(Record):
-    """One memory, and what becomes of its coefficient: m → factor · m + constant; or one expert."""
+    """One memory, and what becomes of its coefficient: m → factor · m + constant; or one expert.
+
+    Or one memory, and its new weights.
+    """
 
     cell: str
     """The name of a memory; with off, forbid and force, also that of an expert."""
     how: str
-    """off, set, scale, mean, forbid or force."""
+    """off, set, scale, mean, forbid, force, redirect or write."""
     factor: float
     constant: float
+    token: str | None = None
+    """redirect and write: the token that the value promotes."""
+    sign: int | None = None
+    """redirect: 1 if v is to promote the token, −1 if −v is, as where coefficients are negative."""
+    margin: float | None = None
+    """redirect: the lead of the token, in standard deviations of the value's logits."""
+    weights: MemoryWeights | None = None
+    """redirect and write: the new weights. None: not solved yet."""
 
     def __post_init__(self) -> None:
         is_number = math.isfinite(self.factor) and math.isfinite(self.constant)
-        if self.how not in HOW or not is_number:
+        is_rewrite = self.how in REWRITES
+        if self.how not in HOW or not is_number or (self.token is not None) != is_rewrite:
             raise NotARecord(f"{self.how} {self.cell} with these numbers is not an edit")
+        if self.how == "redirect" and self.sign not in (1, -1):
+            raise NotARecord(f"redirect {self.cell} needs a sign, 1 or -1; it has {self.sign!r}")
+        if self.how == "write" and self.weights is None:
+            raise NotARecord(f"write {self.cell} has no weights")
         expert = Expert.parse(self.cell)
         if expert is None and self.how in ROUTES:
             raise FfmemError(f"Cannot {self.how} {self.cell}. Give an expert, like L5E12.")
@@ -67,6 +110,9 @@ class Edit(Record):
         return Expert.parse(self.cell) or Cell.parse(self.cell)
 
     def __str__(self) -> str:
+        if self.how in REWRITES:
+            sign = "−" if self.sign == -1 else ""
+            return f"{sign}{self.cell} → {self.token!r}"
         if self.how in ROUTES:
             return f"{self.cell} {'forbidden' if self.how == 'forbid' else 'forced'}"
         if self.how == "off":
@@ -92,6 +138,8 @@ class Edits:
         set: Any = None,
         scale: Any = None,
         mean: Any = (),
+        redirect: Any = None,
+        margin: float | None = None,
         forbid: Any = (),
         force: Any = (),
         index: Index | None = None,
@@ -99,7 +147,9 @@ class Edits:
     ) -> "Edits":
         """Return edits by the names of memories and experts; `mean` needs the index that knows it.
 
-        Of a memory in an expert, the mean is that over the prefixes that reach the expert.
+        Of a memory in an expert, the mean is that over the prefixes that reach the expert. A memory
+        that is redirected may have a sign in front: of "-L5N12", −v is to promote the token.
+        Without one, it is the sign of its largest coefficient in the index, or +.
         """
         found = [
             Edit(str(one), how, 0.0, 0.0)
@@ -117,6 +167,7 @@ class Edits:
             stats = index[cell].stats
             share = 1.0 if stats.expert is None else stats.expert.share
             found.append(Edit(str(cell), "mean", 0.0, stats.mean / share if share else 0.0))
+        found += _parse_redirects(redirect, margin, index)
         return cls(_unique(found), _parse_positions(positions))
 
     def __bool__(self) -> bool:
@@ -208,6 +259,32 @@ def _parse_numbers(name: str, numbers: Any) -> list[tuple[str, float]]:
     return found
 
 
+def _parse_redirects(redirect: Any, margin: float | None, index: Index | None) -> list[Edit]:
+    """Return the redirected memories, whose new values are not solved yet."""
+    if redirect is not None and not isinstance(redirect, Mapping):
+        raise FfmemError("redirect takes memories with tokens, like {'L5N1234': ' Paris'}.")
+    if margin is not None and not redirect:
+        raise FfmemError("margin is the lead of a redirected memory's token. Give redirect too.")
+    if margin is not None and not (isinstance(margin, Real) and 0 < margin < math.inf):
+        raise FfmemError(f"The margin must be a number above 0; got {margin!r}.")
+    found = []
+    for name, token in (redirect or {}).items():
+        if not isinstance(token, str) or not token:
+            raise FfmemError(f"Cannot redirect {name} to {token!r}. Give one token as text.")
+        sign, cell = None, name
+        if isinstance(name, str) and (match := re.match(r"\s*([+−-])(.*)", name, re.DOTALL)):
+            sign, cell = (1 if match[1] == "+" else -1), match[2]
+        cell = Cell.of(cell)
+        if sign is None:
+            sign = 1
+            if index is not None and index.manifest.model.gated:
+                stats = index[cell].stats
+                sign = -1 if -stats.min > stats.max else 1
+        given = None if margin is None else float(margin)
+        found.append(Edit(str(cell), "redirect", 1.0, 0.0, token=token, sign=sign, margin=given))
+    return found
+
+
 def _parse_positions(positions: Any) -> tuple[int, ...] | None:
     if positions is None:
         return None
@@ -271,6 +348,20 @@ class EditsFile(Record):
     """SHA-256 of the weights of the base model; if given, no other model is edited."""
     hash_after: str | None = None
     """SHA-256 of the edited weights."""
+
+    def to_json(self) -> str:
+        """Return the content; fields of an edit that it does not use are left out."""
+        content = asdict(self)
+        for edit in content["edits"]:
+            for part in (edit.get("weights") or {}, edit):
+                for name in [name for name, value in part.items() if value is None]:
+                    del part[name]
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+        # A vector on one line.
+        one_line = re.sub(
+            r"\[\n([-+.\de,\s]+?)\n\s*\]", lambda found: f"[{' '.join(found[1].split())}]", text
+        )
+        return one_line + "\n"
 
     @classmethod
     def read(cls, path: Path) -> "EditsFile":

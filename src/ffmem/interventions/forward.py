@@ -2,8 +2,9 @@
 
 `change_coefficients` is the one hook: every intervention replaces the coefficients of a layer
 through it, bank by bank. `apply_edits` uses it to edit every pass of a model, m → a · m + c, and
-changes routes to experts. Weights are never touched. Where coefficients are weights of a softmax,
-the others stay as they are: the softmax is not computed again.
+changes routes to experts; a redirected memory adds m · (v′ − v). Weights are never touched. Where
+coefficients are weights of a softmax, the others stay as they are: the softmax is not computed
+again.
 
 `PartialForward` runs a prompt once, and then again from any layer up:
 
@@ -31,7 +32,7 @@ from ffmem.cells import Cell
 from ffmem.errors import CorpusError, ModelError
 from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import Index, check_weights, recover
-from ffmem.interventions.edits import Edit, Edits
+from ffmem.interventions.edits import Edit, Edits, MemoryWeights
 from ffmem.models.arguments import index_model_errors
 from ffmem.models.banks import Bank, ExpertBank, Routing
 from ffmem.models.head import Head, Norm
@@ -241,6 +242,19 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
         edited[place] = (edited[place].to(exact) * factor + constant).to(dtype)
         return edited
 
+    def add(of_layer: list[tuple[int, Edit]], bank: Bank, m: Tensor, tokens: Tensor) -> Tensor:
+        values = bank.stored_values()
+        exact = torch.promote_types(m.dtype, torch.float32)
+        total = torch.zeros(len(m), values.shape[1], dtype=exact, device=m.device)
+        for number, edit in of_layer:
+            own = number - bank.offset
+            if edit.weights is not None and 0 <= own < bank.size:
+                change = torch.tensor(edit.weights.value).to(total) - values[own].to(total)
+                total += (m[:, own] * where(tokens)).to(total)[:, None] * change
+        return total
+
+    if any(edit.how == "write" for edit in edits):
+        raise ModelError("A memory is written into weights. Use edit, then trace the new model.")
     with ExitStack() as hooks:
         if edits.positions is not None:
             # OPT's language model calls its decoder past its own trunk, so both are hooked.
@@ -253,6 +267,8 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
                 hooks.callback(handle.remove)
         for layer, of_layer in by_layer.items():
             hooks.enter_context(change_coefficients(memories, layer, partial(edit, of_layer)))
+            if any(edit.weights is not None for _, edit in of_layer):
+                hooks.enter_context(memories.banks[layer].adding(partial(add, of_layer)))
         for layer, of_experts in edits.experts().items():
             banks = memories.banks[layer]
             routes: dict[str, list[int]] = {"forbid": [], "force": []}
@@ -271,20 +287,26 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
 
 
 @contextmanager
-def record_values(memories: Memories) -> Iterator[Callable[[int], Iterable[Tensor]]]:
+def record_values(
+    memories: Memories, edits: Edits | None = None
+) -> Iterator[Callable[[int], Iterable[Tensor]]]:
     """Give a function from a layer to its values, bank by bank, as they reach the stream.
 
-    Static values are in the weights. Those of a lambda layer are computed from a prompt: they are
-    the ones that act at its last token, after it has run inside this block.
+    Static values are in the weights, those of redirected memories in the edits. Those of a lambda
+    layer are computed from a prompt: they are the ones that act at its last token, after it has run
+    inside this block.
     """
     inputs: dict[int, Tensor] = {}
 
     def keep(layer: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inputs[layer] = first_tensor(args, kwargs)[0].detach()
 
+    by_layer = {} if edits is None else edits.by_layer(memories.layout)
+
     def values(layer: int) -> Iterable[Float[Tensor, "memory hidden"]]:
         if memories.has_values:
-            return memories.direction_parts(layer)
+            new = [(n, edit.weights) for n, edit in by_layer.get(layer, []) if edit.weights]
+            return _redirected(memories, layer, new) if new else memories.direction_parts(layer)
         return [memories.values_at(layer, inputs[layer], len(inputs[layer]) - 1)]
 
     with ExitStack() as hooks:
@@ -294,6 +316,21 @@ def record_values(memories: Memories) -> Iterator[Callable[[int], Iterable[Tenso
                 handle = bank.keys.register_forward_pre_hook(hook, with_kwargs=True)
                 hooks.callback(handle.remove)
         yield values
+
+
+def _redirected(
+    memories: Memories, layer: int, new: list[tuple[int, MemoryWeights]]
+) -> Iterator[Float[Tensor, "memory hidden"]]:
+    """Yield the output directions of a layer, with new values of some memories."""
+    to_directions = memories.to_directions(layer)
+    for bank in memories.banks[layer]:
+        rows = bank.stored_values()
+        own = [(n - bank.offset, w) for n, w in new if 0 <= n - bank.offset < bank.size]
+        if own:
+            rows = rows.clone()
+        for number, weights in own:
+            rows[number] = torch.tensor(weights.value).to(rows)
+        yield to_directions(bank.from_stored(rows))
 
 
 def pick_values(parts: Iterable[Tensor], numbers: Sequence[int]) -> Float[Tensor, "row hidden"]:

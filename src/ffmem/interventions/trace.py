@@ -29,6 +29,7 @@ from ffmem.interventions.forward import (
     read_prompt,
     record_values,
 )
+from ffmem.interventions.redirect import solve_redirects
 from ffmem.interventions.results import (
     INPUT_VALUES,
     ExpertWeight,
@@ -92,6 +93,7 @@ def trace(
     read = read_prompt(loaded, prompt)
     at = resolve_position(position, len(read.ids))
     edits = (edits or Edits()).resolve(memories.layout, len(read.ids))
+    edits = solve_redirects(memories, edits)
 
     def sample(cell: Cell) -> Any:
         assert index is not None
@@ -110,7 +112,7 @@ def trace(
         size = memories.n_layers * 4 * top + memories.vocabulary // 100
         result = part(
             *("layers", (at, top), size),
-            lambda: read_layers(memories, read.ids, at, top, percentiles),
+            lambda: read_layers(memories, read.ids, at, top, percentiles, under),
         )
         continuation = points = None
         if generate:
@@ -218,13 +220,16 @@ def read_layers(
     at: int,
     top: int,
     sample: Sample | None = None,
+    edits: Edits | None = None,
 ) -> RunResult:
     """Run a prompt and read every layer at one position, under whatever edits are applied.
 
-    `sample` gives a memory's sampled coefficients, for percentiles.
+    `sample` gives a memory's sampled coefficients, for percentiles; `edits` are those that are
+    applied, so that redirected memories show their new values.
     """
     tokens = torch.tensor([ids[: at + 1]])  # later tokens cannot reach the position
-    with record_values(memories) as values:
+    acts_here = edits is None or edits.positions is None or at in edits.positions
+    with record_values(memories, edits if acts_here else None) as values:
         traces = memories.trace(tokens, torch.tensor([[0, at]]))
     for trace in traces:
         # Norms square their input.

@@ -112,6 +112,14 @@ class DenseBank(_Bank):
         """Return V, one value per row; a view of the weights unless latent."""
         return linear_weight(self.values).T
 
+    def stored_values(self) -> Float[Tensor, "memory hidden"]:
+        """Return the values as the weights hold them."""
+        return self.value_rows()
+
+    def from_stored(self, rows: Float[Tensor, "memory hidden"]) -> Float[Tensor, "memory hidden"]:
+        """Return stored values in the space of the stream."""
+        return rows
+
     def value_bias(self) -> Float[Tensor, " hidden"]:
         """Return b; zeros if there is none."""
         return linear_bias(self.values)
@@ -187,8 +195,16 @@ class ExpertBank(_Bank):
 
     def value_rows(self) -> Float[Tensor, "memory hidden"]:
         """Return V, one value per row; a view of the weights unless latent."""
-        rows = self.experts.values(self.number)
-        return rows if self.from_latent is None else rows @ linear_weight(self.from_latent).T
+        return self.from_stored(self.stored_values())
+
+    def stored_values(self) -> Float[Tensor, "memory width"]:
+        """Return the values as the weights hold them; experts may work in a latent space."""
+        return self.experts.values(self.number)
+
+    def from_stored(self, rows: Float[Tensor, "memory width"]) -> Float[Tensor, "memory hidden"]:
+        """Return stored values in the space of the stream."""
+        behind = self.from_latent
+        return rows if behind is None else rows @ linear_weight(behind).to(rows.dtype).T
 
     def value_bias(self) -> Float[Tensor, " hidden"]:
         """Return b; zeros if there is none."""
@@ -239,6 +255,9 @@ EditBank = Callable[[Bank, Float[Tensor, "row memory"], Int64[Tensor, " row"]], 
 """Maps (bank, coefficients, tokens) to the coefficients that replace them.
 
 A row is a token that reaches the bank, counted through the sentences of the batch."""
+
+AddToBank = Callable[[Bank, Float[Tensor, "row memory"], Int64[Tensor, " row"]], Tensor]
+"""Maps (bank, coefficients, tokens) to what is added to m · V + b of each row."""
 
 
 @dataclass
@@ -314,6 +333,30 @@ class LayerBanks:
         """Return the changed coefficients of an expert, before the layer multiplies them."""
         bank = self.routed[rows.expert]
         return edit(bank, rows.coefficients * bank.factor, rows.tokens) / bank.factor
+
+    @contextmanager
+    def adding(self, add: AddToBank) -> Iterator[None]:
+        """Add to what each bank writes in every forward pass, given its coefficients.
+
+        The sum is then treated as the bank's own: weights, latent maps and norms come later.
+        """
+
+        def add_dense(bank: DenseBank, _: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor:
+            m = args[0].reshape(-1, bank.size)
+            added = add(bank, m, torch.arange(len(m), device=m.device))
+            total: Tensor = output + added.reshape(output.shape).to(output.dtype)
+            return total
+
+        def add_expert(rows: ExpertRows) -> Tensor:
+            return add(self.routed[rows.expert], rows.coefficients, rows.tokens)
+
+        with ExitStack() as hooks:
+            for bank in self.dense:
+                hook = partial(add_dense, bank)
+                hooks.callback(bank.values.register_forward_hook(hook).remove)
+            if self.experts is not None:
+                hooks.enter_context(self.experts.adding(add_expert))
+            yield
 
     def records(self) -> list[BankRecord]:
         """Return the layer's banks for a `Layout`: like banks are counted."""

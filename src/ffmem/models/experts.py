@@ -54,7 +54,7 @@ class ExpertRows(NamedTuple):
 
 ReadExpert = Callable[[ExpertRows], None]
 EditExpert = Callable[[ExpertRows], Tensor]
-"""Returns the coefficients that replace those of an expert."""
+"""Returns the coefficients that replace those of an expert, or what is added to its output."""
 WeighChoices = Callable[[Int64[Tensor, "token choice"], Float[Tensor, "token choice"]], Tensor]
 """Maps the router's (experts, weights) to the weights that replace them."""
 
@@ -81,6 +81,8 @@ class RoutedExperts:
     width: int
     """Width of the experts' input and output; that of the residual stream unless latent."""
     gated: bool
+    keys_and_ups: Callable[[int], tuple[Tensor, Tensor]] | None = None
+    """The gate's keys and the others of an expert, if the first map is stored as two."""
     input_bias: Tensor | None = None
     value_bias: Tensor | None = None
     interleaved: bool = False
@@ -100,6 +102,7 @@ class RoutedExperts:
         """Passes so far; a model that bypasses us does not count them up."""
         self.readers: list[ReadExpert] = []
         self.edits: list[EditExpert] = []
+        self.additions: list[EditExpert] = []
         self.needed: Bool[Tensor, " token"] | None = None
         """The tokens to compute; None for all. Nothing depends on padding, so it may stay out."""
         self.passed_on: Float[Tensor, "token width"] | None = None
@@ -112,11 +115,15 @@ class RoutedExperts:
     # Weights of one expert
 
     def keys(self, expert: int) -> Float[Tensor, "memory input"]:
-        """Return K of an expert; in gated models, the gate's."""
+        """Return K of an expert, a view of the weights; in gated models, the gate's."""
+        if self.keys_and_ups is not None:
+            return self.keys_and_ups(expert)[0]
         return self.input_weight(expert)[self.score_rows(of_gate=True)]
 
     def up_keys(self, expert: int) -> Float[Tensor, "memory input"]:
-        """Return U of an expert, whose product with x multiplies the gate."""
+        """Return U of an expert, a view of the weights; its product with x multiplies the gate."""
+        if self.keys_and_ups is not None:
+            return self.keys_and_ups(expert)[1]
         return self.input_weight(expert)[self.score_rows(of_gate=False)]
 
     def key_bias(self, expert: int) -> Float[Tensor, " memory"]:
@@ -211,6 +218,9 @@ class RoutedExperts:
         for read in self.readers:
             read(ExpertRows(expert, tokens, weights, inputs, gate, coefficients))
         output = functional.linear(coefficients, self.value_weight(expert))
+        for add in self.additions:
+            rows = ExpertRows(expert, tokens, weights, inputs, gate, coefficients)
+            output = output + add(rows).to(output.dtype)
         if self.value_bias is not None:
             output = output + (self.value_bias[expert] * weights).to(output.dtype)
         return output
@@ -232,6 +242,15 @@ class RoutedExperts:
             yield
         finally:
             self.edits.remove(edit)
+
+    @contextmanager
+    def adding(self, add: EditExpert) -> Iterator[None]:
+        """Add to the output of every expert, where it runs, what `add` returns."""
+        self.additions.append(add)
+        try:
+            yield
+        finally:
+            self.additions.remove(add)
 
     @contextmanager
     def weighing(self, weigh: WeighChoices) -> Iterator[None]:
@@ -420,6 +439,7 @@ def _flat_experts(module: Any) -> RoutedExperts | None:
     return RoutedExperts(
         module=module,
         input_weight=lambda expert: torch.cat([rows(maps.w1, expert), rows(maps.v1, expert)]),
+        keys_and_ups=lambda expert: (rows(maps.w1, expert), rows(maps.v1, expert)),
         value_weight=lambda expert: rows(maps.w2, expert).T,
         activate=partial(_glu, maps.activation_fn),
         n_experts=len(maps.w2) // size,

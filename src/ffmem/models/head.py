@@ -194,6 +194,19 @@ class Head:
         """Return P · (γ ⊙ (h − mean(h))) likewise. folded(h) = s · U · pre_unembed_part."""
         return self._before_output(self.norm.fold(part))
 
+    def part_map(self) -> Float[Tensor, "hidden width"]:
+        """Return F of a linear head, in float32: folded(h) = s · U · Fᵀ · h."""
+        if not self.linear:
+            raise ModelError(
+                "This model's head is not linear (an adaptive softmax, or a network before the"
+                " output embedding), so parts of the stream have no logits that add up."
+            )
+        width = len(self.norm.gain)
+        folded = self.norm.fold(torch.eye(width, device=self.norm.gain.device))
+        if self.project_out is None:
+            return folded
+        return folded @ self.project_out.get_parameter("weight").float().T.to(folded.device)
+
     # Logits before the last step that is not linear. An adaptive softmax has one tensor per
     # cluster of the vocabulary, any other head a single one, z.
 

@@ -321,17 +321,26 @@ class Memories:
 
     def direction_parts(self, layer: int) -> Iterator[Float[Tensor, "memory hidden"]]:
         """Yield the output directions of a layer, bank by bank."""
+        to_directions = self.to_directions(layer)
+        for values in self.value_parts(layer):
+            yield to_directions(values)
+
+    def to_directions(self, layer: int) -> Callable[[Tensor], Tensor]:
+        """Return the map from values of a layer to output directions; it is linear."""
         norm, post_norm = None, self.rows[layer].post_norm
         if post_norm is not None and self.banks[layer]:
             norm = Norm(get_module(self.blocks[layer], post_norm), self.hidden)
         scale = self.output_scale(layer)
         behind = find_module(self.blocks[layer], self.rows[layer].behind)
-        for values in self.value_parts(layer):
+
+        def convert(values: Float[Tensor, "memory hidden"]) -> Float[Tensor, "memory hidden"]:
             if behind is not None:
                 values = values @ linear_weight(behind).T
             if norm is not None and len(values):
                 values = norm.fold(values).to(values.dtype)
-            yield values if isinstance(scale, float) and scale == 1 else values * scale
+            return values if isinstance(scale, float) and scale == 1 else values * scale
+
+        return convert
 
     def output_directions(self, layer: int) -> Float[Tensor, "memory hidden"]:
         """Return the values as they reach the residual stream; these are projected to tokens.

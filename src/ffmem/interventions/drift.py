@@ -1,0 +1,108 @@
+"""What a new memory changes: the next tokens of prompts, and predictions on text."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+
+from ffmem.indexing.chunks import batches
+from ffmem.interventions.written import PromptChange
+from ffmem.models.memories import Memories
+
+DRIFT_TOKENS = 1024
+"""Tokens of text on which models are compared."""
+N_NEIGHBOURS = 20
+"""Neighbouring prompts to take from text."""
+BATCH_TOKENS = 512
+"""Tokens that run at once."""
+
+Question = tuple[str, list[int]]
+"""A prompt as text and as ids, after the start token."""
+
+
+def first_sentences(sentences: Sequence[list[int]], n_tokens: int) -> list[tuple[int, list[int]]]:
+    """Return the first sentences, of so many tokens in all."""
+    found, total = [], 0
+    for number, ids in enumerate(sentences):
+        if len(ids) > 1 and total < n_tokens:
+            found.append((number, ids))
+            total += len(ids)
+    return found
+
+
+def same_endings(
+    memories: Memories, sentences: Sequence[list[int]], ids: list[int], start: int | None
+) -> list[Question]:
+    """Return prefixes of sentences that end as a prompt does, those with most tokens in common."""
+    prompt = ids if start is None else ids[1:]
+    found: list[tuple[int, int, int]] = []
+    for number, sentence in enumerate(sentences):
+        for place, id in enumerate(sentence):
+            if id != prompt[-1]:
+                continue
+            same = 1
+            most = min(place + 1, len(prompt))
+            while same < most and sentence[place - same] == prompt[-1 - same]:
+                same += 1
+            if same < len(prompt):  # else it has the prompt itself
+                found.append((-same, number, place))
+    before = [] if start is None else [start]
+    prefixes = [sentences[number][: place + 1] for _, number, place in sorted(found)]
+    unique = {tuple(prefix): None for prefix in prefixes}
+    chosen = [list(prefix) for prefix in islice(unique, N_NEIGHBOURS)]
+    return [(memories.tokenizer.decode(prefix), [*before, *prefix]) for prefix in chosen]
+
+
+@torch.inference_mode()
+def measure_drift(
+    memories: Memories,
+    others: Sequence[Memories],
+    sentences: Sequence[list[int]],
+    start: int | None,
+) -> list[tuple[float, float]]:
+    """Return the mean KL, and the share of positions with another top token, of other models."""
+    kl, differ = torch.zeros(2, len(others), dtype=torch.float64)
+    n = 0
+    first = 0 if start is None else 1
+    for batch in batches(first_sentences(sentences, DRIFT_TOKENS), start, BATCH_TOKENS):
+        rows = batch.is_token.clone()
+        rows[:, :first] = False
+        n += int(rows.sum())
+        before = memories.logits(batch.tokens)[rows].float().log_softmax(dim=-1)
+        for number, other in enumerate(others):
+            after = other.logits(batch.tokens)[rows].float().log_softmax(dim=-1)
+            terms = torch.where(before.isneginf(), 0.0, before.exp() * (before - after))
+            kl[number] += float(terms.sum())
+            differ[number] += int((before.argmax(-1) != after.argmax(-1)).sum())
+    n = max(n, 1)
+    return [(float(a) / n, float(b) / n) for a, b in zip(kl, differ, strict=True)]
+
+
+@torch.inference_mode()
+def predict(
+    memories: Memories, questions: Sequence[Question], token: int
+) -> list[tuple[int, float]]:
+    """Return the top token after each prompt, and the probability of one token."""
+    found: dict[int, tuple[int, float]] = {}
+    prompts = [(number, ids) for number, (_, ids) in enumerate(questions)]
+    for batch in batches(prompts, None, BATCH_TOKENS):
+        logits = memories.logits(batch.tokens)
+        for row, (number, length) in enumerate(zip(batch.offsets, batch.lengths, strict=True)):
+            chances = logits[row, length - 1].float().softmax(dim=-1)
+            found[number] = int(chances.argmax()), float(chances[token])
+    return [found[number] for number in range(len(questions))]
+
+
+def compare(
+    memories: Memories,
+    questions: Sequence[Question],
+    before: Sequence[tuple[int, float]],
+    after: Sequence[tuple[int, float]],
+    token: int,
+) -> list[PromptChange]:
+    """Return what became of each prompt's next token."""
+    shown = memories.tokenizer.token_texts(memories.vocabulary)
+    return [
+        PromptChange(text, shown[old], shown[new], p, q, new == token, new != old)
+        for (text, _), (old, p), (new, q) in zip(questions, before, after, strict=True)
+    ]
