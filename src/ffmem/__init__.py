@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ffmem.api.experiments import experiment, report
     from ffmem.api.index import estimate, export, extend, index, merge, open, search, serve, verify
-    from ffmem.api.interventions import compare, edit, effect, neighbours, trace
+    from ffmem.api.interventions import compare, compare_models, edit, effect, neighbours, trace
     from ffmem.api.model import load, train
     from ffmem.api.patterns import detect, explain, export_patterns, patterns_of, study
     from ffmem.cells import Cell
@@ -28,7 +28,7 @@ _NAMES = {
     "api.index": [
         *("estimate", "export", "extend", "index", "merge", "open", "search", "serve", "verify")
     ],
-    "api.interventions": ["compare", "edit", "effect", "neighbours", "trace"],
+    "api.interventions": ["compare", "compare_models", "edit", "effect", "neighbours", "trace"],
     "api.model": ["load", "train"],
     "api.patterns": ["detect", "explain", "export_patterns", "patterns_of", "study"],
     "cells": ["Cell"],

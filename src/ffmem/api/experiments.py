@@ -12,7 +12,7 @@ from ffmem.errors import CorpusError, ModelError, NoStaticValues, StoreError
 from ffmem.experiments.base import NAMES, ExperimentConfig
 from ffmem.files import make_folder
 from ffmem.indexing.store import Index
-from ffmem.models.arguments import index_model_errors, require_models
+from ffmem.models.arguments import adapter_of_index, index_model_errors, require_models
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def experiment(
     detokenize: str | None = None,
     limit: int | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     threads: int | None = ExperimentConfig.threads,
@@ -63,6 +64,7 @@ def experiment(
         detokenize: "wikitext" undoes WikiText's tokenization.
         limit: Read at most this many sentences.
         model: The model, or where it is now. Default: the one that the index names.
+        adapter: Where its adapter is now. Default: the one that the index names.
         dtype: Number format of the model. Default: as the index.
         device: Where the model runs.
         threads: CPU threads; the last bits of a number may depend on it.
@@ -91,7 +93,7 @@ def experiment(
 
         context = ExperimentContext(
             index=index,
-            model=lambda: _model(index, model, dtype, device, progress),
+            model=lambda: _model(index, model, adapter, dtype, device, progress),
             corpus=source,
             config=config,
             progress=progress,
@@ -117,6 +119,7 @@ def report(
     detokenize: str | None = None,
     limit: int | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     threads: int | None = ExperimentConfig.threads,
@@ -154,6 +157,7 @@ def report(
         detokenize=detokenize,
         limit=limit,
         model=model,
+        adapter=adapter,
         dtype=dtype,
         device=device,
         threads=threads,
@@ -196,6 +200,7 @@ def _corpus(
 def _model(
     index: Index,
     given: "Memories | str | Path | None",
+    adapter: str | Path | None,
     dtype: str | None,
     device: str,
     progress: Progress,
@@ -210,6 +215,8 @@ def _model(
             )
         return given
     source = given or index.manifest.model.source
-    errors = nullcontext() if given else index_model_errors(str(source), index.folder)
+    recorded = index.manifest.model.adapter
+    merged = adapter_of_index(recorded, given, adapter)
+    errors = nullcontext() if given else index_model_errors(source, index.folder, adapter=recorded)
     with errors, progress.waiting(f"Loading {source}"):
-        return load(source, dtype=dtype or index.manifest.dtype, device=device)
+        return load(source, adapter=merged, dtype=dtype or index.manifest.dtype, device=device)

@@ -11,7 +11,7 @@ from ffmem.errors import StoreError
 from ffmem.files import try_locked
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
-from ffmem.models.arguments import index_model_errors, require_models
+from ffmem.models.arguments import adapter_of_index, index_model_errors, require_models
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
 
@@ -34,6 +34,7 @@ def index(
     batch_tokens: int = IndexConfig.batch_tokens,
     chunk_tokens: int = IndexConfig.chunk_tokens,
     threads: int | None = IndexConfig.threads,
+    adapter: str | Path | None = None,
     dtype: str = "float32",
     device: str = BuildOptions.device,
     workers: int | None = BuildOptions.workers,
@@ -58,6 +59,7 @@ def index(
         batch_tokens: Tokens per batch.
         chunk_tokens: Tokens per chunk, the unit of work.
         threads: CPU threads per worker. Default: all cores, shared among the workers.
+        adapter: Adapter to merge into the model, if you pass its name.
         dtype: Number format of the model, if you pass its name.
         device: Where the model runs, if you pass its name.
         workers: Number of worker processes; with `ray`, of actors.
@@ -75,7 +77,7 @@ def index(
     progress = progress or Progress(quiet=True)
     name = str(model) if isinstance(model, str | Path) else model.source
     if (folder / "manifest.json").exists():
-        return _open_finished(folder, model, name, source, config, dtype, progress)
+        return _open_finished(folder, model, name, adapter, source, config, dtype, progress)
     options.check()
     source.check_exists()
     require_models()
@@ -85,7 +87,7 @@ def index(
         if not isinstance(model, str | Path):
             return model
         with progress.waiting(f"Loading {model}"):
-            memories = load(model, dtype=dtype, device=device)
+            memories = load(model, adapter=adapter, dtype=dtype, device=device)
         if device == "split":
             from ffmem.models.modules import describe_devices
 
@@ -95,7 +97,7 @@ def index(
 
     if build(load_model, source, folder, config, options, progress):
         return Index(folder)
-    return _open_finished(folder, model, name, source, config, dtype, progress)
+    return _open_finished(folder, model, name, adapter, source, config, dtype, progress)
 
 
 def estimate(
@@ -109,6 +111,7 @@ def estimate(
     batch_tokens: int = IndexConfig.batch_tokens,
     chunk_tokens: int = IndexConfig.chunk_tokens,
     threads: int | None = IndexConfig.threads,
+    adapter: str | Path | None = None,
     dtype: str = "float32",
     device: str = BuildOptions.device,
     workers: int | None = BuildOptions.workers,
@@ -126,14 +129,16 @@ def estimate(
     require_models()
     from ffmem.indexing.estimate import estimate as estimate_index
 
-    memories = load(model, dtype=dtype, device=device) if isinstance(model, str | Path) else model
-    return estimate_index(memories, source, config, execution)
+    if isinstance(model, str | Path):
+        model = load(model, adapter=adapter, dtype=dtype, device=device)
+    return estimate_index(model, source, config, execution)
 
 
 def _open_finished(
     folder: Path,
     model: "Memories | str | Path",
     name: str,
+    adapter: str | Path | None,
     corpus: "Corpus",
     config: IndexConfig,
     dtype: str,
@@ -146,7 +151,9 @@ def _open_finished(
     if not isinstance(model, str | Path):
         dtype = str(model.dtype).removeprefix("torch.")
         check_weights(finished, model.fingerprint())
-    check_finished_index(finished, name, corpus, config, dtype)
+        adapter = None if model.adapter is None else model.adapter.source
+    asked = None if adapter is None else str(adapter)
+    check_finished_index(finished, name, asked, corpus, config, dtype)
     remove_leftovers(folder)
     compared = ""
     if isinstance(model, str | Path):
@@ -189,6 +196,7 @@ def extend(
     corpus: "Corpus | str | Path",
     *,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     device: str = BuildOptions.device,
     workers: int | None = BuildOptions.workers,
     ray: str | None = BuildOptions.ray,
@@ -199,8 +207,8 @@ def extend(
 ) -> Index:
     """Add a corpus to a finished index, with its model and settings; return the larger index.
 
-    `model` is the model, or where it is now if it has moved. The other parameters are those of
-    `index`.
+    `model` is the model, or where it is now if it has moved, and `adapter` where its adapter is.
+    The other parameters are those of `index`.
     """
     options = from_parameters(BuildOptions, locals())
     require_models()
@@ -213,8 +221,11 @@ def extend(
         named = before.manifest.model.source if model is None else model
         if not isinstance(named, str | Path):
             return named
-        with index_model_errors(str(named), before.folder) if model is None else nullcontext():
-            return load(named, dtype=before.manifest.dtype, device=device)
+        recorded = before.manifest.model.adapter
+        merged = adapter_of_index(recorded, model, adapter)
+        errors = index_model_errors(str(named), before.folder, adapter=recorded)
+        with errors if model is None else nullcontext():
+            return load(named, adapter=merged, dtype=before.manifest.dtype, device=device)
 
     return extend_index(before, load_model, source, options, progress or Progress(quiet=True))
 
@@ -311,6 +322,7 @@ def serve(
     token: str | None = None,
     allowed: Sequence[str] = (),
     model: str | None = None,
+    adapter: str | None = None,
     device: str = "auto",
     db: str | None = None,
     load_model: bool = True,
@@ -328,6 +340,7 @@ def serve(
         token: Token that visitors need; "new" makes one.
         allowed: Other names of this machine that browsers may use.
         model: Where the model is now, if it has moved.
+        adapter: Where its adapter is now, if it has moved.
         device: Where the model runs.
         db: File of the annotation study; DIR-annotations.sqlite is found without it.
         load_model: Whether to load the model at once; else a page that needs it loads it.
@@ -344,6 +357,7 @@ def serve(
         token=token,
         allowed=allowed,
         model=model,
+        adapter=adapter,
         device=device,
         db=db,
         load_model=load_model,

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.api.experiments import output_folder
-from ffmem.api.index import as_index
+from ffmem.api.index import as_index, index
 from ffmem.errors import CorpusError, FfmemError
+from ffmem.indexing.config import IndexConfig
 from ffmem.indexing.store import Index
-from ffmem.models.arguments import require_models, resolve_model
+from ffmem.models.arguments import require_models, resolve_adapter, resolve_model
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def trace(
     grid: bool = False,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -67,6 +69,7 @@ def trace(
         grid: Also return what every layer predicts at every position.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
@@ -82,7 +85,7 @@ def trace(
         from ffmem.interventions.effect import read_prompt_file
 
         prompt = [fact.prompt for fact in read_prompt_file(prompts)[1]]
-    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.trace import trace as trace_prompt
 
     edits = Edits.of(**by_kind, index=loaded.index, positions=positions)
@@ -120,6 +123,7 @@ def effect(
     steps: int = 20,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -144,6 +148,7 @@ def effect(
         steps: Steps of integrated gradients.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
@@ -168,9 +173,9 @@ def effect(
         for path in (prompts, against):
             if path is not None:
                 read_prompt_file(path)  # raises on a wrong file before the model is loaded
-        loaded = _open(model_or_index, start, model, dtype, device, progress)
+        loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
         return effect_of_facts(loaded, prompts, against=against, **options)
-    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.effect import effect as effect_of_prompt
 
     read_at = -1 if position is None else position
@@ -191,6 +196,7 @@ def neighbours(
     by: str = "value",
     n: int = 10,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -203,6 +209,7 @@ def neighbours(
         by: "value", or "key" (in gated models, the gate's).
         n: Memories to return.
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
@@ -210,7 +217,7 @@ def neighbours(
     from ffmem.cells import Cell
 
     memory = Cell.of(cell)
-    loaded = _open(model_or_index, None, model, dtype, device, progress)
+    loaded = _open(model_or_index, None, model, adapter, dtype, device, progress)
     from ffmem.models.memories import neighbours as find
 
     return find(loaded.memories, memory, by, n)
@@ -232,6 +239,7 @@ def edit(
     limit: int | None = 200,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> "EditResult":
@@ -252,6 +260,7 @@ def edit(
         limit: Read at most this many of its sentences.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
@@ -276,7 +285,7 @@ def edit(
     from ffmem.interventions.checkpoint import check_free, edit_checkpoint
 
     check_free(Path(out))
-    loaded = _open(model_or_index, start, model, "auto", device, progress)
+    loaded = _open(model_or_index, start, model, adapter, "auto", device, progress)
     to_write = recorded or Edits.of(**by_kind, index=loaded.index)
     return edit_checkpoint(loaded, Path(out), to_write, corpus, progress)
 
@@ -325,10 +334,82 @@ def compare(
         )
 
 
+def compare_models(
+    model: "Memories | str | Path",
+    other: "Memories | str | Path | None",
+    corpus: "Corpus | str | Path",
+    out: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    t: int = IndexConfig.t,
+    prefixes: str = IndexConfig.prefixes,
+    start: str = IndexConfig.start,
+    batch_tokens: int = IndexConfig.batch_tokens,
+    chunk_tokens: int = IndexConfig.chunk_tokens,
+    threads: int | None = IndexConfig.threads,
+    dtype: str = "float32",
+    top: int = 50,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "Comparison":
+    """Index two models over one corpus, in `out`/first and `out`/second, and compare the indexes.
+
+    The second model is `other`, or the first one with an adapter. Resumes an unfinished index; a
+    finished one with the same settings is not made again.
+
+    Args:
+        model: The first model: the base of a fine-tune, for example.
+        other: The second model; None if an adapter makes it.
+        corpus: The corpus, or its name.
+        out: Folder to write.
+        adapter: Adapter to merge into the first model, which gives the second.
+        t: Triggers to keep per memory and sign.
+        prefixes: "best" keeps the best prefix of each sentence; "all" considers every prefix.
+        start: Start token of every sentence; the second index takes that of the first.
+        batch_tokens: Tokens per batch.
+        chunk_tokens: Tokens per chunk, the unit of work.
+        threads: CPU threads.
+        dtype: Number format of the models.
+        top: Most changed memories to list.
+        device: Where the models run.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    if (other is None) == (adapter is None):
+        raise FfmemError("Give either a second model, or an adapter of the first.")
+    for named in (model, other):
+        if isinstance(named, str | Path):
+            resolve_model(str(named))
+    if adapter is not None:
+        resolve_adapter(str(adapter))
+    settings: dict[str, Any] = {
+        "t": t,
+        "prefixes": prefixes,
+        "batch_tokens": batch_tokens,
+        "chunk_tokens": chunk_tokens,
+        "threads": threads,
+        "dtype": dtype,
+        "device": device,
+        "progress": progress,
+    }
+    with output_folder(Path(out)):
+        first = index(model, corpus, Path(out) / "first", start=start, **settings)
+        id = first.manifest.start.id
+        second = index(
+            model if other is None else other,
+            corpus,
+            Path(out) / "second",
+            adapter=adapter,
+            start="none" if id is None else f"id:{id}",
+            **settings,
+        )
+        return compare(first, second, out, top=top, device=device, progress=progress)
+
+
 def _open(
     model_or_index: "Memories | Index | str | Path",
     start: str | None,
     model: "Memories | str | Path | None",
+    adapter: str | Path | None,
     dtype: str | None,
     device: str,
     progress: Progress | None,
@@ -342,11 +423,19 @@ def _open(
         raise TypeError(
             f"Expected a model or an index, or the name of one; got {model_or_index!r}."
         )
+    if adapter is not None:
+        resolve_adapter(str(adapter))
     require_models()
     from ffmem.interventions.forward import open_model
 
     return open_model(
-        model_or_index, start=start, model=model, dtype=dtype, device=device, progress=progress
+        model_or_index,
+        start=start,
+        model=model,
+        adapter=adapter,
+        dtype=dtype,
+        device=device,
+        progress=progress,
     )
 
 

@@ -53,8 +53,12 @@ index_dtype_option = click.option(
     type=click.Choice(["float32", "bfloat16"]),
     help="Model dtype. Default: as the index.",
 )
-index_model_option = click.option(
-    "--model", metavar="MODEL", help="Where the model is now, if it has moved."
+adapter_option = click.option(
+    "--adapter", metavar="FOLDER", help="Merge an adapter, such as LoRA, into the model."
+)
+index_model_option = add_options(
+    click.option("--model", metavar="MODEL", help="Where the model is now, if it has moved."),
+    click.option("--adapter", metavar="FOLDER", help="Where its adapter is now, if it has moved."),
 )
 index_start_option = click.option(
     "--start",
@@ -69,8 +73,20 @@ db_option = click.option(
 )
 
 
+model_or_index_options = add_options(
+    click.option(
+        "--model", metavar="MODEL", help="Where the model of DIR is now, if it has moved."
+    ),
+    click.option(
+        "--adapter",
+        metavar="FOLDER",
+        help="Merge an adapter, such as LoRA, into MODEL; or where that of DIR is now.",
+    ),
+)
+"""For MODEL_OR_DIR."""
+
 prompt_options = add_options(
-    index_start_option, index_model_option, index_dtype_option, device_option
+    index_start_option, model_or_index_options, index_dtype_option, device_option
 )
 
 edit_options = add_options(

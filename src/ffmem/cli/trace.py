@@ -12,9 +12,9 @@ from ffmem.cli.options import (
     WholeNumber,
     device_option,
     edit_options,
-    index_model_option,
     json_option,
     model_or_index_argument,
+    model_or_index_options,
     parse_edits,
     print_json,
     print_result,
@@ -81,6 +81,7 @@ def trace(
     grid: bool,
     start: str | None,
     model: str | None,
+    adapter: str | None,
     dtype: str | None,
     device: str,
     as_json: bool,
@@ -115,6 +116,7 @@ def trace(
         grid=grid,
         start=start,
         model=model,
+        adapter=adapter,
         dtype=dtype,
         device=device,
         progress=Progress(),
@@ -165,6 +167,7 @@ def effect(
     against: Path | None,
     start: str | None,
     model: str | None,
+    adapter: str | None,
     dtype: str | None,
     device: str,
     as_json: bool,
@@ -198,6 +201,7 @@ def effect(
         steps=steps or 20,
         start=start,
         model=model,
+        adapter=adapter,
         dtype=dtype,
         device=device,
         progress=Progress(),
@@ -218,18 +222,32 @@ def effect(
 @click.option(
     "--limit", "n", type=AT_LEAST_1, default=10, show_default=True, help="Memories to show."
 )
-@index_model_option
+@model_or_index_options
 @device_option
 @json_option
 def neighbours(
-    model_or_index: str, cell: str, by: str, n: int, model: str | None, device: str, as_json: bool
+    model_or_index: str,
+    cell: str,
+    by: str,
+    n: int,
+    model: str | None,
+    adapter: str | None,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Find memories with similar values or keys.
 
     Lists the memories whose vectors have the largest |cosine| with CELL's.
     """
     found = ffmem.neighbours(
-        model_or_index, cell, by=by, n=n, model=model, device=device, progress=Progress()
+        model_or_index,
+        cell,
+        by=by,
+        n=n,
+        model=model,
+        adapter=adapter,
+        device=device,
+        progress=Progress(),
     )
     if as_json:
         print_json([{"cell": str(one.cell), "cosine": one.cosine} for one in found])

@@ -180,6 +180,7 @@ def model_record(memories: "Memories") -> ModelRecord:
         memory=kind,
         groups=groups,
         has_values=memories.has_values,
+        adapter=memories.adapter,
     )
 
 

@@ -16,6 +16,7 @@ from ffmem.cells import BankRecord, Layout
 from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
 from ffmem.indexing.memory import Kind
+from ffmem.models.arguments import AdapterRecord
 from ffmem.records import NotARecord, Record
 
 FORMAT = 2
@@ -49,10 +50,17 @@ class ModelRecord(Record):
     """Heads that own equal ranges of a layer's memories; 1 if memories belong to no head."""
     has_values: bool = True
     """False for a lambda layer, whose values are computed from the input."""
+    adapter: AdapterRecord | None = None
+    """The adapter that was merged into the model; `hash` is that of the merged weights."""
 
     def __post_init__(self) -> None:
         if len(self.banks) != self.layers:
             raise NotARecord(f"banks has {len(self.banks)} layers, but layers is {self.layers}")
+
+    @property
+    def shown(self) -> str:
+        """Its source, with that of its adapter."""
+        return self.source if self.adapter is None else f"{self.source} + {self.adapter.source}"
 
     @cached_property
     def kind(self) -> Kind:

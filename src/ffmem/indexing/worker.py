@@ -224,7 +224,8 @@ def make_worker(
     opened = open_storage(storage)
     run, _ = require_run(opened)
     torch.set_num_threads(run.threads)
-    memories = load(run.model.source, dtype=run.dtype, device=device)
+    adapter = None if run.model.adapter is None else run.model.adapter.source
+    memories = load(run.model.source, adapter=adapter, dtype=run.dtype, device=device)
     open_files = ExitStack()  # stay open as long as the worker lives
     file = None if sentences else open_files.enter_context(opened.reading(SENTENCES))
     corpus = Sentences(Path(sentences or SENTENCES), file)

@@ -32,7 +32,7 @@ from ffmem.errors import CorpusError, ModelError
 from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import Index, check_weights, recover
 from ffmem.interventions.edits import Edit, Edits
-from ffmem.models.arguments import index_model_errors
+from ffmem.models.arguments import adapter_of_index, index_model_errors
 from ffmem.models.banks import Bank, ExpertBank, Routing
 from ffmem.models.head import Head, Norm
 from ffmem.models.load import load
@@ -85,11 +85,12 @@ def open_model(
     *,
     start: str | None = None,
     model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load MODEL_OR_DIR; `model` says where the model of an index is now."""
+    """Load MODEL_OR_DIR; `model` and `adapter` say where those of an index are now."""
     index = model_or_index if isinstance(model_or_index, Index) else None
     if isinstance(model_or_index, str | Path):
         recover(Path(model_or_index))
@@ -98,13 +99,18 @@ def open_model(
     if index is None and model is not None:
         raise ModelError("Pass either a model, or an index with the model that it was made from.")
     source: Any = model or (model_or_index if index is None else index.manifest.model.source)
-    if not isinstance(source, Memories):
+    if isinstance(source, Memories):
+        if adapter is not None:
+            raise ModelError("The model is loaded already. Pass adapter to ffmem.load instead.")
+    else:
+        recorded = None if index is None else index.manifest.model.adapter
+        merged = adapter_of_index(recorded, model, adapter)
         stored = "float32" if index is None else index.manifest.dtype
         errors: AbstractContextManager[None] = nullcontext()
         if index is not None and model is None:
-            errors = index_model_errors(source, index.folder)
+            errors = index_model_errors(source, index.folder, adapter=recorded)
         with errors, (progress or Progress(quiet=True)).waiting(f"Loading {source}"):
-            source = load(source, dtype=dtype or stored, device=device)
+            source = load(source, adapter=merged, dtype=dtype or stored, device=device)
     if index is not None:
         check_weights(index, source.fingerprint())
     return LoadedModel(source, index, start)
