@@ -36,6 +36,7 @@ def experiment(
     column: str | None = None,
     detokenize: str | None = None,
     limit: int | None = None,
+    content_only: bool | None = None,
     model: "Memories | str | Path | None" = None,
     adapter: str | Path | None = None,
     dtype: str | None = None,
@@ -53,7 +54,7 @@ def experiment(
         folder: The index.
         out: Folder to write.
         corpus: Corpus of the prefixes for Section 5. One given by name is read as the index's
-            first corpus was, unless unit, column, detokenize or limit are given.
+            first corpus was, unless unit, column, detokenize, limit or content_only are given.
         sample: Number of prefixes for Section 5, or "all".
         draw: "sentences" draws one prefix per sentence, "tokens" uniformly over all prefixes.
         seed: Random seed.
@@ -63,6 +64,7 @@ def experiment(
         column: Field of the text.
         detokenize: "wikitext" undoes WikiText's tokenization.
         limit: Read at most this many sentences.
+        content_only: In conversations, draw no prefix that ends in the chat template.
         model: The model, or where it is now. Default: the one that the index names.
         adapter: Where its adapter is now. Default: the one that the index names.
         dtype: Number format of the model. Default: as the index.
@@ -73,6 +75,7 @@ def experiment(
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
     reading = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
+    reading["content_only"] = content_only or None
     with output_folder(Path(out)):
         from ffmem.experiments.base import find_all
 
@@ -118,6 +121,7 @@ def report(
     column: str | None = None,
     detokenize: str | None = None,
     limit: int | None = None,
+    content_only: bool | None = None,
     model: "Memories | str | Path | None" = None,
     adapter: str | Path | None = None,
     dtype: str | None = None,
@@ -156,6 +160,7 @@ def report(
         column=column,
         detokenize=detokenize,
         limit=limit,
+        content_only=content_only,
         model=model,
         adapter=adapter,
         dtype=dtype,
@@ -192,6 +197,7 @@ def _corpus(
         return corpus
     first = index.manifest.corpus.sources[0]
     inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
+    inherited["content_only"] = first.content_only
     if not is_wikitext(first.source):  # whose name implies it
         inherited["detokenize"] = first.detokenize
     return Corpus(str(corpus), **(inherited | asked))

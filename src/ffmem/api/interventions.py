@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 def trace(
     model_or_index: "Memories | Index | str | Path",
-    prompt: str | Sequence[str] | None = None,
+    prompt: str | Sequence[Any] | None = None,
     *,
     prompts: str | Path | None = None,
+    chat: bool = False,
     position: int = -1,
     top: int = 10,
     off: Sequence[object] = (),
@@ -52,8 +53,11 @@ def trace(
 
     Args:
         model_or_index: A model, or an index, which adds percentiles of coefficients.
-        prompt: The text, or a list of texts.
+        prompt: The text, or a list of texts; with `chat`, also messages, or a list of them.
         prompts: File of prompts (.jsonl, .tsv, .txt) instead.
+        chat: Whether prompts are conversations, written by the tokenizer's chat template. A text is
+            one user turn; messages are dicts with "role" and "content". Read where the answer
+            begins; if the last message is the assistant's, the answer goes on from there.
         position: Position to read; the start token, if there is one, is position 0.
         top: Tokens and memories to return per layer.
         off: Memories and whole experts to switch off.
@@ -84,17 +88,21 @@ def trace(
     if prompts is not None:
         from ffmem.interventions.effect import read_prompt_file
 
-        prompt = [fact.prompt for fact in read_prompt_file(prompts)[1]]
+        prompt = [fact.prompt for fact in read_prompt_file(prompts, chat)[1]]
+    several = prompts is not None or _is_several(prompt, chat)
+    texts: Any = prompt if several else [prompt]
+    if chat:
+        _check_chat(texts)
     loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.trace import trace as trace_prompt
 
     edits = Edits.of(**by_kind, index=loaded.index, positions=positions)
-    texts: Any = prompt if isinstance(prompt, list | tuple) else [prompt]
     found = [
         trace_prompt(
             loaded,
             text,
             edits,
+            chat=chat,
             position=position,
             top=top,
             generate=generate,
@@ -104,13 +112,29 @@ def trace(
         )
         for text in texts
     ]
-    return found if texts is prompt else found[0]
+    return found if several else found[0]
+
+
+def _check_chat(prompts: Sequence[Any]) -> None:
+    """Raise on malformed messages, before a model is loaded."""
+    from ffmem.models.chat import as_messages, check_messages
+
+    for prompt in prompts:
+        check_messages(as_messages(prompt))
+
+
+def _is_several(prompt: object, chat: bool) -> bool:
+    """Return whether a prompt is a list of prompts, and not the messages of one conversation."""
+    if not isinstance(prompt, list | tuple):
+        return False
+    return not (chat and prompt and all(isinstance(one, dict) for one in prompt))
 
 
 def effect(
     model_or_index: "Memories | Index | str | Path",
-    prompt: str | Sequence[str] | None = None,
+    prompt: str | Sequence[Any] | None = None,
     *,
+    chat: bool = False,
     target: str | None = None,
     position: int | None = None,
     positions: Sequence[int] | None = None,
@@ -135,7 +159,8 @@ def effect(
 
     Args:
         model_or_index: A model, or an index.
-        prompt: The text, or a list of texts.
+        prompt: The text, or a list of texts; with `chat`, also messages, or a list of them.
+        chat: Whether prompts are conversations, as in `trace`.
         target: Token to measure. Default: the model's own next token.
         position: Position to read. Default: the last.
         positions: Positions at which memories are off. Default: all.
@@ -172,21 +197,24 @@ def effect(
 
         for path in (prompts, against):
             if path is not None:
-                read_prompt_file(path)  # raises on a wrong file before the model is loaded
+                read_prompt_file(path, chat)  # raises on a wrong file before the model is loaded
         loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
-        return effect_of_facts(loaded, prompts, against=against, **options)
+        return effect_of_facts(loaded, prompts, chat=chat, against=against, **options)
+    several = _is_several(prompt, chat)
+    texts: Any = prompt if several else [prompt]
+    if chat:
+        _check_chat(texts)
     loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.effect import effect as effect_of_prompt
 
     read_at = -1 if position is None else position
-    texts: Any = prompt if isinstance(prompt, list | tuple) else [prompt]
     found = [
         effect_of_prompt(
-            loaded, text, target=target, position=read_at, positions=positions, **options
+            loaded, text, chat=chat, target=target, position=read_at, positions=positions, **options
         )
         for text in texts
     ]
-    return found if texts is prompt else found[0]
+    return found if several else found[0]
 
 
 def neighbours(

@@ -39,7 +39,7 @@ from ffmem.progress import Progress
     show_default=True,
     help="Corpus to measure side effects on.",
 )
-@dataclass_options(Corpus, defaults={"limit": 200})
+@dataclass_options(Corpus, only=("unit", "column", "detokenize", "limit"), defaults={"limit": 200})
 @click.option("--no-report", is_flag=True, help="Do not measure side effects.")
 @index_start_option
 @model_or_index_options

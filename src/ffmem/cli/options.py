@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ffmem.config_fields import add_options
+from ffmem.errors import CorpusError
 
 
 class OrderedGroup(click.Group):
@@ -64,6 +65,11 @@ index_start_option = click.option(
     "--start",
     metavar="TOKEN",
     help="Start token: auto, none, bos, eos, or a token. Default: as the index.",
+)
+chat_option = click.option(
+    "--chat",
+    is_flag=True,
+    help="Prompts are conversations: a user's text, JSON messages, or a .json file of them.",
 )
 db_option = click.option(
     "--db",
@@ -136,6 +142,20 @@ def _parse_numbers(name: str, values: tuple[str, ...]) -> dict[str, float]:
         if found.setdefault(cell.strip(), value) != value:
             raise click.UsageError(f"--{name} gives {cell.strip()} two numbers. Keep one.")
     return found
+
+
+def read_chat_file(prompt: str | None) -> Any:
+    """Return the messages of a `.json` file; any other prompt as it is."""
+    if prompt is None or not prompt.endswith(".json") or "\n" in prompt:
+        return prompt
+    try:
+        found = json.loads(Path(prompt).expanduser().read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorpusError(
+            f"Cannot read the messages of {prompt}: {error}. Give a file with a list of messages:"
+            ' [{"role": "user", "content": "…"}, …].'
+        ) from None
+    return found["messages"] if isinstance(found, dict) and "messages" in found else found
 
 
 def print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
     WholeNumber,
+    chat_option,
     device_option,
     edit_options,
     json_option,
@@ -19,6 +20,7 @@ from ffmem.cli.options import (
     print_json,
     print_result,
     prompt_options,
+    read_chat_file,
     split_commas,
 )
 from ffmem.progress import Progress
@@ -60,6 +62,7 @@ from ffmem.progress import Progress
 )
 @click.option("--seed", type=int, metavar="N", help="Random seed for sampling. Default: 0.")
 @click.option("--grid", is_flag=True, help="Also show every layer at every position.")
+@chat_option
 @prompt_options
 @json_option
 def trace(
@@ -79,6 +82,7 @@ def trace(
     temperature: float | None,
     seed: int | None,
     grid: bool,
+    chat: bool,
     start: str | None,
     model: str | None,
     adapter: str | None,
@@ -105,7 +109,8 @@ def trace(
         raise click.UsageError("--seed needs --temperature: greedy decoding is not random.")
     found = ffmem.trace(
         model_or_index,
-        prompt,
+        read_chat_file(prompt) if chat else prompt,
+        chat=chat,
         prompts=prompts,
         top=top,
         position=position,
@@ -150,6 +155,7 @@ def trace(
 @click.option("--steps", type=AT_LEAST_1, help="Steps of integrated gradients. Default: 20.")
 @click.option("--prompts", type=PATH, help="File of prompts and targets: .jsonl, .tsv, .txt.")
 @click.option("--against", type=PATH, help="File of control prompts; subtracts their mean.")
+@chat_option
 @prompt_options
 @json_option
 def effect(
@@ -165,6 +171,7 @@ def effect(
     steps: int | None,
     prompts: Path | None,
     against: Path | None,
+    chat: bool,
     start: str | None,
     model: str | None,
     adapter: str | None,
@@ -188,7 +195,8 @@ def effect(
         raise click.UsageError("--against needs --prompts.")
     found = ffmem.effect(
         model_or_index,
-        prompt,
+        read_chat_file(prompt) if chat else prompt,
+        chat=chat,
         target=target,
         position=position,
         positions=list(positions) or None,

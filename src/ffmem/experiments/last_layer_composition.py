@@ -149,8 +149,7 @@ def first_tokens(context: ExperimentContext, chosen: Int64[ndarray, " case"]) ->
 def _row(context: ExperimentContext, case: Case, vectors: Any, threshold: float | None) -> Row:
     shown = context.index.token
     example, length = context.prompt_sample.prefixes()[case.number]
-    text, ids, starts, ends = example.sentence
-    sentence = StoredSentence(example.number, 0, 0, text, ids, starts, ends)
+    sentence = StoredSentence(example.number, 0, 0, *example.sentence)
     pair = (np.array([case.residual[0]]), np.array([case.output[0]]))
     similarity = float(cosines(vectors, *pair))
     tops = {"residual": case.residual, "ff": case.ff, "output": case.output}
@@ -158,7 +157,7 @@ def _row(context: ExperimentContext, case: Case, vectors: Any, threshold: float 
         "sentence": example.number,
         "length": length,
         "prefix": split_text(sentence, length, shown)[0],
-        "next_token": shown(ids[length]) if length < len(ids) else None,
+        "next_token": shown(sentence.ids[length]) if length < len(sentence.ids) else None,
         **{f"{name}_top": shown(top[0]) for name, top in tops.items()},
         **{f"{name}_top5": [shown(id) for id in top] for name, top in tops.items()},
         "similarity": similarity,

@@ -107,7 +107,7 @@ def draw_sample(
         read.update(hash_input(sentence.text, sentence.ids))
         if longest is not None and len(sentence.ids) > longest:
             cut += 1
-            sentence = _cut(sentence, longest)
+            sentence = sentence.cut(longest)
         example = Example(number, sentence, [])
         for hashed, length in _candidates(example, how, size, seed, shortest):
             candidate = (-hashed, -number, -length)
@@ -132,12 +132,6 @@ def draw_sample(
     return PromptSample(list(held.values()), n_read, cut, read.hexdigest())
 
 
-def _cut(sentence: TokenSentence, longest: int) -> TokenSentence:
-    """Return the first tokens of a sentence; its text stays whole."""
-    starts, ends = (part and part[:longest] for part in (sentence.starts, sentence.ends))
-    return TokenSentence(sentence.text, sentence.ids[:longest], starts, ends)
-
-
 def _candidates(
     example: Example, how: str, size: int | None, seed: int, shortest: int
 ) -> Iterable[tuple[int, int]]:
@@ -146,10 +140,14 @@ def _candidates(
     if n < shortest:
         return []
     lengths = np.arange(shortest, n + 1)
+    if example.sentence.is_content is not None:
+        lengths = lengths[np.array(example.sentence.is_content, bool)[lengths - 1]]
+    if not len(lengths):
+        return []
     if size is None:
         return ((0, length) for length in lengths.tolist())
     if how == "sentences":
-        length = shortest + int(_hashes(seed, "length", place)[0]) % len(lengths)
+        length = int(lengths[int(_hashes(seed, "length", place)[0]) % len(lengths)])
         return [(int(_hashes(seed, "sentence", place)[0]), length)]
     # A number for each (sentence, length) that no other has, far beyond any sentence's length.
     hashes = _hashes(seed, "token", example.number * (1 << 24) + lengths)

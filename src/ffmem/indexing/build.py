@@ -177,12 +177,13 @@ def finish(plan: IndexPlan) -> None:
         raise StoreError(f"The partials in {storage.shown} do not cover every chunk exactly once.")
     skipped = sorted(number for partial in partials for number in partial.skipped)
     sentences = Sentences(folder / SENTENCES)
-    skipped_tokens = sum(len(sentences.row(number).ids) for number in skipped)
+    skipped_tokens = sum(sentences.row(number).n_prefixes for number in skipped)
     n_prefixes = sum(partial.n_prefixes for partial in partials)
-    if n_prefixes != plan.facts.source.tokens - skipped_tokens:
+    expected = plan.facts.source.tokens - plan.facts.source.left_out - skipped_tokens
+    if n_prefixes != expected:
         raise StoreError(
             f"The partials in {storage.shown} count {n_prefixes:,} prefixes; the corpus has"
-            f" {plan.facts.source.tokens - skipped_tokens:,}. Delete partials/partial-*.arrow there"
+            f" {expected:,}. Delete partials/partial-*.arrow there"
             " and rerun the command to read the corpus again."
         )
     for layer, result in enumerate(plan.partials.layers(partials)):

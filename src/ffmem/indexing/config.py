@@ -107,7 +107,7 @@ class IndexRunConfig(Record):
 
     model: ModelRecord
     tokenizer: str
-    corpus: dict[str, str | int | None]
+    corpus: dict[str, str | int | bool | None]
     """Settings, and the SHA-256 of its files."""
     index: IndexConfig
     dtype: str

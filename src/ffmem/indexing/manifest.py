@@ -125,6 +125,13 @@ class SourceRecord(Record):
     skipped: list[int] = field(default_factory=list)
     """Sentences that the model could not read, by their number within the source."""
     skipped_tokens: int = 0
+    """Their tokens that end a prefix."""
+    content_only: bool = False
+    """Whether tokens of the chat template end no prefix."""
+    left_out: int = 0
+    """Tokens that end no prefix."""
+    conversations: int = 0
+    """Sentences that are conversations, written by the model's chat template."""
     control: int = 0
     """Sentences whose text spells out a control token, such as `</s>`; it is read as one."""
 
@@ -140,8 +147,9 @@ class CorpusRecord(Record):
 
     @property
     def prefixes(self) -> int:
-        """Number of prefixes: one per token, without skipped sentences."""
-        return self.tokens - sum(source.skipped_tokens for source in self.sources)
+        """Number of prefixes: one per token, without those left out and skipped sentences."""
+        missing = sum(source.left_out + source.skipped_tokens for source in self.sources)
+        return self.tokens - missing
 
     @classmethod
     def join(cls, sources: list[SourceRecord]) -> "CorpusRecord":

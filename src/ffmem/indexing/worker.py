@@ -145,7 +145,8 @@ class IndexWorker:
                 read |= (sample.prefixes >= row.offset) & (sample.prefixes <= last)
             sample = sample.select(read)
         with _forward_errors(chunk):
-            coefficients = self.scan.read(chunk, self._batches(rows), sample.prefixes)
+            contents = {row.offset: row.is_content for row in rows if row.is_content is not None}
+            coefficients = self.scan.read(chunk, self._batches(rows), sample.prefixes, contents)
         if is_sampled:
             self.partials.commit_sample(chunk.number, sample, coefficients)
 
