@@ -223,6 +223,8 @@ def _model(
     source = given or index.manifest.model.source
     recorded = index.manifest.model.adapter
     merged = adapter_of_index(recorded, given, adapter)
-    errors = nullcontext() if given else index_model_errors(source, index.folder, adapter=recorded)
+    errors = (
+        nullcontext() if given else index_model_errors(str(source), index.folder, adapter=recorded)
+    )
     with errors, progress.waiting(f"Loading {source}"):
         return load(source, adapter=merged, dtype=dtype or index.manifest.dtype, device=device)

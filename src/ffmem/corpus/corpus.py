@@ -194,15 +194,13 @@ class CorpusReader(Iterator[TokenSentence]):
                 "--content-only needs a tokenizer that knows where its tokens stand in the text,"
                 " and this model's does not. Leave it out."
             )
-        first = ends[0] if ends else 0
-        sentence = TokenSentence(text, ids, starts, ends, is_content)
         if ids[0] != self.tokenizer.own_start:
-            return sentence
-        ids, starts, ends, is_content = (part and part[1:] for part in sentence[1:])
+            return TokenSentence(text, ids, starts, ends, is_content)
+        first = ends[0] if ends else 0
         return TokenSentence(
             text[first:],
-            ids,
-            starts and [start - first for start in starts],
-            ends and [end - first for end in ends],
-            is_content,
+            ids[1:],
+            starts and [start - first for start in starts[1:]],
+            ends and [end - first for end in ends[1:]],
+            is_content and is_content[1:],
         )

@@ -46,8 +46,14 @@ class TokenSentence(NamedTuple):
 
     def cut(self, longest: int) -> "TokenSentence":
         """Return the first tokens; the text stays whole."""
-        lists = (part and part[:longest] for part in self[1:])
-        return TokenSentence(self.text, *lists)
+        starts, ends, is_content = self.starts, self.ends, self.is_content
+        return TokenSentence(
+            self.text,
+            self.ids[:longest],
+            starts and starts[:longest],
+            ends and ends[:longest],
+            is_content and is_content[:longest],
+        )
 
     @property
     def n_prefixes(self) -> int:

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy import ndarray
 
-from ffmem.corpus.sentences import TokenSentence
 from ffmem.errors import FfmemError
 from ffmem.files import committing
 from ffmem.indexing.tables import read_errors
+
+if TYPE_CHECKING:
+    from ffmem.corpus.sentences import TokenSentence
 
 GROUP = 128
 """Sentences in a row group, which is what a look-up of one sentence reads."""
@@ -83,7 +85,7 @@ class Totals(NamedTuple):
 
 
 def write_sentences(
-    path: Path, rows: Iterable[TokenSentence], content_only: bool = False
+    path: Path, rows: "Iterable[TokenSentence]", content_only: bool = False
 ) -> Totals:
     """Write the sentences of one source, and return its totals."""
     digest = hashlib.sha256()

@@ -33,7 +33,8 @@ class _Sentences(NamedTuple):
             return self.lengths
         counts = np.concatenate([[0], np.cumsum(self.is_content)])
         ends = np.cumsum(self.lengths)
-        return counts[ends] - counts[ends - self.lengths]
+        found: ndarray = counts[ends] - counts[ends - self.lengths]
+        return found
 
 
 def verify(index: Index) -> list[str]:
@@ -87,8 +88,8 @@ def _read_sentences(index: Index) -> _Sentences:
     lengths = np.concatenate(list(index.sentences.lengths()))
     offsets = np.concatenate([[0], np.cumsum(lengths + 1)])[:-1]
     sources = read_columns(index.sentences.path, ["source"])["source"]
-    contents = list(index.sentences.contents())
-    is_content = np.concatenate(contents) if index.sentences.has_content else None
+    contents = [part for part in index.sentences.contents() if part is not None]
+    is_content: ndarray | None = np.concatenate(contents) if contents else None
     return _Sentences(offsets, lengths, sources, 0 if index.manifest.compat else 1, is_content)
 
 

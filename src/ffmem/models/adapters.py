@@ -225,7 +225,7 @@ def _check_complete(adapter: Adapter, model: Any, missing: set[str], unexpected:
 @torch.no_grad()
 def _logits(model: Any) -> Tensor:
     """Return the logits of a model on a few tokens."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = model.config.get_text_config().vocab_size
     device = next(model.parameters()).device
     ids = torch.arange(1, _CHECKED_TOKENS + 1, device=device) * 7919 % vocabulary
     logits: Tensor = model(input_ids=ids[None], use_cache=False).logits

@@ -233,7 +233,7 @@ class SubwordTokenizer(Tokenizer):
         )
 
     @cached_property
-    def chat(self) -> ChatTemplate:  # type: ignore[override]
+    def chat(self) -> ChatTemplate:
         """The tokenizer's chat template; raises if it has none."""
         return ChatTemplate(self.tokenizer, self.controls)
 

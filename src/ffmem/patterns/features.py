@@ -655,7 +655,8 @@ def _wanted_prefixes(
     starts = np.cumsum(lengths + 1) - lengths - 1
     kept = np.arange(int(lengths.sum()))
     if index.sentences.has_content:
-        kept = kept[np.concatenate(list(index.sentences.contents()))]
+        contents = [part for part in index.sentences.contents() if part is not None]
+        kept = kept[np.concatenate(contents)]
     tokens = kept[np.sort(rng.choice(len(kept), min(SAMPLE, len(kept)), replace=False))]
     owner = np.searchsorted(np.cumsum(lengths), tokens, side="right")
     least = 0 if index.manifest.compat == "ff-layers" else 1
