@@ -181,6 +181,15 @@ def test_a_conversation_longer_than_the_context_is_cut_and_counted(memories, tmp
     assert ffmem.verify(tmp_path / "index") == []
 
 
+def test_a_corpus_without_content_in_the_context_is_refused(tmp_path):
+    lost = chat_memories(template="{{ 'x' * 300 }}{{ messages[0]['content'] }}")
+    one = [{"messages": [{"role": "user", "content": "Hi"}]}]
+    corpus = Corpus(write(tmp_path / "b.jsonl", one), content_only=True)
+    with pytest.raises(FfmemError, match=r"No conversation of .* within the model's context"):
+        ffmem.index(lost, corpus, tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
 def test_experiments_draw_no_prefix_that_is_left_out(memories, tmp_path):
     from ffmem.experiments.sample import draw_sample
 

@@ -178,6 +178,11 @@ def _read_corpus(
     reading = corpus.sentences(memories.tokenizer)
     rows = TruncatedRows(reading, memories)
     totals = write_sentences(folder / SENTENCES, rows, corpus.content_only)
+    if totals.n_sentences == 0:
+        raise CorpusError(
+            f"No conversation of {corpus.source!r} has content within the model's context of"
+            f" {context} tokens. Give shorter ones, or leave out --content-only."
+        )
     if totals.n_places > MAX_PREFIXES:
         raise CorpusError(
             f"The corpus has {totals.n_places:,} prefixes; an index holds at most"

@@ -49,7 +49,9 @@ class Adapter:
     def base(self) -> str | None:
         """The model that it was trained on, with its revision; None if it does not say."""
         name, revision = (self.settings.get(key) for key in ("base_model_name_or_path", "revision"))
-        return f"{name}@{revision}" if name and revision else name or None
+        if name and revision and not Path(name).exists():
+            return f"{name}@{revision}"
+        return name or None
 
     def hash(self) -> str:
         """Return the SHA-256 of its weights."""
