@@ -70,9 +70,9 @@ def test_the_parameters_of_a_function_are_the_fields_of_its_config(name, config)
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        ("index", {"model", "corpus", "out", "dtype", "progress"}),
-        ("estimate", {"model", "corpus", "dtype", "device"}),
-        ("extend", {"folder", "corpus", "model", "progress"}),
+        ("index", {"model", "corpus", "out", "adapter", "dtype", "progress"}),
+        ("estimate", {"model", "corpus", "adapter", "dtype", "device"}),
+        ("extend", {"folder", "corpus", "model", "adapter", "progress"}),
         ("train", {"corpus", "out", "valid", "progress"}),
     ],
 )
@@ -98,7 +98,9 @@ def command_of(function):
 def test_a_command_and_its_function_have_the_same_options_and_defaults(name):
     command = command_of(name)
     defaults = command.make_context(name, ["x"] * 9, resilient_parsing=True).params
-    parameters = inspect.signature(getattr(ffmem, name)).parameters
+    parameters = dict(inspect.signature(getattr(ffmem, name)).parameters)
+    if name == "compare":  # of two indexes, or of two models
+        parameters |= inspect.signature(ffmem.compare_models).parameters
     own = {"as_json", "dry_run", "no_report", "no_models", "open_browser", "name"}
     shared = own | {field.name for field in fields(Corpus)}
     for option, value in defaults.items():

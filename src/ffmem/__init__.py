@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         circuit,
         coefficients,
         compare,
+        compare_models,
         edit,
         effect,
         neighbours,
@@ -41,8 +42,8 @@ _NAMES = {
     ],
     "api.hub": ["pull", "push"],
     "api.interventions": [
-        *("circuit", "coefficients", "compare", "edit", "effect", "neighbours", "sources", "trace"),
-        "write",
+        *("circuit", "coefficients", "compare", "compare_models", "edit", "effect", "neighbours"),
+        *("sources", "trace", "write"),
     ],
     "api.model": ["load", "train"],
     "api.patterns": ["detect", "explain", "export_patterns", "patterns_of", "study"],

@@ -87,7 +87,8 @@ def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], C
 
 def take_options(values: dict[str, Any], config: type) -> dict[str, Any]:
     """Remove the options of a dataclass from a command's values, and return them."""
-    return {one.name: values.pop(one.name) for one in _option_fields(config)}
+    names = [one.name for one in _option_fields(config)]
+    return {name: values.pop(name) for name in names if name in values}
 
 
 def from_parameters(config: type[AnyConfig], parameters: Mapping[str, Any]) -> AnyConfig:

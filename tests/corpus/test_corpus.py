@@ -218,6 +218,7 @@ def test_a_description_holds_what_decides_the_sentences(text_file):
         "column": "text",
         "detokenize": "wikitext",
         "limit": 5,
+        "content_only": False,
     }
     assert Corpus(**settings).describe() == settings
     assert Corpus("a.txt").describe()["detokenize"] is None

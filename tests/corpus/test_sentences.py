@@ -118,7 +118,7 @@ def test_the_windows_of_a_document_joined_are_the_document(lists, size):
     assert "".join(window.text for window in found) == "".join(texts)
     assert sum(len(window.ids) < size for window in found) <= len(lists)
     assert all(0 < len(window.ids) <= size for window in found)
-    for text, ids, starts, ends in found:
+    for text, ids, starts, ends, _ in found:
         assert len(ids) == len(starts) == len(ends)
         for id, start, end in zip(ids, starts, ends, strict=True):
             assert 0 <= start <= end <= len(text)
@@ -162,7 +162,7 @@ def test_windows_of_given_ids_are_cuts_of_them():
     found = list(windows(lines, WORDS, 2))
 
     assert [window.ids for window in found] == [[1, 2], [3, 4], [5], [6]]
-    assert all(window[2:] == (None, None) and window.text is None for window in found)
+    assert all(window[2:] == (None, None, None) and window.text is None for window in found)
 
 
 def test_windows_without_places_have_no_text():

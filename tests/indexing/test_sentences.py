@@ -1,10 +1,11 @@
 import re
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ffmem.corpus.sentences import TokenSentence
 from ffmem.errors import StoreError
 from ffmem.indexing.sentences import (
     GROUP,
@@ -33,7 +34,7 @@ def rows(n):
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory):
     path = tmp_path_factory.mktemp("sentences") / "sentences.parquet"
-    totals = write_sentences(path, rows(2 * GROUP + 37))
+    totals = write_sentences(path, starmap(TokenSentence, rows(2 * GROUP + 37)))
     found = Sentences(path)
     assert totals.n_sentences == found.n_sentences == 2 * GROUP + 37
     assert totals.n_places == totals.n_tokens + totals.n_sentences
@@ -83,7 +84,7 @@ def test_sentences_of_parts_join_to_those_of_the_whole(tmp_path):
     every = list(rows(GROUP + 5))
     parts = []
     for number, part in enumerate((every[:50], every[50:])):
-        write_sentences(tmp_path / f"{number}.parquet", part)
+        write_sentences(tmp_path / f"{number}.parquet", starmap(TokenSentence, part))
         parts.append(Sentences(tmp_path / f"{number}.parquet"))
     join_sentences(tmp_path / "joined.parquet", parts)
     joined = Sentences(tmp_path / "joined.parquet")
@@ -97,7 +98,7 @@ def test_sentences_of_parts_join_to_those_of_the_whole(tmp_path):
 
 def test_the_hash_sees_text_ids_and_borders(tmp_path):
     def hashed(*given):
-        return write_sentences(tmp_path / "s.parquet", given).hash
+        return write_sentences(tmp_path / "s.parquet", starmap(TokenSentence, given)).hash
 
     one = hashed(("ab", [1, 2], [0, 1], [1, 2]))
     assert one == hashed(("ab", [1, 2], [0, 1], [1, 2]))
@@ -113,7 +114,7 @@ def test_the_hash_sees_text_ids_and_borders(tmp_path):
 @pytest.mark.parametrize("damage", ["missing", "truncated", "nonsense", "inside"])
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path, damage):
     path = tmp_path / "sentences.parquet"
-    write_sentences(path, rows(GROUP))
+    write_sentences(path, starmap(TokenSentence, rows(GROUP)))
     whole = path.read_bytes()
     if damage == "missing":
         path.unlink()

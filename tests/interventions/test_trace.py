@@ -351,11 +351,12 @@ def test_the_end_of_text_token_ends_it_and_the_context_too():
     written = continue_prompt(memories, prompt, 1000)
     if written.ended == "end":
         memories.tokenizer.eos = None
+        prompt = read_prompt(with_start(memories), TEXT)
         written = continue_prompt(memories, prompt, 1000)
     assert written.ended == "context"
     assert len(prompt.ids) + len(written.ids) == memories.context + 1
     memories.tokenizer.eos = written.ids[2]
-    stopped = continue_prompt(memories, prompt, 1000)
+    stopped = continue_prompt(memories, read_prompt(with_start(memories), TEXT), 1000)
     assert stopped.ended == "end"
     assert stopped.ids == written.ids[: written.ids.index(written.ids[2])]
 

@@ -21,6 +21,7 @@ from ffmem.models.checkpoint import convert_gguf
 from ffmem.models.families import FAMILIES
 from ffmem.models.load import find_device, load
 from ffmem.models.memories import fingerprint
+from tests.adapters import rename_base, write_lora
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
 ORACLE = Path(__file__).parent.parent / "oracle"
@@ -230,35 +231,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         load(tmp_path)
 
 
-def test_a_lora_folder_is_refused_with_its_base_and_the_way_to_merge_it(tmp_path):
-    settings = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 8}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelError) as refused:
-        load(tmp_path)
-    message = str(refused.value)
-    assert f"{tmp_path} is a LoRA adapter for the base model org/base" in message
-    assert "merge_and_unload().save_pretrained(FOLDER)" in message
-    assert "remove adapter_config.json" not in message
-
-
-def test_a_lora_folder_without_the_name_of_its_base_is_refused(tmp_path):
-    for settings in ('{"peft_type": "LORA"}', "[]", "{", "{}"):
-        (tmp_path / "adapter_config.json").write_text(settings)
-        with pytest.raises(
-            ModelError, match=r"is a LoRA adapter for a base model that adapter_con"
-        ):
-            load(tmp_path)
-
-
-def test_an_adapter_beside_a_whole_model_is_not_ignored(folder):
-    settings = {"peft_type": "IA3", "base_model_name_or_path": "org/base"}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        ModelError, match=r"is an adapter \(IA3\) for .* remove adapter_config\.json"
-    ):
-        load(folder)
-
-
 def test_names_and_hub_ids_stay_as_they_are():
     assert [resolve_model(name) for name in (*NAMED_MODELS, "org/name@v1", "gpt2")] == [
         *NAMED_MODELS,
@@ -305,9 +277,10 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     repository = tmp_path / "hub" / "models--org--tiny"
     commit = "1234567890abcdef1234567890abcdef12345678"
     words = tmp_path / "hub" / "models--org--words"
-    lora, adapter = tmp_path / "hub" / "models--org--lora", tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    lora = tmp_path / "hub" / "models--org--lora"
+    adapter = write_lora(
+        folder, tmp_path / "adapter", base_model_name_or_path="org/tiny", revision="v1"
+    )
     for place, model in ((repository, folder), (words, MODEL), (lora, adapter)):
         (place / "refs").mkdir(parents=True)
         (place / "refs" / "v1").write_text(commit)
@@ -316,9 +289,9 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     # One process, which imports everything once, ends as the second command ends.
     code = (
         "import sys; from ffmem.cli import main; from ffmem import load\n"
-        "from ffmem.errors import ModelError\n"
         "print(load('org/words@v1').tokenizer.word_level)\n"
-        "try:\n    load('org/lora@v1')\nexcept ModelError as error:\n    print(error)\n"
+        "lora = load('org/lora@v1')\n"
+        "print(lora.source, lora.revision, lora.adapter.source, lora.fingerprint())\n"
         "for name in ('org/tiny@v1', 'org/tiny@v2'):\n"
         "    sys.argv[1:] = ['describe', '--json', name]\n"
         "    try:\n        main()\n"
@@ -327,9 +300,10 @@ def test_a_hub_id_with_a_revision_is_read_from_the_hubs_cache(folder, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    by_words, refused, shown = done.stdout.split("\n", 2)
+    by_words, merged, shown = done.stdout.split("\n", 2)
     assert by_words == "True"  # its dict.txt is found
-    assert refused.startswith("org/lora is a LoRA adapter for the base model org/base")
+    local = load(folder, adapter=rename_base(adapter, folder)).fingerprint()
+    assert merged == f"org/tiny@v1 v1 org/lora@v1 {local}"
     facts = json.loads(shown)
     assert (facts["source"], facts["revision"], facts["layers"]) == ("org/tiny@v1", "v1", 2)
     assert done.returncode == 1
@@ -523,7 +497,9 @@ def test_a_misspelt_folder_is_not_only_blamed_on_the_hub(monkeypatch, online):
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", nothing)
     # The Hub's client tries several times to reach it.
-    monkeypatch.setattr(sys.modules["ffmem.models.checkpoint"], "_find_file", lambda *_: None)
+    for module in ("checkpoint", "load"):
+        found = sys.modules[f"ffmem.models.{module}"]
+        monkeypatch.setattr(found, "find_file", lambda *_: None)
     with pytest.raises(ModelError, match="No model 'misspelt': no such file or folder, not in"):
         load("misspelt")
     assert asked == [not online]

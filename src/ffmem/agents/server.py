@@ -79,8 +79,15 @@ Position = Annotated[
 class IndexTools:
     """The tools, over some indexes. The schema of a method's parameters is the tool's schema."""
 
-    def __init__(self, catalog: Catalog, model: str | None = None, device: str = "auto") -> None:
-        self._catalog, self._model, self._device = catalog, model, device
+    def __init__(
+        self,
+        catalog: Catalog,
+        model: str | None = None,
+        adapter: str | None = None,
+        device: str = "auto",
+    ) -> None:
+        self._catalog, self._device = catalog, device
+        self._model, self._adapter = model, adapter
         self._models: dict[str, Memories] = {}
         """Models that were loaded, by the name of their index."""
         self._running = threading.Lock()
@@ -107,18 +114,9 @@ class IndexTools:
         Memories with most matches come first; each has its best match.
         """
         opened = self._open(index)
-        places: Sequence[str] = [place]
-        if place == "all":
-            has_values = opened.manifest.model.has_values
-            places = ["values"] * has_values + ["triggers"]
-            places += ["patterns"] if open_patterns(opened) else []
-        return {
-            one: [
-                hit._asdict()
-                for hit in ffmem.search(opened, query, one, regex=regex, layer=layer, limit=limit)
-            ]
-            for one in places
-        }
+        found = ffmem.search(opened, query, place, regex=regex, layer=layer, limit=limit)
+        groups = found if isinstance(found, dict) else {place: found}
+        return {one: [hit.to_dict() for hit in hits] for one, hits in groups.items()}
 
     def show(
         self,
@@ -331,7 +329,9 @@ class IndexTools:
             if served.name not in self._models:
                 from ffmem.interventions.forward import open_model
 
-                loaded = open_model(served.index, model=self._model, device=self._device)
+                loaded = open_model(
+                    served.index, model=self._model, adapter=self._adapter, device=self._device
+                )
                 self._models[served.name] = loaded.memories
             return run(self._models[served.name])
 
@@ -489,8 +489,9 @@ def serve(
     *,
     reports: Sequence[Path] = (),
     model: str | None = None,
+    adapter: str | None = None,
     device: str = "auto",
 ) -> None:
     """Serve indexes to an agent on stdin and stdout, until it hangs up."""
     catalog = Catalog.open(folders, reports)
-    make_server(IndexTools(catalog, model, device)).run("stdio")
+    make_server(IndexTools(catalog, model, adapter, device)).run("stdio")

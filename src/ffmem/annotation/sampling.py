@@ -214,11 +214,18 @@ class _RandomPrefixes:
         able = range(first, past) if is_whole else range(past, len(self._sorted))
         for _ in range(100):
             found = int(self._by_length[self._rng.choice(able)])
-            if found not in used:
+            if found not in used and self._is_prefix(found, length):
                 return found
         fresh = [one for one in able if int(self._by_length[one]) not in used]
         self.repeated += not fresh
         return int(self._by_length[self._rng.choice(fresh or able)])
+
+    def _is_prefix(self, sentence: int, length: int) -> bool:
+        """Return whether a prefix of this length ends in the sentence (`--content-only`)."""
+        if not self._index.sentences.has_content or length == 0:
+            return True
+        content = self._index.sentences.row(sentence).is_content
+        return content is None or content[length - 1]
 
 
 def _check_people(people: Sequence[str], leads: Sequence[str], overlap: int | str) -> int:

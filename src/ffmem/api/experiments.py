@@ -36,7 +36,9 @@ def experiment(
     column: str | None = None,
     detokenize: str | None = None,
     limit: int | None = None,
+    content_only: bool | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     threads: int | None = ExperimentConfig.threads,
@@ -52,7 +54,7 @@ def experiment(
         folder: The index.
         out: Folder to write.
         corpus: Corpus of the prefixes for Section 5. One given by name is read as the index's
-            first corpus was, unless unit, column, detokenize or limit are given.
+            first corpus was, unless unit, column, detokenize, limit or content_only are given.
         sample: Number of prefixes for Section 5, or "all".
         draw: "sentences" draws one prefix per sentence, "tokens" uniformly over all prefixes.
         seed: Random seed.
@@ -62,7 +64,9 @@ def experiment(
         column: Field of the text.
         detokenize: "wikitext" undoes WikiText's tokenization.
         limit: Read at most this many sentences.
+        content_only: In conversations, draw no prefix that ends in the chat template.
         model: The model, or where it is now. Default: the one that the index names.
+        adapter: Where its adapter is now. Default: the one that the index names.
         dtype: Number format of the model. Default: as the index.
         device: Where the model runs.
         threads: CPU threads; the last bits of a number may depend on it.
@@ -71,7 +75,9 @@ def experiment(
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
     given = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
-    context = _context(index, config, _corpus(index, corpus, given), model, dtype, device, progress)
+    given["content_only"] = content_only or None
+    source = _corpus(index, corpus, given)
+    context = _context(index, config, source, model, adapter, dtype, device, progress)
     return _measure(context, [names] if isinstance(names, str) else names, Path(out))
 
 
@@ -89,7 +95,9 @@ def report(
     column: str | None = None,
     detokenize: str | None = None,
     limit: int | None = None,
+    content_only: bool | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     threads: int | None = ExperimentConfig.threads,
@@ -103,7 +111,9 @@ def report(
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
     given = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
-    context = _context(index, config, _corpus(index, corpus, given), model, dtype, device, progress)
+    given["content_only"] = content_only or None
+    source = _corpus(index, corpus, given)
+    context = _context(index, config, source, model, adapter, dtype, device, progress)
     names = list(NAMES)
     if not index.manifest.model.has_values:
         names = [one.name for one in find_all() if not one.needs_values]
@@ -120,6 +130,7 @@ def _context(
     config: ExperimentConfig,
     corpus: "Corpus | None",
     model: "Memories | str | Path | None",
+    adapter: str | Path | None,
     dtype: str | None,
     device: str,
     progress: Progress,
@@ -138,7 +149,9 @@ def _context(
     def load_model() -> "Memories":
         from ffmem.interventions.forward import open_model
 
-        opened = open_model(index, model=model, dtype=dtype, device=device, progress=progress)
+        opened = open_model(
+            index, model=model, adapter=adapter, dtype=dtype, device=device, progress=progress
+        )
         return opened.memories
 
     return ExperimentContext(
@@ -196,6 +209,7 @@ def _corpus(
         return corpus
     first = index.manifest.corpus.sources[0]
     inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
+    inherited["content_only"] = first.content_only
     if not is_wikitext(first.source):  # whose name implies it
         inherited["detokenize"] = first.detokenize
     return Corpus(str(corpus), **(inherited | asked))

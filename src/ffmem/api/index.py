@@ -35,6 +35,7 @@ def index(
     batch_tokens: int = IndexConfig.batch_tokens,
     chunk_tokens: int = IndexConfig.chunk_tokens,
     threads: int | None = IndexConfig.threads,
+    adapter: str | Path | None = None,
     dtype: str = "float32",
     device: str = BuildOptions.device,
     workers: int | None = BuildOptions.workers,
@@ -59,6 +60,7 @@ def index(
         batch_tokens: Tokens per batch.
         chunk_tokens: Tokens per chunk, the unit of work.
         threads: CPU threads per worker. Default: all cores, shared among the workers.
+        adapter: Adapter to merge into the model, if you pass its name.
         dtype: Number format of the model, if you pass its name.
         device: Where the model runs, if you pass its name.
         workers: Number of worker processes; with `ray`, of actors.
@@ -76,7 +78,7 @@ def index(
     progress = progress or Progress(quiet=True)
     name = str(model) if isinstance(model, str | Path) else model.source
     if (folder / "manifest.json").exists():
-        return _open_finished(folder, model, name, source, config, dtype, progress)
+        return _open_finished(folder, model, name, adapter, source, config, dtype, progress)
     options.check()
     source.check_exists()
     require_models()
@@ -86,7 +88,7 @@ def index(
         if not isinstance(model, str | Path):
             return model
         with progress.waiting(f"Loading {model}"):
-            memories = load(model, dtype=dtype, device=device)
+            memories = load(model, adapter=adapter, dtype=dtype, device=device)
         if device == "split":
             from ffmem.models.modules import describe_devices
 
@@ -96,7 +98,7 @@ def index(
 
     if build(load_model, source, folder, config, options, progress):
         return Index(folder)
-    return _open_finished(folder, model, name, source, config, dtype, progress)
+    return _open_finished(folder, model, name, adapter, source, config, dtype, progress)
 
 
 def estimate(
@@ -110,6 +112,7 @@ def estimate(
     batch_tokens: int = IndexConfig.batch_tokens,
     chunk_tokens: int = IndexConfig.chunk_tokens,
     threads: int | None = IndexConfig.threads,
+    adapter: str | Path | None = None,
     dtype: str = "float32",
     device: str = BuildOptions.device,
     workers: int | None = BuildOptions.workers,
@@ -127,14 +130,16 @@ def estimate(
     require_models()
     from ffmem.indexing.estimate import estimate as estimate_index
 
-    memories = load(model, dtype=dtype, device=device) if isinstance(model, str | Path) else model
-    return estimate_index(memories, source, config, execution)
+    if isinstance(model, str | Path):
+        model = load(model, adapter=adapter, dtype=dtype, device=device)
+    return estimate_index(model, source, config, execution)
 
 
 def _open_finished(
     folder: Path,
     model: "Memories | str | Path",
     name: str,
+    adapter: str | Path | None,
     corpus: "Corpus",
     config: IndexConfig,
     dtype: str,
@@ -147,7 +152,9 @@ def _open_finished(
     if not isinstance(model, str | Path):
         dtype = str(model.dtype).removeprefix("torch.")
         check_weights(finished, model.fingerprint())
-    check_finished_index(finished, name, corpus, config, dtype)
+        adapter = None if model.adapter is None else model.adapter.source
+    asked = None if adapter is None else str(adapter)
+    check_finished_index(finished, name, asked, corpus, config, dtype)
     remove_leftovers(folder)
     compared = ""
     if isinstance(model, str | Path):
@@ -197,6 +204,7 @@ def extend(
     corpus: "Corpus | str | Path",
     *,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     device: str = BuildOptions.device,
     workers: int | None = BuildOptions.workers,
     ray: str | None = BuildOptions.ray,
@@ -207,8 +215,8 @@ def extend(
 ) -> Index:
     """Add a corpus to a finished index, with its model and settings; return the larger index.
 
-    `model` is the model, or where it is now if it has moved. The other parameters are those of
-    `index`.
+    `model` is the model, or where it is now if it has moved, and `adapter` where its adapter is.
+    The other parameters are those of `index`.
     """
     options = from_parameters(BuildOptions, locals())
     require_models()
@@ -219,7 +227,8 @@ def extend(
     before, source = Index(folder), as_corpus(corpus)
 
     def load_model() -> "Memories":
-        return open_model(before, model=model, device=device, progress=progress).memories
+        loaded = open_model(before, model=model, adapter=adapter, device=device, progress=progress)
+        return loaded.memories
 
     return extend_index(before, load_model, source, options, progress or Progress(quiet=True))
 
@@ -382,6 +391,7 @@ def serve(
     token: str | None = None,
     allowed: Sequence[str] = (),
     model: str | None = None,
+    adapter: str | None = None,
     device: str = "auto",
     db: str | None = None,
     load_model: bool = True,
@@ -399,6 +409,7 @@ def serve(
         token: Token that visitors need; "new" makes one.
         allowed: Other names of this machine that browsers may use.
         model: Where the model is now, if it has moved.
+        adapter: Where its adapter is now, if it has moved.
         device: Where the model runs.
         db: File of the annotation study; DIR-annotations.sqlite is found without it.
         load_model: Whether to load the model at once; else a page that needs it loads it.
@@ -415,6 +426,7 @@ def serve(
         token=token,
         allowed=allowed,
         model=model,
+        adapter=adapter,
         device=device,
         db=db,
         load_model=load_model,

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.api.experiments import output_folder
-from ffmem.api.index import as_index
+from ffmem.api.index import as_index, index
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.hub import is_hub_address
+from ffmem.indexing.config import IndexConfig
 from ffmem.indexing.store import Index
-from ffmem.models.arguments import require_models, resolve_model
+from ffmem.models.arguments import require_models, resolve_adapter, resolve_model
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
 def trace(
     model_or_index: "Memories | Index | str | Path",
-    prompt: str | Sequence[str] | None = None,
+    prompt: str | Sequence[Any] | None = None,
     *,
     prompts: str | Path | None = None,
+    chat: bool = False,
     position: int = -1,
     top: int = 10,
     off: Sequence[object] = (),
@@ -51,6 +53,7 @@ def trace(
     grid: bool = False,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -61,8 +64,11 @@ def trace(
 
     Args:
         model_or_index: A model, or an index, which adds percentiles of coefficients.
-        prompt: The text, or a list of texts.
+        prompt: The text, or a list of texts; with `chat`, also messages, or a list of them.
         prompts: File of prompts (.jsonl, .tsv, .txt) instead.
+        chat: Whether prompts are conversations, written by the tokenizer's chat template. A text is
+            one user turn; messages are dicts with "role" and "content". Read where the answer
+            begins; if the last message is the assistant's, the answer goes on from there.
         position: Position to read; the start token, if there is one, is position 0.
         top: Tokens and memories to return per layer.
         off: Memories and whole experts to switch off.
@@ -80,6 +86,7 @@ def trace(
         grid: Also return what every layer predicts at every position.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
@@ -94,17 +101,21 @@ def trace(
     if prompts is not None:
         from ffmem.interventions.effect import read_prompt_file
 
-        prompt = [fact.prompt for fact in read_prompt_file(prompts)[1]]
-    loaded = _open(model_or_index, start, model, dtype, device, progress)
+        prompt = [fact.prompt for fact in read_prompt_file(prompts, chat)[1]]
+    several = prompts is not None or _is_several(prompt, chat)
+    texts: Any = prompt if several else [prompt]
+    if chat:
+        _check_chat(texts)
+    loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.trace import trace as trace_prompt
 
     edits = Edits.of(**by_kind, index=loaded.index, positions=positions)
-    texts: Any = prompt if isinstance(prompt, list | tuple) else [prompt]
     found = [
         trace_prompt(
             loaded,
             text,
             edits,
+            chat=chat,
             position=position,
             top=top,
             generate=generate,
@@ -114,7 +125,22 @@ def trace(
         )
         for text in texts
     ]
-    return found if texts is prompt else found[0]
+    return found if several else found[0]
+
+
+def _check_chat(prompts: Sequence[Any]) -> None:
+    """Raise on malformed messages, before a model is loaded."""
+    from ffmem.models.chat import as_messages, check_messages
+
+    for prompt in prompts:
+        check_messages(as_messages(prompt))
+
+
+def _is_several(prompt: object, chat: bool) -> bool:
+    """Return whether a prompt is a list of prompts, and not the messages of one conversation."""
+    if not isinstance(prompt, list | tuple):
+        return False
+    return not (chat and prompt and all(isinstance(one, dict) for one in prompt))
 
 
 def coefficients(
@@ -124,6 +150,7 @@ def coefficients(
     layers: Sequence[int] | None = None,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -140,11 +167,12 @@ def coefficients(
         layers: Only these layers.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
-    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.coefficients import coefficients as read_coefficients
 
     several: Any = texts if isinstance(texts, list | tuple) else [texts]
@@ -154,8 +182,9 @@ def coefficients(
 
 def effect(
     model_or_index: "Memories | Index | str | Path",
-    prompt: str | Sequence[str] | None = None,
+    prompt: str | Sequence[Any] | None = None,
     *,
+    chat: bool = False,
     target: str | None = None,
     position: int | None = None,
     positions: Sequence[int] | None = None,
@@ -168,6 +197,7 @@ def effect(
     steps: int = 20,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -179,7 +209,8 @@ def effect(
 
     Args:
         model_or_index: A model, or an index.
-        prompt: The text, or a list of texts.
+        prompt: The text, or a list of texts; with `chat`, also messages, or a list of them.
+        chat: Whether prompts are conversations, as in `trace`.
         target: Token to measure. Default: the model's own next token.
         position: Position to read. Default: the last.
         positions: Positions at which memories are off. Default: all.
@@ -192,6 +223,7 @@ def effect(
         steps: Steps of integrated gradients.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
@@ -215,21 +247,24 @@ def effect(
 
         for path in (prompts, against):
             if path is not None:
-                read_prompt_file(path)  # raises on a wrong file before the model is loaded
-        loaded = _open(model_or_index, start, model, dtype, device, progress)
-        return effect_of_facts(loaded, prompts, against=against, **options)
-    loaded = _open(model_or_index, start, model, dtype, device, progress)
+                read_prompt_file(path, chat)  # raises on a wrong file before the model is loaded
+        loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
+        return effect_of_facts(loaded, prompts, chat=chat, against=against, **options)
+    several = _is_several(prompt, chat)
+    texts: Any = prompt if several else [prompt]
+    if chat:
+        _check_chat(texts)
+    loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.effect import effect as effect_of_prompt
 
     read_at = -1 if position is None else position
-    texts: Any = prompt if isinstance(prompt, list | tuple) else [prompt]
     found = [
         effect_of_prompt(
-            loaded, text, target=target, position=read_at, positions=positions, **options
+            loaded, text, chat=chat, target=target, position=read_at, positions=positions, **options
         )
         for text in texts
     ]
-    return found if texts is prompt else found[0]
+    return found if several else found[0]
 
 
 def circuit(
@@ -246,6 +281,7 @@ def circuit(
     seed: int = 0,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -265,11 +301,12 @@ def circuit(
         seed: Random seed of the random circuits to compare with.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
-    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.circuit import circuit as find_circuit
     from ffmem.interventions.circuit_results import write_circuit
 
@@ -301,6 +338,7 @@ def sources(
     candidates: int = 200,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -316,6 +354,7 @@ def sources(
         candidates: Memories to measure on the prompt, chosen by estimates.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
@@ -323,7 +362,7 @@ def sources(
     from ffmem.cells import Cell
 
     memory = Cell.of(cell)
-    loaded = _open(model_or_index, start, model, dtype, device, progress)
+    loaded = _open(model_or_index, start, model, adapter, dtype, device, progress)
     from ffmem.interventions.sources import find_sources
 
     return find_sources(
@@ -344,6 +383,7 @@ def neighbours(
     by: str = "value",
     n: int = 10,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -356,6 +396,7 @@ def neighbours(
         by: "value", or "key" (in gated models, the gate's).
         n: Memories to return.
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         dtype: Number format of the model. Default: as the index, or "float32".
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
@@ -363,7 +404,7 @@ def neighbours(
     from ffmem.cells import Cell
 
     memory = Cell.of(cell)
-    loaded = _open(model_or_index, None, model, dtype, device, progress)
+    loaded = _open(model_or_index, None, model, adapter, dtype, device, progress)
     from ffmem.models.memories import neighbours as find
 
     return find(loaded.memories, memory, by, n)
@@ -387,6 +428,7 @@ def edit(
     limit: int | None = 200,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> "EditResult":
@@ -409,6 +451,7 @@ def edit(
         limit: Read at most this many of its sentences.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model; or where that of an index is now.
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
@@ -428,7 +471,7 @@ def edit(
     from ffmem.interventions.checkpoint import check_free, edit_checkpoint
 
     check_free(Path(out))
-    loaded = _open(model_or_index, start, model, "auto", device, progress)
+    loaded = _open(model_or_index, start, model, adapter, "auto", device, progress)
     to_write = recorded or Edits.of(**by_kind, index=loaded.index)
     return edit_checkpoint(loaded, Path(out), to_write, sample, progress)
 
@@ -455,6 +498,7 @@ def write(
     limit: int | None = 200,
     start: str | None = None,
     model: "Memories | str | Path | None" = None,
+    adapter: str | Path | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> "WriteResult":
@@ -482,6 +526,7 @@ def write(
         limit: Read at most this many of its sentences.
         start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
         model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
@@ -496,7 +541,7 @@ def write(
     from ffmem.interventions.write import write as write_fact
 
     check_free(Path(out))
-    loaded = _open(model_or_index, start, model, "auto", device, progress)
+    loaded = _open(model_or_index, start, model, adapter, "auto", device, progress)
     return write_fact(
         loaded,
         prompt,
@@ -584,10 +629,82 @@ def compare(
         )
 
 
+def compare_models(
+    model: "Memories | str | Path",
+    other: "Memories | str | Path | None",
+    corpus: "Corpus | str | Path",
+    out: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    t: int = IndexConfig.t,
+    prefixes: str = IndexConfig.prefixes,
+    start: str = IndexConfig.start,
+    batch_tokens: int = IndexConfig.batch_tokens,
+    chunk_tokens: int = IndexConfig.chunk_tokens,
+    threads: int | None = IndexConfig.threads,
+    dtype: str = "float32",
+    top: int = 50,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> "Comparison":
+    """Index two models over one corpus, in `out`/first and `out`/second, and compare the indexes.
+
+    The second model is `other`, or the first one with an adapter. Resumes an unfinished index; a
+    finished one with the same settings is not made again.
+
+    Args:
+        model: The first model: the base of a fine-tune, for example.
+        other: The second model; None if an adapter makes it.
+        corpus: The corpus, or its name.
+        out: Folder to write.
+        adapter: Adapter to merge into the first model, which gives the second.
+        t: Triggers to keep per memory and sign.
+        prefixes: "best" keeps the best prefix of each sentence; "all" considers every prefix.
+        start: Start token of every sentence; the second index takes that of the first.
+        batch_tokens: Tokens per batch.
+        chunk_tokens: Tokens per chunk, the unit of work.
+        threads: CPU threads.
+        dtype: Number format of the models.
+        top: Most changed memories to list.
+        device: Where the models run.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    if (other is None) == (adapter is None):
+        raise FfmemError("Give either a second model, or an adapter of the first.")
+    for named in (model, other):
+        if isinstance(named, str | Path):
+            resolve_model(str(named))
+    if adapter is not None:
+        resolve_adapter(str(adapter))
+    settings: dict[str, Any] = {
+        "t": t,
+        "prefixes": prefixes,
+        "batch_tokens": batch_tokens,
+        "chunk_tokens": chunk_tokens,
+        "threads": threads,
+        "dtype": dtype,
+        "device": device,
+        "progress": progress,
+    }
+    with output_folder(Path(out)):
+        first = index(model, corpus, Path(out) / "first", start=start, **settings)
+        id = first.manifest.start.id
+        second = index(
+            model if other is None else other,
+            corpus,
+            Path(out) / "second",
+            adapter=adapter,
+            start="none" if id is None else f"id:{id}",
+            **settings,
+        )
+        return compare(first, second, out, top=top, device=device, progress=progress)
+
+
 def _open(
     model_or_index: "Memories | Index | str | Path",
     start: str | None,
     model: "Memories | str | Path | None",
+    adapter: str | Path | None,
     dtype: str | None,
     device: str,
     progress: Progress | None,
@@ -603,11 +720,19 @@ def _open(
         raise TypeError(
             f"Expected a model or an index, or the name of one; got {model_or_index!r}."
         )
+    if adapter is not None:
+        resolve_adapter(str(adapter))
     require_models()
     from ffmem.interventions.forward import open_model
 
     return open_model(
-        model_or_index, start=start, model=model, dtype=dtype, device=device, progress=progress
+        model_or_index,
+        start=start,
+        model=model,
+        adapter=adapter,
+        dtype=dtype,
+        device=device,
+        progress=progress,
     )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.config_fields import from_parameters
-from ffmem.models.arguments import require_models, resolve_model
+from ffmem.models.arguments import require_models, resolve_adapter, resolve_model
 from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
 
@@ -18,6 +18,7 @@ def load(
     model: Any,
     tokenizer: Any = None,
     *,
+    adapter: str | Path | None = None,
     dtype: str = "float32",
     device: str | dict[str, Any] = "auto",
 ) -> "Memories":
@@ -26,16 +27,19 @@ def load(
     Args:
         model: What the command line takes as MODEL, or a transformers model in memory.
         tokenizer: The tokenizer of a model in memory.
+        adapter: Adapter to merge into the model: a folder that peft wrote, such as LoRA.
         dtype: "float32" or "bfloat16".
         device: "auto", "cpu", "cuda", "cuda:N", "mps", "split" (layers over all GPUs), or a
             device map.
     """
     if isinstance(model, str | Path):
         resolve_model(str(model))  # raises on a wrong path before anything heavy is imported
+    if adapter is not None:
+        resolve_adapter(str(adapter))
     require_models()
     from ffmem.models.load import load as load_model
 
-    return load_model(model, tokenizer, dtype=dtype, device=device)
+    return load_model(model, tokenizer, adapter=adapter, dtype=dtype, device=device)
 
 
 def train(

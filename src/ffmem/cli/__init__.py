@@ -35,7 +35,7 @@ GROUPS = {
         "circuit": ("trace", "Show which memories feed a prediction, and each other."),
         "experiment": ("experiment", "Measure one figure or table of the paper."),
         "report": ("experiment", "Measure all figures and tables, and write a report."),
-        "compare": ("edit", "Compare two indexes, memory by memory."),
+        "compare": ("edit", "Compare two indexes, or two models, memory by memory."),
     },
     "Change": {
         "edit": ("edit", "Write edits of memories into a model's weights."),

@@ -1,5 +1,6 @@
 """Commands that change a model's memories and compare the result: edit, write, compare."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,20 @@ from ffmem.cli.options import (
     PATH,
     WholeNumber,
     device_option,
+    dtype_option,
     edit_options,
-    index_model_option,
     index_start_option,
     json_option,
     model_or_index_argument,
+    model_or_index_options,
     out_option,
     parse_edits,
     print_result,
     seed_option,
 )
-from ffmem.config_fields import dataclass_options
+from ffmem.config_fields import dataclass_options, option_name, take_options
 from ffmem.corpus.corpus import Corpus
+from ffmem.indexing.config import IndexConfig
 from ffmem.progress import Progress
 
 
@@ -38,10 +41,10 @@ from ffmem.progress import Progress
     show_default=True,
     help="Corpus to measure side effects on.",
 )
-@dataclass_options(Corpus, defaults={"limit": 200})
+@dataclass_options(Corpus, only=("unit", "column", "detokenize", "limit"), defaults={"limit": 200})
 @click.option("--no-report", is_flag=True, help="Do not measure side effects.")
 @index_start_option
-@index_model_option
+@model_or_index_options
 @device_option
 @json_option
 def edit(
@@ -127,7 +130,7 @@ def edit(
 @click.option("--no-report", is_flag=True, help="Do not measure side effects on the corpus.")
 @seed_option
 @index_start_option
-@index_model_option
+@model_or_index_options
 @device_option
 @json_option
 def write(
@@ -152,6 +155,7 @@ def write(
     seed: int,
     start: str | None,
     model: str | None,
+    adapter: str | None,
     device: str,
     as_json: bool,
 ) -> None:
@@ -183,6 +187,7 @@ def write(
         limit=limit,
         start=start,
         model=model,
+        adapter=adapter,
         device=device,
         progress=Progress(),
     )
@@ -190,9 +195,15 @@ def write(
 
 
 @click.command()
-@click.argument("first", metavar="DIR", type=PATH)
-@click.argument("second", metavar="DIR", type=PATH)
+@click.argument("first", metavar="DIR|MODEL")
+@click.argument("second", metavar="[DIR|MODEL]", required=False)
 @out_option
+@click.option(
+    "--corpus", metavar="CORPUS", help="Index two models over this corpus, and compare them."
+)
+@click.option(
+    "--adapter", metavar="FOLDER", help="With --corpus: merge it into MODEL to get the second."
+)
 @click.option(
     "--first-model", metavar="MODEL", help="Where the first index's model is now, if it has moved."
 )
@@ -205,18 +216,79 @@ def write(
 @click.option(
     "--top", type=AT_LEAST_1, default=50, show_default=True, help="Most changed memories to list."
 )
+@dataclass_options(
+    IndexConfig, only=("t", "prefixes", "start", "batch_tokens", "chunk_tokens", "threads")
+)
+@dataclass_options(Corpus)
+@dtype_option
 @device_option
 @json_option
 def compare(
-    first: Path, second: Path, out: Path, no_models: bool, as_json: bool, **options: Any
+    first: str,
+    second: str | None,
+    out: Path,
+    corpus: str | None,
+    adapter: str | None,
+    first_model: str | None,
+    second_model: str | None,
+    no_models: bool,
+    top: int,
+    device: str,
+    as_json: bool,
+    **indexing: Any,
 ) -> None:
-    """Compare two indexes, memory by memory.
+    """Compare two indexes, or two models, memory by memory.
 
     The models must share an architecture and the indexes a corpus: a model before and after
-    fine-tuning, for example. Compares triggers, values and activity, and writes
-    compare.json, memories.parquet, compare.svg and compare.pdf to OUT.
+    fine-tuning, for example. With --corpus, gives the indexes to be made: of two models, or of
+    MODEL without and with --adapter. They are in OUT/first and OUT/second; rerun the command to
+    resume. Compares triggers, values and activity, and writes compare.json, memories.parquet,
+    compare.svg and compare.pdf to OUT.
     """
-    found = ffmem.compare(first, second, out, models=not no_models, progress=Progress(), **options)
+    if corpus is None:
+        _check_for_indexes(second, adapter)
+        found = ffmem.compare(
+            first,
+            str(second),
+            out,
+            models=not no_models,
+            first_model=first_model,
+            second_model=second_model,
+            top=top,
+            device=device,
+            progress=Progress(),
+        )
+    else:
+        if (second is None) == (adapter is None):
+            raise click.UsageError("With --corpus, give either a second MODEL or --adapter.")
+        if first_model or second_model or no_models:
+            raise click.UsageError("--first-model, --second-model, --no-models need two indexes.")
+        source = Corpus(corpus, **take_options(indexing, Corpus))
+        found = ffmem.compare_models(
+            first,
+            second,
+            source,
+            out,
+            adapter=adapter,
+            top=top,
+            device=device,
+            progress=Progress(),
+            **indexing,
+        )
     print_result(found, as_json)
     if not as_json:
         click.echo(f"\nWrote compare.json, memories.parquet, compare.svg and compare.pdf to {out}.")
+
+
+def _check_for_indexes(second: str | None, adapter: str | None) -> None:
+    """Raise unless the options fit two indexes that are made already."""
+    if second is None:
+        raise click.UsageError(
+            "Give two indexes; or with --corpus, two models, or one model and --adapter."
+        )
+    if adapter is not None:
+        raise click.UsageError("--adapter needs --corpus: it makes a second model to index.")
+    context = click.get_current_context()
+    for one in (*fields(IndexConfig), *fields(Corpus)):
+        if context.get_parameter_source(one.name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option_name(one)} needs --corpus: it is for new indexes.")

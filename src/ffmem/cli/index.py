@@ -9,6 +9,7 @@ import click
 import ffmem
 from ffmem.cli.options import (
     PATH,
+    adapter_option,
     device_option,
     dtype_option,
     folder_argument,
@@ -31,16 +32,17 @@ WATCH_SECONDS = 5.0
 
 @click.command()
 @click.argument("model")
+@adapter_option
 @dtype_option
 @device_option
 @json_option
-def describe(model: str, dtype: str, device: str, as_json: bool) -> None:
+def describe(model: str, adapter: str | None, dtype: str, device: str, as_json: bool) -> None:
     """Show what ffmem sees in a model.
 
     Prints its family, layers, memories, activation, norms and output head, and how exactly the
     paper's equations hold on it.
     """
-    memories = ffmem.load(model, dtype=dtype, device=device)
+    memories = ffmem.load(model, adapter=adapter, dtype=dtype, device=device)
     from ffmem.indexing.estimate import index_bytes
     from ffmem.models.load import describe as describe_model
 
@@ -70,12 +72,14 @@ def _format(value: Any) -> str:
 @dataclass_options(IndexConfig)
 @dataclass_options(Corpus)
 @dataclass_options(BuildOptions)
+@adapter_option
 @dtype_option
 @click.option("--dry-run", is_flag=True, help="Estimate time, memory and disk; write nothing.")
 def index(
     model: str,
     corpus: str,
     out: Path | None,
+    adapter: str | None,
     dtype: str,
     device: str,
     dry_run: bool,
@@ -94,7 +98,8 @@ def index(
 
         if out is not None and out.exists() and any(out.iterdir()):
             click.echo(f"{out}: {index_status(out)}\nAll of it would take:")
-        click.echo(ffmem.estimate(model, source, dtype=dtype, device=device, **config, **execution))
+        settings = {"adapter": adapter, "dtype": dtype, "device": device, **config, **execution}
+        click.echo(ffmem.estimate(model, source, **settings))
         return
     if out is None:
         raise click.MissingParameter(param_hint="'--out'", param_type="option")
@@ -102,6 +107,7 @@ def index(
         model,
         source,
         out,
+        adapter=adapter,
         dtype=dtype,
         device=device,
         progress=Progress(),

@@ -22,7 +22,11 @@ from ffmem.errors import FfmemError
 @index_model_option
 @device_option
 def mcp(
-    folders: tuple[Path, ...], reports: tuple[Path, ...], model: str | None, device: str
+    folders: tuple[Path, ...],
+    reports: tuple[Path, ...],
+    model: str | None,
+    adapter: str | None,
+    device: str,
 ) -> None:
     """Give indexes to a language-model agent as tools.
 
@@ -33,4 +37,4 @@ def mcp(
         raise FfmemError("Agents need the package mcp. Install it: pip install 'ffmem[mcp]'.")
     from ffmem.agents.server import serve
 
-    serve(folders, reports=reports, model=model, device=device)
+    serve(folders, reports=reports, model=model, adapter=adapter, device=device)

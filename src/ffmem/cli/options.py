@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ffmem.config_fields import add_options
+from ffmem.errors import CorpusError
 
 
 class OrderedGroup(click.Group):
@@ -53,13 +54,22 @@ index_dtype_option = click.option(
     type=click.Choice(["float32", "bfloat16"]),
     help="Model dtype. Default: as the index.",
 )
-index_model_option = click.option(
-    "--model", metavar="MODEL", help="Where the model is now, if it has moved."
+adapter_option = click.option(
+    "--adapter", metavar="FOLDER", help="Merge an adapter, such as LoRA, into the model."
+)
+index_model_option = add_options(
+    click.option("--model", metavar="MODEL", help="Where the model is now, if it has moved."),
+    click.option("--adapter", metavar="FOLDER", help="Where its adapter is now, if it has moved."),
 )
 index_start_option = click.option(
     "--start",
     metavar="TOKEN",
     help="Start token: auto, none, bos, eos, or a token. Default: as the index.",
+)
+chat_option = click.option(
+    "--chat",
+    is_flag=True,
+    help="Prompts are conversations: a user's text, JSON messages, or a .json file of them.",
 )
 db_option = click.option(
     "--db",
@@ -69,8 +79,20 @@ db_option = click.option(
 )
 
 
+model_or_index_options = add_options(
+    click.option(
+        "--model", metavar="MODEL", help="Where the model of DIR is now, if it has moved."
+    ),
+    click.option(
+        "--adapter",
+        metavar="FOLDER",
+        help="Merge an adapter, such as LoRA, into MODEL; or where that of DIR is now.",
+    ),
+)
+"""For MODEL_OR_DIR."""
+
 prompt_options = add_options(
-    index_start_option, index_model_option, index_dtype_option, device_option
+    index_start_option, model_or_index_options, index_dtype_option, device_option
 )
 
 edit_options = add_options(
@@ -153,6 +175,20 @@ def _parse_tokens(values: tuple[str, ...]) -> dict[str, str]:
         if found.setdefault(cell.strip(), token) != token:
             raise click.UsageError(f"--redirect gives {cell.strip()} two tokens. Keep one.")
     return found
+
+
+def read_chat_file(prompt: str | None) -> Any:
+    """Return the messages of a `.json` file; any other prompt as it is."""
+    if prompt is None or not prompt.endswith(".json") or "\n" in prompt:
+        return prompt
+    try:
+        found = json.loads(Path(prompt).expanduser().read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorpusError(
+            f"Cannot read the messages of {prompt}: {error}. Give a file with a list of messages:"
+            ' [{"role": "user", "content": "…"}, …].'
+        ) from None
+    return found["messages"] if isinstance(found, dict) and "messages" in found else found
 
 
 def print_json(value: Any) -> None:

@@ -45,6 +45,7 @@ def show(
     prompt: str | None,
     position: int | None,
     model: str | None,
+    adapter: str | None,
     device: str,
     as_json: bool,
 ) -> None:
@@ -78,6 +79,7 @@ def show(
             prompt=prompt,
             position=position,
             model=model,
+            adapter=adapter,
             device=device,
             progress=Progress(),
         )

@@ -10,15 +10,17 @@ from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
     WholeNumber,
+    chat_option,
     device_option,
     edit_options,
-    index_model_option,
     json_option,
     model_or_index_argument,
+    model_or_index_options,
     parse_edits,
     print_json,
     print_result,
     prompt_options,
+    read_chat_file,
     seed_option,
     split_commas,
 )
@@ -61,6 +63,7 @@ from ffmem.progress import Progress
 )
 @click.option("--seed", type=int, metavar="N", help="Random seed for sampling. Default: 0.")
 @click.option("--grid", is_flag=True, help="Also show every layer at every position.")
+@chat_option
 @prompt_options
 @json_option
 def trace(
@@ -82,8 +85,10 @@ def trace(
     temperature: float | None,
     seed: int | None,
     grid: bool,
+    chat: bool,
     start: str | None,
     model: str | None,
+    adapter: str | None,
     dtype: str | None,
     device: str,
     as_json: bool,
@@ -107,7 +112,8 @@ def trace(
         raise click.UsageError("--seed needs --temperature: greedy decoding is not random.")
     found = ffmem.trace(
         model_or_index,
-        prompt,
+        read_chat_file(prompt) if chat else prompt,
+        chat=chat,
         prompts=prompts,
         top=top,
         position=position,
@@ -118,6 +124,7 @@ def trace(
         grid=grid,
         start=start,
         model=model,
+        adapter=adapter,
         dtype=dtype,
         device=device,
         progress=Progress(),
@@ -151,6 +158,7 @@ def trace(
 @click.option("--steps", type=AT_LEAST_1, help="Steps of integrated gradients. Default: 20.")
 @click.option("--prompts", type=PATH, help="File of prompts and targets: .jsonl, .tsv, .txt.")
 @click.option("--against", type=PATH, help="File of control prompts; subtracts their mean.")
+@chat_option
 @prompt_options
 @json_option
 def effect(
@@ -166,8 +174,10 @@ def effect(
     steps: int | None,
     prompts: Path | None,
     against: Path | None,
+    chat: bool,
     start: str | None,
     model: str | None,
+    adapter: str | None,
     dtype: str | None,
     device: str,
     as_json: bool,
@@ -188,7 +198,8 @@ def effect(
         raise click.UsageError("--against needs --prompts.")
     found = ffmem.effect(
         model_or_index,
-        prompt,
+        read_chat_file(prompt) if chat else prompt,
+        chat=chat,
         target=target,
         position=position,
         positions=list(positions) or None,
@@ -201,6 +212,7 @@ def effect(
         steps=steps or 20,
         start=start,
         model=model,
+        adapter=adapter,
         dtype=dtype,
         device=device,
         progress=Progress(),
@@ -252,6 +264,7 @@ def circuit(
     seed: int,
     start: str | None,
     model: str | None,
+    adapter: str | None,
     dtype: str | None,
     device: str,
     as_json: bool,
@@ -281,6 +294,7 @@ def circuit(
         seed=seed,
         start=start,
         model=model,
+        adapter=adapter,
         dtype=dtype,
         device=device,
         progress=Progress(),
@@ -303,18 +317,32 @@ def circuit(
 @click.option(
     "--limit", "n", type=AT_LEAST_1, default=10, show_default=True, help="Memories to show."
 )
-@index_model_option
+@model_or_index_options
 @device_option
 @json_option
 def neighbours(
-    model_or_index: str, cell: str, by: str, n: int, model: str | None, device: str, as_json: bool
+    model_or_index: str,
+    cell: str,
+    by: str,
+    n: int,
+    model: str | None,
+    adapter: str | None,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Find memories with similar values or keys.
 
     Lists the memories whose vectors have the largest |cosine| with CELL's.
     """
     found = ffmem.neighbours(
-        model_or_index, cell, by=by, n=n, model=model, device=device, progress=Progress()
+        model_or_index,
+        cell,
+        by=by,
+        n=n,
+        model=model,
+        adapter=adapter,
+        device=device,
+        progress=Progress(),
     )
     if as_json:
         print_json([{"cell": str(one.cell), "cosine": one.cosine} for one in found])

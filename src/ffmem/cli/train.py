@@ -24,7 +24,7 @@ from ffmem.training.config import TrainConfig
     help="Validation corpus, read whole. Default: the last 1% of the sentences.",
 )
 @dataclass_options(TrainConfig)
-@dataclass_options(Corpus)
+@dataclass_options(Corpus, only=("unit", "column", "detokenize", "limit"))
 @json_option
 def train(corpus: str, out: Path, valid: str | None, as_json: bool, **options: Any) -> None:
     """Train a small model with one kind of memory.

@@ -5,13 +5,13 @@
 A corpus of any size is read in constant memory. The reader counts what it drops.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from ffmem.config_fields import check_options, option
 from ffmem.corpus import sentences, sources, wikitext
 from ffmem.corpus.sentences import READ_AHEAD, TokenSentence
-from ffmem.corpus.sources import Line
+from ffmem.corpus.sources import Conversation, Line
 from ffmem.errors import CorpusError
 from ffmem.models.tokenizer import Tokenizer
 
@@ -26,12 +26,17 @@ class Corpus:
         "How to split the text: sentence, line, or window:N (tokens).", "sentence", metavar="UNIT"
     )
     column: str = option(
-        "Field of the text in JSON Lines, Parquet and Hub data.", "text", metavar="NAME"
+        "Field of the text, or of the messages, in JSON Lines, Parquet and Hub data.",
+        "text",
+        metavar="NAME",
     )
     detokenize: str | None = option(
         "Undo WikiText's tokenization and drop its headings.", None, choices=("wikitext",)
     )
     limit: int | None = option("Read at most this many sentences.", None, minimum=1)
+    content_only: bool = option(
+        "In conversations, count no prefix that ends in the chat template.", False
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str):
@@ -52,11 +57,11 @@ class Corpus:
         """Raise if there is no such corpus."""
         sources.check_exists(self.source)
 
-    def describe(self) -> dict[str, str | int | None]:
+    def describe(self) -> dict[str, str | int | bool | None]:
         """Return the settings, for the manifest of an index."""
         return asdict(self)
 
-    def identify(self) -> dict[str, str | int | None]:
+    def identify(self) -> dict[str, str | int | bool | None]:
         """Return the settings, and the SHA-256 of the corpus's files: None if it has none."""
         return asdict(self) | {"digest": sources.digest(self.source)}
 
@@ -75,6 +80,8 @@ class CorpusReader(Iterator[TokenSentence]):
         """Sentences dropped because they have no tokens."""
         self.n_control = 0
         """Sentences whose text spells out a control token, such as `</s>`."""
+        self.n_conversations = 0
+        """Sentences that are conversations."""
         self.n_sentences = 0
         self._stream = self._read()
 
@@ -87,16 +94,16 @@ class CorpusReader(Iterator[TokenSentence]):
 
     def _read(self) -> Generator[TokenSentence, None, None]:
         """Yield every sentence that has a token; raise if there is none."""
-        size, controls = sentences.window_size(self.corpus.unit), self.tokenizer.controls
+        size = sentences.window_size(self.corpus.unit)
         if size is None:
             stream = self._tokenize()
         else:
             ahead = READ_AHEAD if self.corpus.limit is None else 1  # a line may be many windows
-            stream = sentences.windows(self._lines(), self.tokenizer, size, ahead)
+            stream = self._count_controls(
+                sentences.windows(self._lines(), self.tokenizer, size, ahead)
+            )
         for sentence in stream:
-            if sentence.ids:
-                is_text = sentence.text is not None  # given as ids, control tokens are intended
-                self.n_control += is_text and not controls.isdisjoint(sentence.ids)
+            if sentence.ids and sentence.n_prefixes:
                 yield sentence
             else:
                 self.n_without_tokens += 1
@@ -111,11 +118,24 @@ class CorpusReader(Iterator[TokenSentence]):
                 f" ({self.n_without_tokens} sentences). Give a corpus that contains text."
             )
 
+    def _count_controls(self, windows: Iterable[TokenSentence]) -> Iterator[TokenSentence]:
+        """Yield windows; count those whose text spells out a control token."""
+        for window in windows:
+            is_text = window.text is not None  # given as ids, control tokens are intended
+            self.n_control += is_text and not self.tokenizer.controls.isdisjoint(window.ids)
+            yield window
+
     def _lines(self) -> Iterator[Line]:
         """Yield the lines, detokenized if the corpus asks for it."""
         unchanged = self.corpus.unit == "line" or self.corpus.detokenize is None
+        is_window = sentences.window_size(self.corpus.unit) is not None
         for line in sources.lines(self.corpus.source, self.corpus.column):
             self.n_lines += 1
+            if line.conversation is not None and is_window:
+                raise CorpusError(
+                    f"{line.conversation.place} is a conversation, which is one sentence; --unit"
+                    f" {self.corpus.unit} would cut it. Leave out --unit."
+                )
             if unchanged or line.text is None:
                 yield line
             elif wikitext.is_heading(line.text):
@@ -145,8 +165,42 @@ class CorpusReader(Iterator[TokenSentence]):
         """Yield a batch of sentences as tokens."""
         texts = [sentence.text for sentence in batch if sentence.text is not None]
         encodings = iter(self.tokenizer.encode(texts))
-        for _, text, ids in batch:
-            if text is None:
+        controls = self.tokenizer.controls
+        for _, text, ids, conversation in batch:
+            if conversation is not None:
+                self.n_conversations += 1
+                yield self._read_conversation(conversation)
+            elif text is None:
                 yield TokenSentence(None, ids or [], None, None)
             else:
-                yield TokenSentence(text, *next(encodings))
+                encoding = next(encodings)
+                self.n_control += not controls.isdisjoint(encoding.ids)
+                yield TokenSentence(text, *encoding)
+
+    def _read_conversation(self, conversation: Conversation) -> TokenSentence:
+        """Return a conversation as one sentence, in the tokens of the model's chat template.
+
+        A start token that the tokenizer adds to any text is left to `--start`.
+        """
+        template = self.tokenizer.chat
+        try:
+            text, ids, starts, ends, is_content, _ = template.encode(conversation.messages)
+        except CorpusError as error:
+            raise CorpusError(f"{conversation.place}: {error}") from None
+        if not self.corpus.content_only:
+            is_content = None
+        elif is_content is None:
+            raise CorpusError(
+                "--content-only needs a tokenizer that knows where its tokens stand in the text,"
+                " and this model's does not. Leave it out."
+            )
+        if ids[0] != self.tokenizer.own_start:
+            return TokenSentence(text, ids, starts, ends, is_content)
+        first = ends[0] if ends else 0
+        return TokenSentence(
+            text[first:],
+            ids[1:],
+            starts and [start - first for start in starts[1:]],
+            ends and [end - first for end in ends[1:]],
+            is_content and is_content[1:],
+        )

@@ -3,7 +3,7 @@
     sentences of a paragraph      slices of it, in order
     windows of a document         joined, they are the document
 
-A line is either text to tokenize, or token ids given by the corpus.
+A line is text to tokenize, token ids given by the corpus, or a whole conversation.
 """
 
 import re
@@ -31,6 +31,24 @@ class TokenSentence(NamedTuple):
     ids: list[int]
     starts: list[int] | None
     ends: list[int] | None
+    is_content: list[bool] | None = None
+    """Whether a prefix ends at each token. None: at every token."""
+
+    def cut(self, longest: int) -> "TokenSentence":
+        """Return the first tokens; the text stays whole."""
+        starts, ends, is_content = self.starts, self.ends, self.is_content
+        return TokenSentence(
+            self.text,
+            self.ids[:longest],
+            starts and starts[:longest],
+            ends and ends[:longest],
+            is_content and is_content[:longest],
+        )
+
+    @property
+    def n_prefixes(self) -> int:
+        """How many prefixes it has."""
+        return len(self.ids) if self.is_content is None else sum(self.is_content)
 
 
 def window_size(unit: str) -> int | None:
@@ -75,7 +93,7 @@ def windows(
     for batch in batches(_pieces(lines), lambda piece: len(piece.line.text or ""), lambda: ahead):
         texts = [piece.line.text for piece in batch if piece.line.text is not None]
         encodings = iter(tokenizer.encode(texts))
-        for (_, text, ids), is_last in batch:
+        for (_, text, ids, _), is_last in batch:
             encoding = Encoding(ids or [], None, None) if text is None else next(encodings)
             yield from window.add(text, encoding)
             if is_last:
@@ -195,7 +213,7 @@ def check_token_ids(sentences: Iterable[TokenSentence], vocabulary: int) -> Iter
     """Yield the sentences; raise at a token id that the model does not have."""
     for number, sentence in enumerate(sentences):
         ids = sentence.ids
-        if sentence.text is None and not 0 <= min(ids) <= max(ids) < vocabulary:
+        if not 0 <= min(ids) <= max(ids) < vocabulary:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise CorpusError(
                 f"Sentence {number} of the corpus has token id {wrong}, but the model has ids 0 to"

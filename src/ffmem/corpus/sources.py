@@ -32,15 +32,26 @@ _FORMS = (
 )
 _SPLITS = ("train", "validation", "valid", "dev", "test")
 _HUB = "hf:"
+MESSAGES = "messages"
+"""The field of conversations; read by default where records have no text."""
 _ROWS = 256  # of a Parquet file, at a time
 
 
+class Conversation(NamedTuple):
+    """The messages of a record, not yet checked."""
+
+    messages: object
+    place: str
+    """Where they stand, for errors."""
+
+
 class Line(NamedTuple):
-    """One line of a document, without its line end; or a whole document of token ids."""
+    """One line of a document, without its line end; or a whole document: token ids, messages."""
 
     document: int
     text: str | None
     ids: list[int] | None = None
+    conversation: Conversation | None = None
 
 
 class HubName(NamedTuple):
@@ -207,6 +218,8 @@ def _read_parquet(path: Path, column: str, documents: Iterator[int]) -> Iterator
             names = file.schema_arrow.names
             columns = [column, "ids"] if column == "text" else [column]
             present = [name for name in columns if name in names]
+            if not present and column == "text" and MESSAGES in names:
+                present = [MESSAGES]
             if not present:
                 raise _no_column(column, names, str(path))
             row = 0
@@ -254,11 +267,17 @@ def _read_record(record: dict[str, Any], column: str, document: int, place: str)
     if _is_id_list(ids):
         yield Line(document, None, ids)
         return
+    if column == "text" and "text" not in record and MESSAGES in record:
+        column = MESSAGES
     if column not in record:
         raise _no_column(column, record, place)
     text = record[column]
     if text is None:
         return  # a missing text is skipped like a blank line
+    if column == MESSAGES or _is_conversation(text):
+        _check_surrogates(json.dumps(text, ensure_ascii=False, default=str), place)
+        yield Line(document, None, conversation=Conversation(text, place))
+        return
     if not isinstance(text, str):
         raise CorpusError(
             f"{place} has {type(text).__name__} {str(text)[:40]!r} instead of text in {column!r}."
@@ -268,6 +287,10 @@ def _read_record(record: dict[str, Any], column: str, document: int, place: str)
         _check_surrogates(text, place)
     for line in text.split("\n"):
         yield Line(document, line)
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(one, dict) for one in value)
 
 
 def _is_id_list(ids: object) -> bool:

@@ -157,7 +157,7 @@ def _row(context: ExperimentContext, case: Case, vectors: Any, threshold: float 
         "sentence": number,
         "length": length,
         "prefix": split_text(sentence, length, shown)[0],
-        "next_token": shown(tokens.ids[length]) if length < len(tokens.ids) else None,
+        "next_token": shown(sentence.ids[length]) if length < len(sentence.ids) else None,
         **{f"{name}_top": shown(top[0]) for name, top in tops.items()},
         **{f"{name}_top5": [shown(id) for id in top] for name, top in tops.items()},
         "similarity": similarity,

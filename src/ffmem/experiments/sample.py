@@ -109,8 +109,10 @@ def draw_sample(
             read.update(hash_input(sentence.text, sentence.ids))
             if longest is not None and len(sentence.ids) > longest:
                 n_cut += 1
-                sentence = _cut(sentence, longest)
+                sentence = sentence.cut(longest)
             lengths = np.arange(shortest, len(sentence.ids) + 1)
+            if sentence.is_content is not None:
+                lengths = lengths[np.array(sentence.is_content, bool)[lengths - 1]]
             if not len(lengths):
                 continue
             if how == "sentences" and size is not None:
@@ -138,12 +140,6 @@ def draw_sample(
             SampledSentence(number, prefixes[0][3], [length for _, _, length, _ in prefixes])
         )
     return PromptSample(found, n_read, n_cut, read.hexdigest())
-
-
-def _cut(sentence: TokenSentence, longest: int) -> TokenSentence:
-    """Return the first tokens of a sentence; its text stays whole."""
-    starts, ends = (part and part[:longest] for part in (sentence.starts, sentence.ends))
-    return TokenSentence(sentence.text, sentence.ids[:longest], starts, ends)
 
 
 def _hashes(seed: int, what: str, places: Int64[ndarray, " place"]) -> UInt64[ndarray, " place"]:

@@ -32,7 +32,7 @@ from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.store import SHARED_FILE, Index
 from ffmem.indexing.tables import layer_file
 from ffmem.indexing.worker import IndexWorker, make_worker
-from ffmem.models.arguments import IN_MEMORY, resolve_model
+from ffmem.models.arguments import IN_MEMORY, resolve_adapter, resolve_model
 from ffmem.models.memories import Memories
 from ffmem.parallel import Executor, Task, WorkerFactory, executor
 from ffmem.progress import Progress
@@ -177,12 +177,13 @@ def finish(plan: IndexPlan) -> None:
         raise StoreError(f"The partials in {storage.shown} do not cover every chunk exactly once.")
     skipped = sorted(number for partial in partials for number in partial.skipped)
     sentences = Sentences(folder / SENTENCES)
-    skipped_tokens = sum(len(sentences.row(number).ids) for number in skipped)
+    skipped_tokens = sum(sentences.row(number).n_prefixes for number in skipped)
     n_prefixes = sum(partial.n_prefixes for partial in partials)
-    if n_prefixes != plan.facts.source.tokens - skipped_tokens:
+    expected = plan.facts.source.tokens - plan.facts.source.left_out - skipped_tokens
+    if n_prefixes != expected:
         raise StoreError(
             f"The partials in {storage.shown} count {n_prefixes:,} prefixes; the corpus has"
-            f" {plan.facts.source.tokens - skipped_tokens:,}. Delete partials/partial-*.arrow there"
+            f" {expected:,}. Delete partials/partial-*.arrow there"
             " and rerun the command to read the corpus again."
         )
     for layer, result in enumerate(plan.partials.layers(partials)):
@@ -204,29 +205,34 @@ def finish(plan: IndexPlan) -> None:
 
 
 def check_finished_index(
-    index: Index, model: str, corpus: Corpus, config: IndexConfig, dtype: str
+    index: Index, model: str, adapter: str | None, corpus: Corpus, config: IndexConfig, dtype: str
 ) -> None:
     """Raise if a finished index is not the requested one, and name the differences."""
     manifest, found = index.manifest, f"{index.folder} holds a finished index"
     source, *further = manifest.corpus.sources
+    before = None if manifest.model.adapter is None else manifest.model.adapter.source
+    model = model if model == manifest.model.source else resolve_model(model)
+    if adapter is None and model == before:  # a LoRA folder names its base
+        model, adapter = manifest.model.source, before
     requested = {
-        "model": model if model == manifest.model.source else resolve_model(model),
+        "model": model,
+        "adapter": None if adapter is None else resolve_adapter(adapter),
         "t": config.t,
         "prefixes": config.prefixes,
         "compat": config.compat,
         "start": config.start,
         "dtype": dtype,
     }
-    made = {name: getattr(manifest, name) for name in requested}
-    made |= {"model": manifest.model.source, "start": manifest.start.requested}
+    made = {name: getattr(manifest, name, None) for name in requested}
+    made |= {"model": manifest.model.source, "adapter": before, "start": manifest.start.requested}
     check_same_settings(found, made, requested)
     if further:
         others = ", ".join(other.source for other in further)
         raise StoreError(f"{found} of further corpora: {others}. Choose another folder.")
     # Last, since hashing the files takes as long as reading them.
     identity = corpus.identify()
-    before = {name: getattr(source, name) for name in identity}
-    check_same_settings(found, {"corpus": before}, {"corpus": identity})
+    read = {name: getattr(source, name) for name in identity}
+    check_same_settings(found, {"corpus": read}, {"corpus": identity})
 
 
 @contextmanager

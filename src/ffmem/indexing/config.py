@@ -107,7 +107,7 @@ class IndexRunConfig(Record):
 
     model: ModelRecord
     tokenizer: str
-    corpus: dict[str, str | int | None]
+    corpus: dict[str, str | int | bool | None]
     """Settings, and the SHA-256 of its files."""
     index: IndexConfig
     dtype: str
@@ -180,6 +180,7 @@ def model_record(memories: "Memories") -> ModelRecord:
         memory=kind,
         groups=groups,
         has_values=memories.has_values,
+        adapter=memories.adapter,
     )
 
 

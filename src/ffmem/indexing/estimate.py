@@ -74,12 +74,12 @@ def estimate(
     """Read the corpus, time one batch and some values, and extrapolate."""
     first: list[list[int]] = []
     n_sentences = n_tokens = n_characters = 0
-    for text, ids, _, _ in TruncatedRows(corpus.sentences(memories.tokenizer), memories):
+    for sentence in TruncatedRows(corpus.sentences(memories.tokenizer), memories):
         if n_tokens < config.chunk_tokens:
-            first.append(ids)
+            first.append(sentence.ids)
         n_sentences += 1
-        n_tokens += len(ids)
-        n_characters += len(text or "")
+        n_tokens += len(sentence.ids)
+        n_characters += len(sentence.text or "")
     n_threads = config.threads or execution.threads or torch.get_num_threads()
     with use_threads(n_threads):
         start = choose_start(memories, first, config.start)[0].id

@@ -17,6 +17,7 @@ from ffmem.errors import StoreError
 from ffmem.files import sha256, write_text
 from ffmem.hub import PREFIX, is_hub_address
 from ffmem.indexing.memory import Kind
+from ffmem.models.arguments import AdapterRecord
 from ffmem.records import NotARecord, Record
 
 FORMAT = 3
@@ -50,10 +51,17 @@ class ModelRecord(Record):
     """Heads that own equal ranges of a layer's memories; 1 if memories belong to no head."""
     has_values: bool = True
     """False for a lambda layer, whose values are computed from the input."""
+    adapter: AdapterRecord | None = None
+    """The adapter that was merged into the model; `hash` is that of the merged weights."""
 
     def __post_init__(self) -> None:
         if len(self.banks) != self.layers:
             raise NotARecord(f"banks has {len(self.banks)} layers, but layers is {self.layers}")
+
+    @property
+    def shown(self) -> str:
+        """Its source, with that of its adapter."""
+        return self.source if self.adapter is None else f"{self.source} + {self.adapter.source}"
 
     @cached_property
     def kind(self) -> Kind:
@@ -118,6 +126,13 @@ class SourceRecord(Record):
     skipped: list[int] = field(default_factory=list)
     """Sentences that the model could not read, by their number within the source."""
     skipped_tokens: int = 0
+    """Their tokens that end a prefix."""
+    content_only: bool = False
+    """Whether tokens of the chat template end no prefix."""
+    left_out: int = 0
+    """Tokens that end no prefix."""
+    conversations: int = 0
+    """Sentences that are conversations, written by the model's chat template."""
     control: int = 0
     """Sentences whose text spells out a control token, such as `</s>`; it is read as one."""
 
@@ -133,8 +148,9 @@ class CorpusRecord(Record):
 
     @property
     def prefixes(self) -> int:
-        """Number of prefixes: one per token, without skipped sentences."""
-        return self.tokens - sum(source.skipped_tokens for source in self.sources)
+        """Number of prefixes: one per token, without those left out and skipped sentences."""
+        missing = sum(source.left_out + source.skipped_tokens for source in self.sources)
+        return self.tokens - missing
 
     @classmethod
     def join(cls, sources: list[SourceRecord]) -> "CorpusRecord":

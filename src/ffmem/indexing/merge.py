@@ -181,7 +181,7 @@ def extend(
     return Index(index.folder)
 
 
-def _matches(source: SourceRecord, request: dict[str, str | int | None]) -> bool:
+def _matches(source: SourceRecord, request: dict[str, str | int | bool | None]) -> bool:
     """Return whether a source was read from the requested corpus, with the same settings."""
     return all(getattr(source, name) == value for name, value in request.items())
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy import ndarray
 
 from ffmem.corpus.corpus import Corpus, CorpusReader
-from ffmem.corpus.sentences import check_token_ids, window_size
+from ffmem.corpus.sentences import TokenSentence, check_token_ids, window_size
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.files import write_text
 from ffmem.indexing.chunks import CHUNKS_FILE, Chunk, cut_chunks, read_chunks, write_chunks
@@ -107,7 +107,12 @@ def prepare(
         for name in (SENTENCES, CONFIG_FILE, CORPUS_FILE, CHUNKS_FILE):
             if not storage.exists(name):
                 storage.upload(folder / name, name)
-    sample = draw_sample(facts.source.hash, sentences.lengths(), run.index.compat is not None)
+    sample = draw_sample(
+        facts.source.hash,
+        sentences.lengths(),
+        run.index.compat is not None,
+        sentences.contents(),
+    )
     return IndexPlan(folder, storage, run, facts, read_chunks(storage), sample)
 
 
@@ -164,10 +169,20 @@ def _read_corpus(
             f"--unit {corpus.unit} is too wide: the model reads {context} tokens at most, including"
             f" a start token. Use window:{context - 1} or less."
         )
+    if corpus.content_only and config.compat:
+        raise FfmemError(
+            f"--content-only does not fit --compat {COMPAT}, whose prefixes end before their last"
+            " token. Leave one of them out."
+        )
     progress.say(f"Reading {corpus.source}.")
     reading = corpus.sentences(memories.tokenizer)
     rows = TruncatedRows(reading, memories)
-    totals = write_sentences(folder / SENTENCES, rows)
+    totals = write_sentences(folder / SENTENCES, rows, corpus.content_only)
+    if totals.n_sentences == 0:
+        raise CorpusError(
+            f"No conversation of {corpus.source!r} has content within the model's context of"
+            f" {context} tokens. Give shorter ones, or leave out --content-only."
+        )
     if totals.n_places > MAX_PREFIXES:
         raise CorpusError(
             f"The corpus has {totals.n_places:,} prefixes; an index holds at most"
@@ -177,7 +192,12 @@ def _read_corpus(
     chunk = next(cut_chunks(sentences.lengths(), config.chunk_tokens))
     first = [row.ids for row in sentences.rows(0, chunk.n_sentences)]
     progress.say("Measuring start tokens and perplexity.")
-    start, perplexity = choose_start(memories, first, config.start)
+    requested = config.start
+    if requested == "auto" and reading.n_conversations and memories.tokenizer.own_start is None:
+        requested = "none"  # the chat template brings its own
+    start, perplexity = choose_start(memories, first, requested)
+    if requested != config.start:
+        start = replace(start, requested=config.start, chosen_by="the chat template's own")
     if config.compat and start.id is None:
         raise FfmemError(
             f"--compat {COMPAT} counts the start token alone as a prefix, but there is no start"
@@ -192,7 +212,9 @@ def _read_corpus(
         cut=rows.n_cut,
         cut_tokens=rows.n_cut_tokens,
         headings_dropped=reading.n_headings,
-        without_tokens=reading.n_without_tokens,
+        without_tokens=reading.n_without_tokens + rows.n_empty,
+        left_out=totals.left_out,
+        conversations=reading.n_conversations,
         perplexity=perplexity,
         chunk_tokens=config.chunk_tokens,
         batch_tokens=config.batch_tokens,
@@ -225,6 +247,10 @@ def _summary(source: SourceRecord, start: StartRecord) -> Iterator[str]:
             f"Truncated {pluralize(source.cut, 'sentences')} to the model's context, dropping"
             f" {pluralize(source.cut_tokens, 'tokens')}."
         )
+    if source.conversations:
+        left_out = f"; {pluralize(source.left_out, 'tokens')} of the template end no prefix"
+        n = pluralize(source.conversations, "sentences")
+        yield f"{n} are conversations{left_out if source.content_only else ''}."
     if source.control:
         n = pluralize(source.control, "sentences")
         yield f"{n} spell out a control token; it is read as one."
@@ -242,19 +268,21 @@ class TruncatedRows:
 
     def __init__(self, reading: CorpusReader, memories: Memories) -> None:
         self.n_cut = self.n_cut_tokens = 0
+        self.n_empty = 0
+        """Sentences dropped because no prefix is left."""
         self._reading = reading
         self._memories = memories
 
-    def __iter__(
-        self,
-    ) -> Iterator[tuple[str | None, list[int], list[int] | None, list[int] | None]]:
+    def __iter__(self) -> Iterator[TokenSentence]:
         memories = self._memories
         # Leave one position for a start token, which is not chosen yet.
         most = None if memories.context is None else memories.context - 1
-        for text, ids, starts, ends in check_token_ids(self._reading, memories.vocabulary):
-            if most is not None and len(ids) > most:
+        for sentence in check_token_ids(self._reading, memories.vocabulary):
+            if most is not None and len(sentence.ids) > most:
                 self.n_cut += 1
-                self.n_cut_tokens += len(ids) - most
-                ids = ids[:most]
-                starts, ends = starts and starts[:most], ends and ends[:most]
-            yield text, ids, starts, ends
+                self.n_cut_tokens += len(sentence.ids) - most
+                sentence = sentence.cut(most)
+            if sentence.n_prefixes:
+                yield sentence
+            else:
+                self.n_empty += 1

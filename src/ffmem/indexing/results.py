@@ -20,6 +20,7 @@ Partials and the finished tables have the same Arrow columns, one row per memory
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -234,19 +235,25 @@ class Sample(NamedTuple):
 
 
 def draw_sample(
-    source_hash: str, lengths: Iterable[Int64[ndarray, " _"]], empty_prefix: bool
+    source_hash: str,
+    lengths: Iterable[Int64[ndarray, " _"]],
+    empty_prefix: bool,
+    contents: Iterable[ndarray | None] = repeat(None),
 ) -> Sample:
     """Return a source's sample, given its sentences' lengths in order.
 
     A sentence of n tokens owns n + 1 prefix numbers. Its prefixes have the lengths 1 … n, or
-    0 … n − 1 where the empty prefix counts (`--compat ff-layers`).
+    0 … n − 1 where the empty prefix counts (`--compat ff-layers`). `contents` says of every token
+    whether a prefix ends at it, as far as some do not.
     """
     hashes, places = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     base = 0
-    for part in lengths:
+    for part, content in zip(lengths, contents, strict=False):
         ends = np.cumsum(part + 1)
         is_prefix: Bool[ndarray, " place"] = np.ones(int(ends[-1]) if len(ends) else 0, bool)
         is_prefix[ends - 1 if empty_prefix else ends - part - 1] = False
+        if content is not None:
+            is_prefix[is_prefix] = content
         here = is_prefix.nonzero()[0] + base
         base += len(is_prefix)
         hashes = np.concatenate([hashes, hash_places(source_hash, here)])

@@ -14,7 +14,7 @@ one by one. A prefix that is not routed to it has the coefficient 0 there: it co
 statistics, and is never a trigger.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -62,10 +62,15 @@ class Scan:
         chunk: Chunk,
         batches: Iterable[Batch],
         sampled: Int64[ndarray, " prefix"],
+        contents: Mapping[int, list[bool]] | None = None,
     ) -> list[Float32[ndarray, "_ prefix"]]:
-        """Read a chunk, and return every layer's coefficients on the sampled prefixes."""
+        """Read a chunk, and return every layer's coefficients on the sampled prefixes.
+
+        `contents` says, by the offset of a sentence, at which of its tokens a prefix ends; in
+        sentences that it does not name, at every token.
+        """
         self.rollback()
-        reader = _ChunkReader(self, sampled)
+        reader = _ChunkReader(self, sampled, contents or {})
         with self.memories.read_coefficients(reader.read), torch.inference_mode():
             for batch in batches:
                 reader.begin(batch)
@@ -104,9 +109,15 @@ class Scan:
 class _ChunkReader:
     """Receives the coefficients of one chunk, batch by batch and layer by layer."""
 
-    def __init__(self, scan: Scan, sampled: Int64[ndarray, " prefix"]) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        sampled: Int64[ndarray, " prefix"],
+        contents: Mapping[int, list[bool]],
+    ) -> None:
         self.scan = scan
         self.sampled = sampled
+        self.contents = contents
         self.n_prefixes = 0
         self.batch: Batch
         widths = [len(stats.active) for stats in scan.stats]
@@ -126,9 +137,10 @@ class _ChunkReader:
         """Start a batch: the coefficients that follow belong to it."""
         self._add_candidates()
         self.batch = batch
-        self.n_prefixes += sum(batch.lengths)
         self._lengths = torch.tensor(batch.lengths)
         self._offsets = torch.tensor(batch.offsets)
+        self._kept, self._counts = self._find_kept()
+        self.n_prefixes += sum(self._counts)
         if len(self.sampled):
             self._rows, self._positions, self._columns = self._find_sampled()
         if self.scan.has_experts:
@@ -149,6 +161,13 @@ class _ChunkReader:
             weights = torch.ones(self.batch.tokens.numel()) if routing is None else routing.weights
             is_prefix = self._prefix_of.to(weights.device) >= 0
             self._count_routed(bank, weights[is_prefix])
+        if len(self.sampled) and len(self._rows):
+            rows = coefficients[self._rows, self._positions]
+            self.sample[bank.layer][bank.memories, self._columns] = rows.float().cpu().numpy().T
+        if self._kept is not None:
+            kept = self._kept.to(coefficients.device)
+            row = torch.arange(len(kept), device=kept.device)[:, None]
+            coefficients, gate = coefficients[row, kept], None if gate is None else gate[row, kept]
         highest, lowest = self._reduce(bank, coefficients, gate)
         for topk in self.scan.topks[bank.layer]:
             strength = highest if topk.sign > 0 else lowest.neg()
@@ -156,16 +175,29 @@ class _ChunkReader:
             pairs = ((strength >= threshold) & (strength > 0)).nonzero()
             if len(pairs):
                 self._add(topk, bank, pairs, threshold, coefficients, gate)
-        if len(self.sampled) and len(self._rows):
-            rows = coefficients[self._rows, self._positions]
-            self.sample[bank.layer][bank.memories, self._columns] = rows.float().cpu().numpy().T
+
+    def _find_kept(self) -> tuple[Int64[Tensor, "batch kept"] | None, list[int]]:
+        """Return the positions at which prefixes end, and how many each sentence has.
+
+        The positions are None if prefixes end at every token of every sentence.
+        """
+        batch, first = self.batch, self.scan.prefix_range.first
+        if not any(offset in self.contents for offset in batch.offsets):
+            return None, batch.lengths
+        kept = []
+        for offset, length in zip(batch.offsets, batch.lengths, strict=True):
+            content = self.contents.get(offset)
+            kept.append([first + i for i in range(length) if content is None or content[i]])
+        counts = [len(positions) for positions in kept]
+        rows = [positions + [0] * (max(counts) - len(positions)) for positions in kept]
+        return torch.tensor(rows, dtype=torch.long), counts
 
     def _reduce(
         self, bank: Bank, coefficients: Tensor, gate: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return each sentence's maximum and minimum; add counts and sums to the statistics."""
-        first = self.scan.prefix_range.first
-        shape = (len(self.batch.lengths), coefficients.shape[-1])
+        first = self.scan.prefix_range.first if self._kept is None else 0
+        shape = (len(self._counts), coefficients.shape[-1])
         highest, lowest = coefficients.new_empty(shape), coefficients.new_empty(shape)
         sums = torch.empty(shape, device=coefficients.device)
         activity = coefficients if gate is None else gate
@@ -199,7 +231,7 @@ class _ChunkReader:
 
     def _runs_of_equal_length(self, on_cpu: bool) -> Iterator[tuple[int, int, int]]:
         """Yield (begin, end, length) of runs of sentences of one length, which have no padding."""
-        lengths = self.batch.lengths
+        lengths = self._counts
         begin = 0
         while begin < len(lengths):
             length = lengths[begin]
@@ -232,9 +264,11 @@ class _ChunkReader:
     ) -> None:
         """Add the prefixes of the surviving (sentence, memory) pairs that enter a list."""
         sentence, memory = pairs.unbind(1)
-        lengths = self._lengths.to(pairs.device)[sentence]
+        lengths = torch.tensor(self._counts, device=pairs.device)[sentence]
         first, shortest = self.scan.prefix_range
-        columns = coefficients[:, first : first + self.batch.lengths[-1]][sentence, :, memory]
+        skipped = first if self._kept is None else 0
+        most = max(self._counts)
+        columns = coefficients[:, skipped : skipped + most][sentence, :, memory]
         columns = columns.float() * topk.sign
         step = torch.arange(columns.shape[1], device=pairs.device)
         columns.masked_fill_(step >= lengths[:, None], -torch.inf)
@@ -245,10 +279,12 @@ class _ChunkReader:
             sentence, memory = sentence[column], memory[column]
         else:
             strength, position = columns.max(1)  # the first maximum: ties to the earlier prefix
-        prefixes = self._offsets.to(pairs.device)[sentence] + position + shortest
         is_open = torch.zeros_like(memory)
         if gate is not None:
-            is_open = (gate[sentence, position + first, memory] > 0).long()
+            is_open = (gate[sentence, position + skipped, memory] > 0).long()
+        if self._kept is not None:
+            position = self._kept.to(pairs.device)[sentence, position] - first
+        prefixes = self._offsets.to(pairs.device)[sentence] + position + shortest
         candidates = (memory + bank.offset, strength, prefixes, is_open)
         topk.add(*(part.cpu().numpy() for part in candidates))
 
@@ -364,6 +400,11 @@ class _ChunkReader:
         step = torch.arange(shape[1]) - first
         prefixes = self._offsets[:, None] + step + shortest
         prefixes[(step < 0) | (step >= self._lengths[:, None])] = -1
+        if self._kept is not None:
+            is_kept = torch.zeros(shape, dtype=torch.bool)
+            for row, n in enumerate(self._counts):
+                is_kept[row, self._kept[row, :n]] = True
+            prefixes[~is_kept] = -1
         columns = torch.full(shape, -1)
         if len(self.sampled):
             columns[self._rows, self._positions] = torch.from_numpy(self._columns)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from ffmem.errors import FfmemError
 from ffmem.files import committing
 from ffmem.hub import HubFile
 from ffmem.indexing.tables import WRITING, TableFile, open_table, read_errors
+
+if TYPE_CHECKING:
+    from ffmem.corpus.sentences import TokenSentence
 
 GROUP = 128
 """Sentences in a row group, which is what a look-up of one sentence reads."""
@@ -44,6 +47,9 @@ SCHEMA = pa.schema(
     ]
 )
 
+IS_CONTENT = pa.field("is_content", pa.list_(pa.bool_()))
+"""A further column, if some tokens end no prefix (`--content-only`)."""
+
 
 class StoredSentence(NamedTuple):
     """A sentence: its text, if it has one, its tokens, and their character ranges in the text."""
@@ -55,6 +61,13 @@ class StoredSentence(NamedTuple):
     ids: list[int]
     starts: list[int] | None
     ends: list[int] | None
+    is_content: list[bool] | None = None
+    """Whether a prefix ends at each token. None: at every token."""
+
+    @property
+    def n_prefixes(self) -> int:
+        """How many prefixes it has."""
+        return len(self.ids) if self.is_content is None else sum(self.is_content)
 
 
 class Totals(NamedTuple):
@@ -63,6 +76,8 @@ class Totals(NamedTuple):
     hash: str
     n_sentences: int
     n_tokens: int
+    left_out: int
+    """Tokens that end no prefix."""
 
     @property
     def n_places(self) -> int:
@@ -71,23 +86,23 @@ class Totals(NamedTuple):
 
 
 def write_sentences(
-    path: Path, rows: Iterable[tuple[str | None, list[int], list[int] | None, list[int] | None]]
+    path: Path, rows: "Iterable[TokenSentence]", content_only: bool = False
 ) -> Totals:
-    """Write the (text, ids, starts, ends) of one source's sentences, and return its totals."""
+    """Write the sentences of one source, and return its totals."""
     digest = hashlib.sha256()
-    n_sentences = n_tokens = 0
+    n_sentences = n_tokens = left_out = 0
 
     def sentences() -> Iterator[StoredSentence]:
-        nonlocal n_sentences, n_tokens
-        for text, ids, starts, ends in rows:
-            offset = n_tokens + n_sentences
-            yield StoredSentence(n_sentences, 0, offset, text, ids, starts, ends)
-            digest.update(hash_input(text, ids))
+        nonlocal n_sentences, n_tokens, left_out
+        for row in rows:
+            yield StoredSentence(n_sentences, 0, n_tokens + n_sentences, *row)
+            digest.update(hash_input(row.text, row.ids))
             n_sentences += 1
-            n_tokens += len(ids)
+            n_tokens += len(row.ids)
+            left_out += len(row.ids) - row.n_prefixes
 
-    _write(path, sentences())
-    return Totals(digest.hexdigest(), n_sentences, n_tokens)
+    _write(path, sentences(), content_only)
+    return Totals(digest.hexdigest(), n_sentences, n_tokens, left_out)
 
 
 def hash_input(text: str | None, ids: list[int]) -> bytes:
@@ -98,6 +113,7 @@ def hash_input(text: str | None, ids: list[int]) -> bytes:
 
 def join_sentences(path: Path, parts: Iterable["Sentences"]) -> None:
     """Write the sentences of several corpora as one, with numbers and offsets continued."""
+    parts = list(parts)
 
     def sentences() -> Iterator[StoredSentence]:
         n_sentences = n_places = n_sources = 0
@@ -113,22 +129,24 @@ def join_sentences(path: Path, parts: Iterable["Sentences"]) -> None:
             n_places += last.offset + len(last.ids) + 1
             n_sources += last.source + 1
 
-    _write(path, sentences())
+    _write(path, sentences(), any(part.has_content for part in parts))
 
 
-def _write(path: Path, sentences: Iterable[StoredSentence]) -> None:
+def _write(path: Path, sentences: Iterable[StoredSentence], has_content: bool) -> None:
     """Commit sentences to a file, in row groups."""
     rows = iter(sentences)
+    schema = SCHEMA.append(IS_CONTENT) if has_content else SCHEMA
     with (
         committing(path) as temporary,
-        pq.ParquetWriter(temporary, SCHEMA, **WRITING) as writer,
+        pq.ParquetWriter(temporary, schema, **WRITING) as writer,
     ):
         while group := list(islice(rows, GROUP)):
+            columns = list(zip(*group, strict=True))[: len(schema)]
             arrays = [
                 pa.array(list(column), field.type)
-                for column, field in zip(zip(*group, strict=True), SCHEMA, strict=True)
+                for column, field in zip(columns, schema, strict=True)
             ]
-            writer.write_table(pa.table(arrays, schema=SCHEMA))
+            writer.write_table(pa.table(arrays, schema=schema))
 
 
 class Sentences:
@@ -140,6 +158,8 @@ class Sentences:
             self._file = open_table(path, []) if file is None else pq.ParquetFile(file)
         self.n_sentences: int = self._file.metadata.num_rows
         self.n_groups: int = self._file.metadata.num_row_groups
+        self.has_content = IS_CONTENT.name in self._file.schema_arrow.names
+        """Whether some tokens may end no prefix."""
         # Read only where a binary search looks: `show` must not get slower with the corpus.
         self._first_offset = cache(self._read_first_offset)
         self._group = lru_cache(CACHED_GROUPS)(self._read_group)
@@ -185,6 +205,17 @@ class Sentences:
         for group in range(self.n_groups):
             ids = self._read([group], ["ids"])["ids"]
             yield np.diff(ids.combine_chunks().offsets.to_numpy()).astype(np.int64)
+
+    def contents(self) -> Iterator[ndarray | None]:
+        """Yield whether each token ends a prefix, a row group at a time; None: every token does."""
+        for group in range(self.n_groups):
+            if not self.has_content:
+                yield None
+                continue
+            table = self._read([group], ["ids", IS_CONTENT.name])
+            rows = zip(table["ids"].to_pylist(), table[IS_CONTENT.name].to_pylist(), strict=True)
+            flags = [[True] * len(ids) if one is None else one for ids, one in rows]
+            yield np.array([flag for one in flags for flag in one], bool)
 
     def tokens(self) -> tuple[ndarray, ndarray]:
         """Return the offset of every sentence (int64), and all tokens concatenated (int32)."""
@@ -249,5 +280,5 @@ def split_text(
 
 
 def _decode(table: pa.Table) -> Iterator[StoredSentence]:
-    columns = (table[name].to_pylist() for name in SCHEMA.names)
-    return map(StoredSentence._make, zip(*columns, strict=True))
+    columns = (table[name].to_pylist() for name in table.column_names)
+    return (StoredSentence(*row) for row in zip(*columns, strict=True))

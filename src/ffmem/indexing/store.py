@@ -179,7 +179,7 @@ class Index:
 
     def __repr__(self) -> str:
         source, corpus = self.manifest.model.source, self.manifest.corpus
-        model = "a model in memory" if source == IN_MEMORY else source
+        model = "a model in memory" if source == IN_MEMORY else self.manifest.model.shown
         so_far = "" if self.live is None else f"; unfinished, {self.live.progress}"
         return (
             f"Index({str(self.folder)!r}: {self.layout.shown} of {model}"
@@ -193,7 +193,7 @@ class Index:
         corpus = manifest.corpus
         facts: list[tuple[str, object]] = [
             ("folder", self.folder),
-            ("model", manifest.model.source),
+            ("model", manifest.model.shown),
             ("memories", self.layout.shown),
             ("corpus", ", ".join(source.source for source in corpus.sources)),
             ("size", f"{corpus.sentences:,} sentences, {corpus.tokens:,} tokens"),

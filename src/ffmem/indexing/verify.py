@@ -24,6 +24,17 @@ class _Sentences(NamedTuple):
     sources: ndarray
     shortest: int
     """Length of a sentence's shortest prefix: 0 if the empty prefix counts."""
+    is_content: ndarray | None
+    """Whether a prefix ends at each token. None: at every token."""
+
+    def n_prefixes(self) -> ndarray:
+        """Return the number of prefixes of every sentence."""
+        if self.is_content is None:
+            return self.lengths
+        counts = np.concatenate([[0], np.cumsum(self.is_content)])
+        ends = np.cumsum(self.lengths)
+        found: ndarray = counts[ends] - counts[ends - self.lengths]
+        return found
 
 
 def verify(index: Index) -> list[str]:
@@ -78,7 +89,9 @@ def _read_sentences(index: Index) -> _Sentences:
     lengths = np.concatenate(list(index.sentences.lengths()))
     offsets = np.concatenate([[0], np.cumsum(lengths + 1)])[:-1]
     sources = read_columns(index.sentences.path, ["source"])["source"]
-    return _Sentences(offsets, lengths, sources, 0 if index.manifest.compat else 1)
+    contents = [part for part in index.sentences.contents() if part is not None]
+    is_content: ndarray | None = np.concatenate(contents) if contents else None
+    return _Sentences(offsets, lengths, sources, 0 if index.manifest.compat else 1, is_content)
 
 
 def _check_sentences(index: Index, sentences: _Sentences) -> Iterator[str]:
@@ -96,7 +109,10 @@ def _check_sentences(index: Index, sentences: _Sentences) -> Iterator[str]:
     if not in_order.all() or (np.diff(sentences.sources) < 0).any():
         yield "sentences.parquet: numbers and offsets do not follow from the lengths."
     for number, source in enumerate(corpus.sources):
-        mine = sentences.lengths[sentences.sources == number]
+        mine = sentences.n_prefixes()[sentences.sources == number]
+        left_out = int(sentences.lengths[sentences.sources == number].sum() - mine.sum())
+        if left_out != source.left_out:
+            yield f"{left_out} tokens of {source.source} end no prefix, not {source.left_out}."
         skipped = [place for place in source.skipped if 0 <= place < len(mine)]
         if skipped != source.skipped or int(mine[skipped].sum()) != source.skipped_tokens:
             yield f"the skipped sentences of {source.source} do not fit its sentences."
@@ -111,8 +127,12 @@ def _check_sentences(index: Index, sentences: _Sentences) -> Iterator[str]:
 def _check_sample(index: Index, sentences: _Sentences) -> Iterator[str]:
     samples, base = [], 0
     for number, source in enumerate(index.manifest.corpus.sources):
-        mine = sentences.lengths[sentences.sources == number]
-        sample = draw_sample(source.hash, [mine], sentences.shortest == 0)
+        is_mine = sentences.sources == number
+        mine = sentences.lengths[is_mine]
+        content = None
+        if sentences.is_content is not None:
+            content = sentences.is_content[np.repeat(is_mine, sentences.lengths)]
+        sample = draw_sample(source.hash, [mine], sentences.shortest == 0, [content])
         starts = np.concatenate([[0], np.cumsum(mine + 1)])
         owners = np.searchsorted(starts, sample.prefixes, side="right") - 1
         samples.append(sample.select(~np.isin(owners, source.skipped)).shift(base))
@@ -190,6 +210,10 @@ def _check_list(
     longest = sentences.lengths[owners] + sentences.shortest - 1
     if (filled & ((owners < 0) | (places < sentences.shortest) | (places > longest))).any():
         yield f"a {name}trigger is not a prefix of the corpus."
+    elif sentences.is_content is not None:
+        tokens = (np.cumsum(sentences.lengths) - sentences.lengths)[owners] + places - 1
+        if not sentences.is_content[tokens[filled]].all():
+            yield f"a {name}trigger ends at a token that is left out."
     if which == "best":
         ordered = np.sort(np.where(filled, owners, -1 - np.arange(owners.shape[1])), axis=1)
         if (np.diff(ordered, axis=1) == 0).any():

@@ -156,7 +156,8 @@ class IndexWorker:
                 read |= (sample.prefixes >= row.offset) & (sample.prefixes <= last)
             sample = sample.select(read)
         with _forward_errors(chunk):
-            coefficients = self.scan.read(chunk, self._batches(rows), sample.prefixes)
+            contents = {row.offset: row.is_content for row in rows if row.is_content is not None}
+            coefficients = self.scan.read(chunk, self._batches(rows), sample.prefixes, contents)
         if is_sampled:
             self.partials.commit_sample(chunk.number, sample, coefficients)
 
@@ -235,7 +236,8 @@ def make_worker(
     opened = open_storage(storage)
     run, _ = require_run(opened)
     torch.set_num_threads(run.threads)
-    memories = load(run.model.source, dtype=run.dtype, device=device)
+    adapter = None if run.model.adapter is None else run.model.adapter.source
+    memories = load(run.model.source, adapter=adapter, dtype=run.dtype, device=device)
     open_files = ExitStack()  # stay open as long as the worker lives
     file = None if sentences else open_files.enter_context(opened.reading(SENTENCES))
     corpus = Sentences(Path(sentences or SENTENCES), file)

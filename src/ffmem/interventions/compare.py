@@ -59,7 +59,7 @@ from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index, check_weights
 from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.verify import damaged_files
-from ffmem.models.arguments import index_model_errors, resolve_model
+from ffmem.models.arguments import adapter_of_index, index_model_errors, resolve_model
 from ffmem.progress import Progress
 from ffmem.stats import share, spread
 from ffmem.text import format_number, format_share, pluralize, shorten_prefix
@@ -240,6 +240,7 @@ def _settings(first: Index, second: Index, models: bool, top: int) -> Row:
         return {
             "index": str(index.folder),
             "model": model.source,
+            "adapter": None if model.adapter is None else model.adapter.source,
             "model_hash": model.hash,
             "dtype": index.manifest.dtype,
         }
@@ -461,7 +462,8 @@ class _Side:
 
             with self.explain_errors(), progress.waiting(f"Loading {memories}"):
                 # Whatever the index was made in: float32 holds the weights as they are stored.
-                memories = load(memories, dtype="float32", device=device)
+                merged = adapter_of_index(self.index.manifest.model.adapter, self.model, None)
+                memories = load(memories, adapter=merged, dtype="float32", device=device)
         check_weights(self.index, memories.fingerprint())
         return memories
 
@@ -642,6 +644,11 @@ class Comparison:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+def _model_name(side: Row) -> str:
+    """Return the model of an index, with its adapter."""
+    return f"{side['model']} + {side['adapter']}" if side["adapter"] else str(side["model"])
+
+
 def _heading(settings: Row) -> list[str]:
     corpus, memories = settings["corpus"], settings["memories"]
     layers = pluralize(settings["layers"], "layers")
@@ -656,7 +663,7 @@ def _heading(settings: Row) -> list[str]:
     for which in ("first", "second"):
         side = settings[which]
         lines.append(
-            f"{which:8}{side['index']}: {side['model']}, weights {side['model_hash'][:12]},"
+            f"{which:8}{side['index']}: {_model_name(side)}, weights {side['model_hash'][:12]},"
             f" {side['dtype']}"
         )
     if settings["values"] == "input":

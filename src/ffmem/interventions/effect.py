@@ -59,6 +59,7 @@ from ffmem.interventions.results import (
     Target,
     TokenProbability,
 )
+from ffmem.models.chat import check_messages
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress, Step
 
@@ -72,8 +73,9 @@ core: a prompt of 20 tokens takes 117 ms alone and 54 ms in a batch; the head co
 
 def effect(
     loaded: LoadedModel,
-    prompt: str,
+    prompt: object,
     *,
+    chat: bool = False,
     target: str | None = None,
     position: int = -1,
     positions: Sequence[int] | None = None,
@@ -86,12 +88,13 @@ def effect(
 ) -> EffectResult:
     """Return the exact change of log p(target) when memories are off, one at a time.
 
-    The target is the model's own next token unless one is given. `cells` are measured beside the
+    With `chat`, the prompt is a conversation: a user's text, or messages. The target is the model's
+    own next token unless one is given. `cells` are measured beside the
     candidates that estimates choose.
     """
     memories = loaded.memories
     named = _check_request(memories, cells, top, candidates, steps)
-    read = read_prompt(loaded, prompt)
+    read = read_prompt(loaded, prompt, chat)
     at = resolve_position(position, len(read.ids))
     off = None
     if positions is not None:
@@ -122,6 +125,7 @@ def effect(
         sum={name: None if of is None else float(of.sum()) for name, of in columns.items()},
         memories=[MemoryEffect(**row) for row in _rows(memories, found, order)],
         values="static" if memories.has_values else "input",
+        answer=read.answer,
         notes=_notes(memories, found),
     )
 
@@ -130,6 +134,7 @@ def effect_of_facts(
     loaded: LoadedModel,
     prompts: str | Path,
     *,
+    chat: bool = False,
     against: str | Path | None = None,
     top: int = 20,
     candidates: int = 200,
@@ -144,12 +149,12 @@ def effect_of_facts(
     """
     memories = loaded.memories
     named = _check_request(memories, cells, top, candidates, steps)
-    file, facts = read_prompt_file(prompts)
-    questions = _read_questions(loaded, file, facts)
+    file, facts = read_prompt_file(prompts, chat)
+    questions = _read_questions(loaded, file, facts, chat)
     control_file, controls = None, None
     if against is not None:
-        control_file, control_facts = read_prompt_file(against)
-        controls = _read_questions(loaded, control_file, control_facts)
+        control_file, control_facts = read_prompt_file(against, chat)
+        controls = _read_questions(loaded, control_file, control_facts, chat)
     found = measure(memories, questions, named, candidates, integrated * steps, progress)
     means = found.changes.mean(dim=0)
     control = difference = None
@@ -178,7 +183,7 @@ def effect_of_facts(
     return FactsResult(
         file=file,
         against=control_file,
-        facts=[FactTarget(**vars(target), prompt=fact.prompt) for target, fact in targets],
+        facts=[FactTarget(**vars(target), prompt=fact.shown) for target, fact in targets],
         candidates=len(found.cells),
         correlation=_correlation(found),
         sorted_by="change" if control is None else "difference",
@@ -213,17 +218,24 @@ class Fact(NamedTuple):
 
     line: int
     """Counted from 1."""
-    prompt: str
+    prompt: str | list[Any]
+    """A text; or messages, in a file of conversations."""
     target: str | None
     """None: the model's own next token."""
 
+    @property
+    def shown(self) -> str:
+        """The prompt as text."""
+        is_text = isinstance(self.prompt, str)
+        return str(self.prompt) if is_text else json.dumps(self.prompt, ensure_ascii=False)
 
-def read_prompt_file(path: str | Path) -> tuple[PromptFile, list[Fact]]:
+
+def read_prompt_file(path: str | Path, chat: bool = False) -> tuple[PromptFile, list[Fact]]:
     """Return the prompts of a file; a line that cannot be read is an error that names it.
 
         .jsonl   {"prompt": "…", "target": "…"}        .tsv   prompt⇥target        .txt   prompt
 
-    Empty lines are counted.
+    With `chat`, a line of .jsonl may have `messages` instead of a prompt. Empty lines are counted.
     """
     path = Path(path)
     if path.suffix not in READERS:
@@ -241,8 +253,14 @@ def read_prompt_file(path: str | Path) -> tuple[PromptFile, list[Fact]]:
             continue
         try:
             prompt, target = READERS[path.suffix](line.removesuffix("\r"))
-            if not prompt.strip():
+            if not isinstance(prompt, str):
+                if not chat:
+                    raise ValueError("it has messages, which need --chat (chat=True in Python)")
+                check_messages(prompt)
+            elif not prompt.strip():
                 raise ValueError("its prompt is empty")
+        except CorpusError as error:
+            raise CorpusError(f"Cannot read line {number} of {path}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"Cannot read line {number} of {path}: {error}.") from None
         facts.append(Fact(number, prompt, target))
@@ -251,17 +269,18 @@ def read_prompt_file(path: str | Path) -> tuple[PromptFile, list[Fact]]:
     return PromptFile(str(path), len(facts), empty), facts
 
 
-def _read_json(line: str) -> tuple[str, str | None]:
+def _read_json(line: str) -> tuple[str | list[Any], str | None]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON ({error})") from None
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+    prompt = row.get("prompt", row.get("messages")) if isinstance(row, dict) else None
+    if not isinstance(prompt, str | list):
         raise ValueError('it is not {"prompt": text, "target": token}')
     target = row.get("target")
     if not (target is None or (isinstance(target, str) and target)):
         raise ValueError(f"its target is {target!r}, not a token")
-    return row["prompt"], target
+    return prompt, target
 
 
 def _read_columns(line: str) -> tuple[str, str | None]:
@@ -271,20 +290,22 @@ def _read_columns(line: str) -> tuple[str, str | None]:
     return columns[0], columns[1]
 
 
-READERS: dict[str, Callable[[str], tuple[str, str | None]]] = {
+READERS: dict[str, Callable[[str], tuple[str | list[Any], str | None]]] = {
     ".jsonl": _read_json,
     ".tsv": _read_columns,
     ".txt": lambda line: (line, None),
 }
 
 
-def _read_questions(loaded: LoadedModel, file: PromptFile, facts: list[Fact]) -> "list[Question]":
+def _read_questions(
+    loaded: LoadedModel, file: PromptFile, facts: list[Fact], chat: bool
+) -> "list[Question]":
     """Return the prompts and targets of a file; an error names its line."""
     found = []
     for fact in facts:
         try:
             target = None if fact.target is None else find_target(loaded.memories, fact.target)
-            found.append(Question(read_prompt(loaded, fact.prompt).ids, target))
+            found.append(Question(read_prompt(loaded, fact.prompt, chat).ids, target))
         except FfmemError as error:
             raise CorpusError(f"Line {fact.line} of {file.path}: {error}") from None
     return found

@@ -33,8 +33,9 @@ from ffmem.errors import CorpusError, ModelError
 from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import Index, check_weights, recover
 from ffmem.interventions.edits import Edit, Edits, MemoryWeights
-from ffmem.models.arguments import index_model_errors
+from ffmem.models.arguments import adapter_of_index, index_model_errors
 from ffmem.models.banks import Bank, ExpertBank, Routing
+from ffmem.models.chat import as_messages
 from ffmem.models.head import Head, Norm
 from ffmem.models.load import load
 from ffmem.models.memories import Memories
@@ -86,11 +87,12 @@ def open_model(
     *,
     start: str | None = None,
     model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load MODEL_OR_DIR; `model` says where the model of an index is now."""
+    """Load MODEL_OR_DIR; `model` and `adapter` say where those of an index are now."""
     index = model_or_index if isinstance(model_or_index, Index) else None
     if isinstance(model_or_index, str | Path):
         recover(Path(model_or_index))
@@ -99,13 +101,18 @@ def open_model(
     if index is None and model is not None:
         raise ModelError("Pass either a model, or an index with the model that it was made from.")
     source: Any = model or (model_or_index if index is None else index.manifest.model.source)
-    if not isinstance(source, Memories):
+    if isinstance(source, Memories):
+        if adapter is not None:
+            raise ModelError("The model is loaded already. Pass adapter to ffmem.load instead.")
+    else:
+        recorded = None if index is None else index.manifest.model.adapter
+        merged = adapter_of_index(recorded, model, adapter)
         stored = "float32" if index is None else index.manifest.dtype
         errors: AbstractContextManager[None] = nullcontext()
         if index is not None and model is None:
-            errors = index_model_errors(source, index.folder)
+            errors = index_model_errors(source, index.folder, adapter=recorded)
         with errors, (progress or Progress(quiet=True)).waiting(f"Loading {source}"):
-            source = load(source, dtype=dtype or stored, device=device)
+            source = load(source, adapter=merged, dtype=dtype or stored, device=device)
     if index is not None:
         check_weights(index, source.fingerprint())
     return LoadedModel(source, index, start)
@@ -119,20 +126,35 @@ class Prompt:
     ids: list[int]
     tokens: list[str]
     """As they are shown."""
+    stops: frozenset[int]
+    """Tokens that end a continuation."""
+    answer: int | None = None
+    """In a conversation: the position that predicts the first token of the answer."""
 
 
-def read_prompt(loaded: LoadedModel, text: object) -> Prompt:
-    """Return the tokens of a prompt; raise if the model cannot read it as a whole."""
-    memories = loaded.memories
-    if not isinstance(text, str):
-        raise CorpusError(f"A prompt must be a string; got {type(text).__name__}.")
-    if not text:
-        raise CorpusError("The prompt is empty. Give a text of at least one token.")
-    (encoding,) = memories.tokenizer.encode([text])
-    if not encoding.ids:
-        raise CorpusError(f"The prompt {text!r} has no token for this model's tokenizer.")
-    start = loaded.start
-    ids = [*([] if start is None else [start]), *encoding.ids]
+def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prompt:
+    """Return the tokens of a prompt; raise if the model cannot read it as a whole.
+
+    With `chat`, the prompt is a conversation (`models.chat`), and the model is to answer. The
+    template brings its own start token; one that is requested is not doubled.
+    """
+    memories, answer = loaded.memories, None
+    ends = {memories.tokenizer.eos}
+    if chat:
+        template = memories.tokenizer.chat
+        if isinstance(prompt, str) and not prompt.strip():
+            raise CorpusError("The prompt is empty. Give a text of at least one token.")
+        found = template.encode(as_messages(prompt), ask=True)
+        text, tokens, answer = found.text, found.ids, found.answer - 1
+        ends.add(template.end_of_turn)
+        start = None if loaded.requested_start in (None, "auto") else loaded.start
+        start = None if start == tokens[0] else start
+    else:
+        text, tokens = _read_text(memories, prompt)
+        start = loaded.start
+    ids = [*([] if start is None else [start]), *tokens]
+    if answer is not None and start is not None:
+        answer += 1
     if memories.context is not None and len(ids) > memories.context:
         included = "" if start is None else ", including the start token"
         raise CorpusError(
@@ -145,7 +167,23 @@ def read_prompt(loaded: LoadedModel, text: object) -> Prompt:
             " tokens. Use the tokenizer of this model."
         )
     shown = memories.tokenizer.token_texts(memories.vocabulary)
-    return Prompt(text, ids, [shown[id] for id in ids])
+    stops = frozenset(id for id in ends if id is not None)
+    return Prompt(text, ids, [shown[id] for id in ids], stops, answer)
+
+
+def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
+    """Return a plain prompt and its tokens."""
+    if not isinstance(text, str):
+        raise CorpusError(
+            f"A prompt must be a string; got {type(text).__name__}. Messages need --chat (chat=True"
+            " in Python)."
+        )
+    if not text:
+        raise CorpusError("The prompt is empty. Give a text of at least one token.")
+    (encoding,) = memories.tokenizer.encode([text])
+    if not encoding.ids:
+        raise CorpusError(f"The prompt {text!r} has no token for this model's tokenizer.")
+    return text, encoding.ids
 
 
 def find_target(memories: Memories, target: object) -> int:

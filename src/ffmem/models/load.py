@@ -1,19 +1,21 @@
 """Load a model as `Memories`, and describe what was loaded.
 
-MODEL is a local Hugging Face folder, a `.gguf` file, a fairseq checkpoint (`model.pt` next to
-`dict.txt`, or their folder), a named model, or a Hub id with an optional `@revision`.
+MODEL is a local Hugging Face folder, a LoRA folder, a `.gguf` file, a fairseq checkpoint
+(`model.pt` next to `dict.txt`, or their folder), a named model, or a Hub id with an optional
+`@revision`. An adapter is merged into its base model.
 """
 
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
+from accelerate import dispatch_model
 from huggingface_hub.constants import ENDPOINT
 from torch import nn
 from transformers import (
@@ -24,14 +26,25 @@ from transformers import (
 )
 
 from ffmem.errors import FfmemError, ModelError, one_line
-from ffmem.models.arguments import MODEL_FORMS, NAMED_MODELS, model_path, resolve_model
-from ffmem.models.checkpoint import (
+from ffmem.models.adapters import Adapter, base_errors, check_base, merge_adapter, read_adapter
+from ffmem.models.arguments import (
     ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MODEL_FORMS,
+    NAMED_MODELS,
+    AdapterRecord,
+    model_path,
+    resolve_adapter,
+    resolve_model,
+)
+from ffmem.models.checkpoint import (
     NO_REMOTE_CODE,
     DeviceMapper,
     convert_gguf,
     find_auto_class,
+    find_file,
     load_hugging_face,
+    load_tokenizer,
     silence_transformers,
     split_adaptive_error,
 )
@@ -55,41 +68,145 @@ SPLIT = "split"
 
 
 def load(
-    model: str | Path | PreTrainedModel,
+    model: str | Path | nn.Module,
     tokenizer: PreTrainedTokenizerBase | Tokenizer | None = None,
     *,
+    adapter: str | Path | None = None,
     dtype: str = "float32",
     device: str | dict[str, Any] = "auto",
 ) -> Memories:
     """Return the memories of a model, given as a MODEL argument or as a loaded model.
 
     A loaded model keeps its device and dtype; ffmem puts it in evaluation mode and freezes its
-    weights. `device` may also be a device map.
+    weights. `adapter` is merged into the model. `device` may also be a device map.
     """
-    if isinstance(model, PreTrainedModel):
-        if tokenizer is None:
-            raise ModelError("Pass the tokenizer of the model too: load(model, tokenizer).")
-        return Memories(model, _wrap_tokenizer(tokenizer))
+    if isinstance(model, nn.Module):
+        return _from_memory(model, tokenizer, adapter)
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is unknown. Use {', '.join(DTYPES)}.")
     device_mapper = _make_device_mapper(device, dtype)
     one_device = None
     if isinstance(device, str) and device != SPLIT:
         one_device = find_device(device)
-    source, revision = resolve_model(str(model)), None
+    source, to_merge = _find_adapter(resolve_model(str(model)), adapter)
+    revision = None if _is_local(source) else source.partition("@")[2] or None
+    record = None
     with silence_transformers(), _loading_errors(source):
-        if Path(source).exists() or source in NAMED_MODELS:
-            network, own_tokenizer = _load_local(source, device_mapper)
+        if to_merge is None:
+            network, own_tokenizer = _load_network(source, device_mapper)
         else:
-            name, _, revision = source.partition("@")
-            network, own_tokenizer = _load_from_hub(name, revision or None, device_mapper)
+            with base_errors(to_merge) if adapter is None else nullcontext():
+                network, own_tokenizer = _load_network(source, None)
+            check_base(to_merge, source, network.name_or_path or source)
+            base_hash = fingerprint(network)
+            network = merge_adapter(network, to_merge)
+            record = AdapterRecord(
+                source=to_merge.source, hash=to_merge.hash(), base_hash=base_hash
+            )
+            own_tokenizer = load_tokenizer(to_merge.folder) or own_tokenizer
         # Hash the weights before the cast, so that the hash does not depend on --dtype.
         weights = fingerprint(network)
+        if to_merge is not None and device_mapper is not None:  # merged as a whole, then split
+            network = dispatch_model(network, device_mapper(network.config))
         # accelerate disables `to` on split models, even for dtypes; call nn.Module's.
         cast: Any = network.to if device_mapper is None else partial(nn.Module.to, network)
         cast(device=one_device, dtype=DTYPES[dtype])
     used_tokenizer = own_tokenizer if tokenizer is None else _wrap_tokenizer(tokenizer)
-    return Memories(network, used_tokenizer, source, revision or None, weights)
+    return Memories(network, used_tokenizer, source, revision, weights, record)
+
+
+def _from_memory(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase | Tokenizer | None,
+    adapter: str | Path | None,
+) -> Memories:
+    """Return the memories of a loaded model."""
+    if not isinstance(model, PreTrainedModel):
+        merge = ", such as model.merge_and_unload() of a peft model"
+        raise ModelError(
+            f"A {type(model).__name__} is not a model of transformers. Pass one{merge}."
+        )
+    if adapter is not None:
+        raise ModelError(
+            "An adapter is merged into a model that ffmem loads. Pass the model's folder or name;"
+            " or merge the adapter with peft (merge_and_unload) before you pass the model."
+        )
+    if tokenizer is None:
+        raise ModelError("Pass the tokenizer of the model too: load(model, tokenizer).")
+    return Memories(model, _wrap_tokenizer(tokenizer))
+
+
+def _is_local(source: str) -> bool:
+    return Path(source).exists() or source in NAMED_MODELS
+
+
+def _find_adapter(source: str, adapter: str | Path | None) -> tuple[str, Adapter | None]:
+    """Return the base model of a MODEL argument, and the adapter to merge into it, if any."""
+    own = _adapter_folder(source)
+    if adapter is None and own is None:
+        return source, None
+    if adapter is not None and own is not None:
+        raise ModelError(
+            f"{source} is an adapter itself. Pass its base model with --adapter {source}, or merge"
+            " one of the two adapters first."
+        )
+    named = source if adapter is None else resolve_adapter(str(adapter))
+    folder = own if adapter is None else _adapter_folder(named)
+    if folder is None:
+        raise ModelError(
+            f"{named!r} is not an adapter: no such folder, and no {ADAPTER_CONFIG} on the Hub or in"
+            " its cache. Give a folder that peft's save_pretrained wrote."
+        )
+    found = read_adapter(named, folder)
+    if any(folder.glob("model*.safetensors")):
+        raise ModelError(
+            f"{named} has both a whole model and an adapter. To read the model alone, remove"
+            f" {ADAPTER_CONFIG}; to merge the adapter, move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
+            f" to a folder of their own, and pass it with --adapter."
+        )
+    if adapter is not None:
+        return source, found
+    if found.base is None:
+        raise ModelError(
+            f"The adapter {named} does not name its base model. Pass the base as MODEL, with"
+            f" --adapter {named}."
+        )
+    with base_errors(found):
+        beside = folder / found.base  # relative to the adapter
+        base = resolve_model(str(beside) if beside.exists() else found.base)
+    if _adapter_folder(base) is not None:
+        raise ModelError(
+            f"The base of the adapter {named} is {base}, an adapter too. Merge that one with peft"
+            " first, and pass the merged model as MODEL."
+        )
+    return base, found
+
+
+def _adapter_folder(source: str) -> Path | None:
+    """Return the local folder of an adapter, fetched from the Hub if necessary; None if none."""
+    if _is_local(source):
+        path = Path(source)
+        return path if source not in NAMED_MODELS and (path / ADAPTER_CONFIG).is_file() else None
+    name, _, revision = source.partition("@")
+    where: dict[str, Any] = {"revision": revision or None, "local_files_only": not _is_online()}
+    try:
+        config = find_file(name, ADAPTER_CONFIG, where)
+        if config is None:
+            return None
+        find_file(name, ADAPTER_WEIGHTS, where)
+    except OSError:  # loading the model raises a better error
+        return None
+    return config.parent
+
+
+def _load_network(
+    source: str, device_mapper: DeviceMapper | None
+) -> tuple[PreTrainedModel, Tokenizer]:
+    """Load a whole model."""
+    if _is_local(source):
+        return _load_local(source, device_mapper)
+    name, _, revision = source.partition("@")
+    return _load_from_hub(name, revision or None, device_mapper)
 
 
 def find_device(device: str) -> torch.device:
@@ -149,7 +266,7 @@ def _load_local(
         raise ModelError(
             f"{path} is an unfinished training run. Rerun its `ffmem train` command to finish it."
         )
-    if not has_config and not (path / ADAPTER_CONFIG).exists():
+    if not has_config:
         raise ModelError(
             f"{path} is not a model: it has neither config.json (Hugging Face) nor model.pt"
             " (fairseq)."
@@ -217,6 +334,7 @@ def describe(memories: Memories) -> dict[str, Any]:
     return {
         "source": memories.source,
         "revision": memories.revision,
+        **_describe_adapter(memories),
         "family": memories.family,
         "layers": memories.n_layers,
         "memories": memories.layout.per_layer,
@@ -246,6 +364,12 @@ def describe(memories: Memories) -> dict[str, Any]:
         "self_check": memories.check._asdict(),
         "weights": memories.fingerprint(),
     }
+
+
+def _describe_adapter(memories: Memories) -> dict[str, Any]:
+    """Return the adapter that was merged into the model, if any."""
+    adapter = memories.adapter
+    return {} if adapter is None else {"adapter": adapter.source, "adapter_hash": adapter.hash}
 
 
 def _describe_experts(memories: Memories) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ffmem.errors import (
     UnknownFamily,
     one_line,
 )
-from ffmem.models.arguments import IN_MEMORY
+from ffmem.models.arguments import IN_MEMORY, AdapterRecord
 from ffmem.models.banks import Bank, DenseBank, ExpertBank, Routing, find_banks
 from ffmem.models.experts import ExpertRows, install
 from ffmem.models.families import CLAMPED, FAMILIES, Factor, Family
@@ -72,11 +72,14 @@ class Memories:
         source: str = IN_MEMORY,
         revision: str | None = None,
         fingerprint: str | None = None,
+        adapter: AdapterRecord | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)  # ffmem only reads
         self.tokenizer = tokenizer
         self.source = source
         self.revision = revision
+        self.adapter = adapter
+        """The adapter that was merged into the weights."""
         self.config: Any = model.config.get_text_config()
         self.family: str = model.config.model_type
         self._fingerprint = fingerprint
@@ -97,6 +100,7 @@ class Memories:
         dtype = str(self.dtype).removeprefix("torch.")
         return [
             ("model", self.source),
+            *([("adapter", self.adapter.source)] if self.adapter else []),
             ("family", self.family),
             ("memories", self.layout.shown),
             ("activation", f"{self.activation}, gated" if self.gated else self.activation),

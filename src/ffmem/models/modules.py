@@ -177,11 +177,8 @@ def make_device_map(model: nn.Module, max_memory: dict[Any, int] | None = None) 
     `max_memory` gives the bytes to use on each accelerator. Default: the free memory, minus
     `RESERVE`.
     """
-    from accelerate import infer_auto_device_map  # type: ignore[import-untyped]
-    from accelerate.utils import (  # type: ignore[import-untyped]
-        get_balanced_memory,
-        get_max_memory,
-    )
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory, get_max_memory
 
     if max_memory is None:
         max_memory = {

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ffmem.errors import ModelError
+from ffmem.models.chat import ChatTemplate, no_template
 
 if TYPE_CHECKING:
     import transformers
@@ -75,6 +76,11 @@ class Tokenizer(ABC):
     @abstractmethod
     def token_texts(self, size: int) -> list[str]:
         """Return the text to display for every id below `size`."""
+
+    @property
+    def chat(self) -> ChatTemplate:
+        """The tokenizer's chat template; raises if it has none."""
+        raise no_template()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, including special tokens."""
@@ -225,6 +231,11 @@ class SubwordTokenizer(Tokenizer):
                 special,
             ]
         )
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The tokenizer's chat template; raises if it has none."""
+        return ChatTemplate(self.tokenizer, self.controls)
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:

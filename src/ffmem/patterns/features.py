@@ -661,8 +661,11 @@ def _wanted_prefixes(
         found.append(np.unique(np.concatenate([columns[name].reshape(-1) for name in names])))
     lengths = np.concatenate(list(index.sentences.lengths()))
     starts = np.cumsum(lengths + 1) - lengths - 1
-    n = int(lengths.sum())
-    tokens = np.sort(rng.choice(n, min(SAMPLE, n), replace=False))
+    kept = np.arange(int(lengths.sum()))
+    if index.sentences.has_content:
+        contents = [part for part in index.sentences.contents() if part is not None]
+        kept = kept[np.concatenate(contents)]
+    tokens = kept[np.sort(rng.choice(len(kept), min(SAMPLE, len(kept)), replace=False))]
     owner = np.searchsorted(np.cumsum(lengths), tokens, side="right")
     least = 0 if index.manifest.compat == "ff-layers" else 1
     sample = starts[owner] + tokens - (np.cumsum(lengths) - lengths)[owner] + least

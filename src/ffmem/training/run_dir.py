@@ -54,9 +54,9 @@ class TrainRunConfig(Record):
     """Everything that decides the weights: the same TrainRunConfig gives the same bytes."""
 
     config: TrainConfig
-    corpus: dict[str, str | int | None]
+    corpus: dict[str, str | int | bool | None]
     """Settings, and the SHA-256 of its files."""
-    valid: dict[str, str | int | None] | None
+    valid: dict[str, str | int | bool | None] | None
     threads: int
     device: str
     versions: dict[str, str]

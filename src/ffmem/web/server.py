@@ -46,6 +46,7 @@ def serve(
     token: str | None = None,
     allowed: Sequence[str] = (),
     model: str | None = None,
+    adapter: str | None = None,
     device: str = "auto",
     db: str | None = None,
     load_model: bool = True,
@@ -79,7 +80,7 @@ def serve(
 
     app = make_app(
         catalog,
-        ModelWorker(model, device),
+        ModelWorker(model, device, adapter),
         db=db,
         token=secret,
         hosts=[host, socket.gethostname(), *allowed],

@@ -23,7 +23,7 @@ MAX_CHARACTERS = 4_000
 
 MAX_EDITS = 64
 
-PARAMETERS = frozenset({"index", "text", "position", "off", "set", "scale"})
+PARAMETERS = frozenset({"index", "text", "chat", "position", "off", "set", "scale"})
 """URL parameters of the state; a page may have others of its own."""
 
 Numbers = tuple[tuple[Cell, float], ...]
@@ -41,6 +41,8 @@ class State:
     off: tuple[Cell, ...] = ()
     set: Numbers = ()
     scale: Numbers = ()
+    chat: bool = False
+    """Whether the prompt is a conversation."""
 
     def link(self, path: str, **extra: object) -> str:
         """Return a URL with the state; `extra` adds parameters, None removes them."""
@@ -57,6 +59,7 @@ class State:
         values = {
             "index": self.index,
             "text": self.text or None,
+            "chat": "1" if self.chat else None,
             "position": None if self.position is None else str(self.position),
             "off": ",".join(map(str, self.off)) or None,
             "set": ",".join(_format_pair(*pair) for pair in self.set) or None,
@@ -163,6 +166,9 @@ def read_state(
     ] = None,
     set: Annotated[list[str] | None, Query(description="Coefficients to set: L5N6=2.5.")] = None,
     scale: Annotated[list[str] | None, Query(description="Factors to scale by: L7N8=-1.")] = None,
+    chat: Annotated[
+        bool, Query(description="Whether the prompt is a user's text, or JSON messages.")
+    ] = False,
 ) -> State:
     """Return the state in a URL."""
     state = State(
@@ -172,6 +178,7 @@ def read_state(
         tuple(dict.fromkeys(Cell.parse(name) for name in _split(off))),
         tuple(_parse_pair("set", part) for part in _split(set)),
         tuple(_parse_pair("scale", part) for part in _split(scale)),
+        chat,
     )
     state.edits()
     return state

@@ -53,8 +53,11 @@ JobQueue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 class ModelWorker:
     """Runs jobs on models, one after the other, in the order in which they came."""
 
-    def __init__(self, model: str | None = None, device: str = "auto") -> None:
+    def __init__(
+        self, model: str | None = None, device: str = "auto", adapter: str | None = None
+    ) -> None:
         self._model = model
+        self._adapter = adapter
         self._device = device
         self._loaded: OrderedDict[Key, Memories] = OrderedDict()
         self._queue: JobQueue | None = None
@@ -169,7 +172,13 @@ class ModelWorker:
                 self._loaded.popitem(last=False)
             self.loading = served.model
             try:
-                opened = open_model(served.index, model=self._model, device=self._device)
+                has_adapter = served.index.manifest.model.adapter is not None
+                opened = open_model(
+                    served.index,
+                    model=self._model,
+                    adapter=self._adapter if has_adapter else None,
+                    device=self._device,
+                )
             finally:
                 self.loading = None
             self._loaded[key] = opened.memories

@@ -589,7 +589,7 @@ async def _find_sources(
 
         candidates = N_CANDIDATES
         if state.text:
-            candidates = min(N_CANDIDATES, MAX_ABLATED // check_tokens(loaded, state.text))
+            candidates = min(N_CANDIDATES, MAX_ABLATED // check_tokens(loaded, state))
         return find_sources(
             loaded,
             cell,

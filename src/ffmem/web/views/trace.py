@@ -262,11 +262,12 @@ def run_trace(
     """Return what `ffmem.trace` returns, on the index of this name."""
     from ffmem.interventions.trace import trace
 
-    check_tokens(loaded, state.text)
+    check_tokens(loaded, state)
     return trace(
         loaded,
         state.text,
         edits,
+        chat=state.chat,
         position=-1 if state.position is None else state.position,
         top=top,
         generate=generate,
@@ -289,7 +290,7 @@ def run_effect(
     """Return what `ffmem.effect` returns, without edits, on the index of this name."""
     from ffmem.interventions.effect import effect
 
-    n_tokens = check_tokens(loaded, state.text)
+    n_tokens = check_tokens(loaded, state)
     position = resolve_position(-1 if state.position is None else state.position, n_tokens)
     n_memories, most = len(cells) + candidates, MAX_ABLATED // (position + 1)
     if n_memories > most:
@@ -302,6 +303,7 @@ def run_effect(
         return effect(
             loaded,
             state.text,
+            chat=state.chat,
             target=target and from_visible(target),
             position=position,
             cells=cells,
@@ -309,16 +311,16 @@ def run_effect(
             top=top,
         )
 
-    key = ("effect", state.text, position, target, tuple(cells), candidates, top)
+    key = ("effect", state.text, state.chat, position, target, tuple(cells), candidates, top)
     found: EffectResult = cache.of_model(loaded, name)(key, 4 * min(top, n_memories), compute)
     return found
 
 
-def check_tokens(loaded: "LoadedModel", text: str) -> int:
+def check_tokens(loaded: "LoadedModel", state: State) -> int:
     """Return how many tokens a prompt has; raise if they are too many."""
     from ffmem.interventions.forward import read_prompt
 
-    n_tokens = len(read_prompt(loaded, text).ids)
+    n_tokens = len(read_prompt(loaded, state.text, state.chat).ids)
     if n_tokens > MAX_TOKENS:
         raise LimitExceeded(
             f"The prompt has {n_tokens:,} tokens, including any start token; the page takes"
