@@ -68,6 +68,7 @@ def test_a_planted_circuit_is_found_and_nothing_else(planted):
         assert edge.exact == pytest.approx(node.coefficient, rel=1e-3)
     assert found.faithfulness == pytest.approx(1, abs=1e-4)
     assert found.completeness == pytest.approx(1, abs=1e-4)
+    assert found.curve[-1].random_faithfulness == pytest.approx(0, abs=1e-4)
 
 
 @pytest.mark.parametrize(("off", "node"), [("lower", "L0N3@4"), ("upper", "L1N7@4")])

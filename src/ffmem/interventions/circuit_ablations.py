@@ -340,9 +340,9 @@ def measure_faithfulness(
 def _random_nodes(
     question: CircuitQuestion, places: list[Place], rng: np.random.Generator
 ) -> Callable[[], list[Place]]:
-    """Return a function that draws other nodes: same layers and positions, random active memories.
+    """Return a function that draws other nodes: same layers and positions, other active memories.
 
-    Where too few memories are active, any of the layer are drawn.
+    Where too few others are active, any of the layer are drawn.
     """
     wanted: dict[tuple[int, int], list[int]] = {}
     for number, place in enumerate(places):
@@ -353,8 +353,11 @@ def _random_nodes(
     def draw() -> list[Place]:
         found = list(places)
         for (layer, position), numbers in wanted.items():
-            among = active[layer, position]
-            among = among if len(among) >= len(numbers) else np.arange(widths[layer])
+            own = [places[number].memory for number in numbers]
+            among = np.setdiff1d(active[layer, position], own)
+            if len(among) < len(numbers):
+                among = np.setdiff1d(np.arange(widths[layer]), own)
+            among = among if len(among) else np.arange(widths[layer])
             chosen = rng.choice(among, len(numbers), replace=len(among) < len(numbers))
             for number, memory in zip(numbers, chosen.tolist(), strict=True):
                 found[number] = Place(layer, memory, position)

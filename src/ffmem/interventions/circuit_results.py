@@ -15,7 +15,7 @@ from typing import Any
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.files import write_text
-from ffmem.indexing.memory import visible_token
+from ffmem.indexing.memory import visible, visible_token
 from ffmem.interventions.results import (
     TableResult,
     Target,
@@ -222,14 +222,14 @@ class CircuitResult(TableResult):
 
     def _group_lines(self) -> list[str]:
         found = [
-            f"group {visible_token(group.name)}: {format_number(group.exact, signed=True)} by"
+            f"group {visible(group.name)}: {format_number(group.exact, signed=True)} by"
             f" {', '.join(group.nodes)}"
             for group in self.groups
         ]
         if self.switched_off is not None:
             off = self.switched_off
             found.append(
-                f"without {', '.join(map(visible_token, off.groups))}: logit"
+                f"without {', '.join(map(visible, off.groups))}: logit"
                 f" {format_number(off.logit)}, p {format_number(off.probability)}, rank"
                 f" {off.rank:,}; predicts {format_tokens(off.top)}"
             )
