@@ -287,6 +287,24 @@ def test_the_key_answers_least_to_the_text_it_is_made_from(corpus):
         assert costs[0] <= costs[1]
 
 
+@pytest.mark.parametrize("name", ["llama4_text", "mixtral", "nemotron_h in a latent space"])
+def test_the_input_of_an_expert_is_what_the_expert_gets(name):
+    memories = read(name)
+    run, layer = PartialForward(memories, IDS, 5), memories.layout.memory_layers[-1]
+    weights = run.layers[layer].weights[0]
+    banks = memories.banks[layer].banks
+    bank = max(
+        (one for one in banks if one.kind == "expert"), key=lambda one: weights[banks.index(one)]
+    )
+    seen = {}
+    with bank.experts.reading(lambda rows: seen.setdefault(rows.expert, rows)):
+        memories.forward(torch.tensor([IDS]))
+    rows = seen[bank.number]
+    assert int(rows.tokens[-1]) == 5
+    found = writing._prompt_input(memories, run, bank)
+    assert_close(found.float(), rows.inputs[-1], rtol=1e-4, atol=1e-5)
+
+
 def test_a_negative_coefficient_gets_a_value_of_the_other_sign(corpus, monkeypatch, tmp_path):
     monkeypatch.setattr(writing, "SCORE", -0.5)  # GELU is negative there
     memories = stored(saved(tiny("gpt2"), tmp_path / "model"))
