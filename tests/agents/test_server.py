@@ -120,7 +120,7 @@ def test_tools_answer_what_the_functions_return(agent, index):
 
     for place in ("values", "triggers", "patterns"):
         hits = agent.ask("search", query="a", place=place, limit=5)[place]
-        assert hits == [hit._asdict() for hit in ffmem.search(index, "a", place, limit=5)]
+        assert hits == [hit.to_dict() for hit in ffmem.search(index, "a", place, limit=5)]
     assert set(agent.ask("search", query="a")) == {"values", "triggers", "patterns"}
 
     stats = index.table("stats", layer=1).sort_by([("max", "descending")]).to_pylist()

@@ -141,7 +141,7 @@ def test_the_main_process_keeps_no_model_while_others_work(
     assert alive == [False]
     monkeypatch.undo()
     ffmem.index(model_folder, source, tmp_path / "whole")
-    monkeypatch.setattr(ffmem.api.index, "load", remember)
+    monkeypatch.setattr(ffmem.interventions.forward, "load", remember)
     stop_before_workers(monkeypatch, lambda: alive.append(loaded[1]() is not None))
     more = ffmem.Corpus(str(write_corpus(tmp_path / "more.txt", seed=5)), unit="line")
     with pytest.raises(Stopped):

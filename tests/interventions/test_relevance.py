@@ -17,7 +17,13 @@ from tests.tiny import EXPERTS, TINY, read, tiny, tiny_tokenizer
 IDS = [0, 5, 9, 2, 17, 30, 8]
 AT, TARGET = 5, 11
 
-WITHOUT_RULES = {"ffmem_adaptive lambda", "nemotron_h", "longcat_flash", "minimax"}
+WITHOUT_RULES = {
+    "ffmem_adaptive lambda",
+    "nemotron_h",
+    "longcat_flash",
+    "minimax",
+    "qwen4_exp_text",
+}
 """Attention without a softmax, Mamba, and a feed-forward part that is none of the memories."""
 
 

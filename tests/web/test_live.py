@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 import ffmem
 from ffmem.indexing import worker
+from ffmem.indexing.filters import Filters
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.query import Query
 from ffmem.indexing.search import search_values
@@ -155,8 +156,9 @@ def test_values_can_be_searched_before_the_index_is_finished(build, visit, tmp_p
 def test_a_search_without_a_file_finds_what_one_with_a_file_finds(catalog, query, layer):
     for name in catalog.folders:
         served = catalog.get(name)
-        found = served.search.search(query, "values", layer, 1, 7)
-        assert search_values(served.index, query, layer, 1, 7) == found
+        filters = Filters(layer)
+        found = served.search.search(query, "values", filters, 1, 7)
+        assert search_values(served.index, query, filters, 1, 7) == found
 
 
 def test_layers_without_values_say_so_and_have_triggers(build, visit, tmp_path):

@@ -126,7 +126,7 @@ def edit(
     show_default=True,
     help="Corpus to measure side effects on.",
 )
-@dataclass_options(Corpus, defaults={"limit": 200})
+@dataclass_options(Corpus, only=("unit", "column", "detokenize", "limit"), defaults={"limit": 200})
 @click.option("--no-report", is_flag=True, help="Do not measure side effects on the corpus.")
 @seed_option
 @index_start_option

@@ -178,7 +178,7 @@ def find_reading_norm(memories: Memories, layer: int) -> tuple[Norm | None, list
         for handle in handles:
             handle.remove()
     notes = [NORMED_STREAM] if memories.rows[layer].output_norm is not None else []
-    (x,) = inputs
+    x = inputs[0]  # a layer with several residual streams runs again without its memories
     for module, output in outputs.items():
         if output.shape == x.shape and torch.equal(output, x):
             return Norm(module, memories.hidden), notes

@@ -186,7 +186,7 @@ def _read_config(adapter: Adapter) -> Any:
         kind = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(adapter.kind)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            config: Any = kind.from_pretrained(str(adapter.folder))
+            config: Any = kind.from_peft_type(**adapter.settings)
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(
             f"Cannot read {adapter.folder / ADAPTER_CONFIG}: {one_line(error)}. Give the folder"

@@ -45,7 +45,8 @@ UNKNOWN = "unknown"
 CARD = "README.md"
 
 _INDEX_FILE = re.compile(
-    r"(sentences|vocabulary)\.parquet|(triggers|stats|samples|values)/[\w-]+\.parquet", re.ASCII
+    r"(sentences|vocabulary)\.parquet|(triggers|stats|samples|values|keys)/[\w-]+\.parquet",
+    re.ASCII,
 )
 _PATTERN_FILE = re.compile(r"patterns/(human|explained|automatic)/(\w+/)?[\w-]+\.(parquet|json)")
 
