@@ -66,7 +66,7 @@ def plain(memories: Memories) -> Callable[[Batch], None]:
 
 def indexing(bench: Bench, chunk: Chunk) -> Callable[[Batch], None]:
     """The index pass, as `ffmem index` runs it."""
-    reader = _ChunkReader(bench.scan, bench.sampled(chunk))
+    reader = _ChunkReader(bench.scan, bench.sampled(chunk), {})
 
     def run(batch: Batch) -> None:
         reader.begin(batch)

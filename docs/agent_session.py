@@ -76,12 +76,14 @@ async def explore(session: Session) -> None:
     session.say("**Find.** Which memories promote “percent”?")
     found = await session.call(
         "search",
-        lambda answer: _pick(answer["values"], "cell", "matches", "rank", "side", "snippet"),
+        lambda answer: _pick(
+            answer["values"]["hits"], "cell", "matches", "rank", "side", "snippet"
+        ),
         query="percent",
         place="values",
         limit=3,
     )
-    cell = found["values"][0]["cell"]
+    cell = found["values"]["hits"][0]["cell"]
 
     session.say(f"**Read.** {cell} comes first. What triggers it?")
     await session.call(

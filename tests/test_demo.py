@@ -43,25 +43,19 @@ sys.addaudithook(refuse)
 
 
 @pytest.fixture
-def without_network(tmp_path):
-    """Run Python where there is no network, and nothing was fetched before; give what it said."""
+def offline(tmp_path):
+    """The environment of a process without a network, for which nothing was fetched before."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(NO_NETWORK, encoding="utf-8")
     away = {name: str(tmp_path / name) for name in ("FFMEM_CACHE", "HF_HOME", "ASKED")}
     paths = os.pathsep.join((str(tmp_path / "site"), SOURCE))
+    return os.environ | away | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
-    def run(code, *arguments):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env=os.environ | away | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-        asked = tmp_path / "ASKED"
-        return done, asked.read_text(encoding="utf-8") if asked.exists() else ""
 
-    return run
+def asked_for(offline):
+    """Return what was asked of the network."""
+    asked = Path(offline["ASKED"])
+    return asked.read_text(encoding="utf-8") if asked.exists() else ""
 
 
 def test_the_demonstration_indexes_and_shows(tmp_path, capsys, model_folder):
@@ -84,33 +78,14 @@ def test_the_demonstration_indexes_and_shows(tmp_path, capsys, model_folder):
     assert f"ffmem show {tmp_path / 'demo'} L" in shown
 
 
-def test_the_tiny_demonstration_runs_to_its_end_without_a_network(tmp_path, without_network):
-    code = "from ffmem.cli import main; main()"
-    out = tmp_path / "tiny"
-    options = ("--tiny", "--out", out, "--limit", 60, "--no-serve")
-    done, asked = without_network(code, "demo", *options)
-    assert done.returncode == 0, done.stderr
-    assert asked == ""
-    assert not (tmp_path / "FFMEM_CACHE").exists()
-    manifest = Index(out).manifest
-    assert manifest.model.source == "mini-wiki"
-    assert [part.source for part in manifest.corpus.sources] == ["mini-wiki:train"]
-    assert manifest.corpus.sentences == 60
-    assert (tmp_path / "tiny-report/report.html").exists()
-    assert "promotes" in done.stdout
-    assert "lists of triggers" in done.stdout
-    assert done.stdout.rstrip().endswith(f"ffmem serve {out}")
-    for file in tmp_path.glob("tiny*/**/*.json"):
-        assert str(MODEL) not in file.read_text(encoding="utf-8"), file
-
-
-def test_on_a_terminal_the_explorer_opens_before_the_index_is_finished(tmp_path):
+def test_on_a_terminal_the_explorer_opens_before_the_index_is_finished(tmp_path, offline):
+    """The tiny demo, to its end and without a network."""
     out, (screen, terminal) = tmp_path / "tiny", pty.openpty()
     command = [sys.executable, "-m", "ffmem", "demo", "--tiny", "--limit", "60", "--out", str(out)]
     browser, opened = tmp_path / "browser", tmp_path / "opened"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n', encoding="utf-8")
     browser.chmod(0o755)
-    environment = os.environ | {"BROWSER": str(browser), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = offline | {"BROWSER": str(browser), "COLUMNS": "200"}
     child = subprocess.Popen(
         command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
     )
@@ -137,21 +112,37 @@ def test_on_a_terminal_the_explorer_opens_before_the_index_is_finished(tmp_path)
     assert opened.read_text(encoding="utf-8").strip() == found[1]
     assert "So far: " in home
     assert "Loading mini-wiki" in shown
+    assert "promotes" in shown
+    assert "lists of triggers" in shown
+    assert f"ffmem serve {out}" in shown
     assert (tmp_path / "tiny-report/report.html").exists()
+    assert asked_for(offline) == ""
+    assert not (tmp_path / "FFMEM_CACHE").exists()
+    manifest = Index(out).manifest
+    assert manifest.model.source == "mini-wiki"
+    assert [part.source for part in manifest.corpus.sources] == ["mini-wiki:train"]
+    assert manifest.corpus.sentences == 60
+    for file in tmp_path.glob("tiny*/**/*.json"):
+        assert str(MODEL) not in file.read_text(encoding="utf-8"), file
 
 
-def test_where_there_is_no_network_only_this_machine_can_be_reached(without_network):
+def test_where_there_is_no_network_only_this_machine_can_be_reached(offline):
     """The control of the test above: what it forbids is noticed, in children too."""
+
+    def run(code):
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, env=offline, check=False)
+
     ask = "import socket; socket.create_connection(('192.0.2.1', 9), timeout=1)"
     child = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {ask!r}]))"
     for code in (ask, child):
-        done, asked = without_network(code)
+        done = run(code)
         assert done.returncode == 1
         assert "no network in this test" in done.stderr
-        assert "192.0.2.1" in asked
+        assert "192.0.2.1" in asked_for(offline)
     near = "import socket; s = socket.create_server(('127.0.0.1', 0));"
     near += " socket.create_connection(s.getsockname()).close()"
-    assert without_network(near)[0].returncode == 0
+    assert run(near).returncode == 0
 
 
 @pytest.mark.parametrize(

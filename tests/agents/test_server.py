@@ -1,5 +1,6 @@
 """Agents: the real client of the package `mcp` talks to `ffmem mcp` over stdin and stdout."""
 
+import inspect
 import json
 import os
 import re
@@ -98,6 +99,7 @@ def test_every_tool_has_a_schema_and_says_what_it_does(agent):
         jsonschema.Draft202012Validator.check_schema(tool.input_schema)
         assert tool.description
         assert tool.annotations.read_only_hint
+        assert tool.input_schema["additionalProperties"] is False
         for parameter in tool.input_schema.get("properties", {}).values():
             assert parameter.get("description") or "minLength" in parameter, tool.name
 
@@ -119,8 +121,9 @@ def test_tools_answer_what_the_functions_return(agent, index):
     assert close(shown["stats"], expected["stats"])
 
     for place in ("values", "triggers", "patterns"):
-        hits = agent.ask("search", query="a", place=place, limit=5)[place]
-        assert hits == [hit.to_dict() for hit in ffmem.search(index, "a", place, limit=5)]
+        found = agent.ask("search", query="a", place=place, limit=5)[place]
+        hits = ffmem.search(index, "a", place, limit=5)
+        assert found == {"total": hits.total, "hits": [hit.to_dict() for hit in hits]}
     assert set(agent.ask("search", query="a")) == {"values", "triggers", "patterns"}
 
     stats = index.table("stats", layer=1).sort_by([("max", "descending")]).to_pylist()
@@ -135,6 +138,49 @@ def test_tools_answer_what_the_functions_return(agent, index):
     assert patterns["total"] == len(patterns["patterns"]) == 12
     (one,) = agent.ask("patterns", cell="L1N4")["patterns"]
     assert one["description"] == "ends with L1N4"
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"sign": 1},
+        {"sign": -1},
+        {"rank": 1},
+        {"bank": "dense", "layer": 1},
+        {"kind": "shallow"},
+        {"kind": "semantic"},
+        {"min_active": 0.5},
+        {"max_active": 0.5},
+    ],
+    ids=str,
+)
+def test_search_filters_as_the_function_does(filters, agent, index):
+    found = agent.ask("search", query="e", limit=3, **filters)
+    groups = ffmem.search(index, "e", limit=3, **filters).to_dict()["groups"]
+    assert found == {one["place"]: {"total": one["total"], "hits": one["hits"]} for one in groups}
+    everything = agent.ask("search", query="e", limit=3)
+    assert found != everything
+    assert all(found[place]["total"] <= everything[place]["total"] for place in everything)
+
+
+def test_every_filter_of_search_is_an_argument(agent):
+    tools = {tool.name: tool for tool in agent.portal.call(agent.client.list_tools).tools}
+    function = set(inspect.signature(ffmem.search).parameters) - {"folder"}
+    assert set(tools["search"].input_schema["properties"]) == function | {"index"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "unknown", "known"),
+    [
+        ("search", {"query": "a", "offset": 20, "Sign": -1}, "'offset' or 'Sign'", "query, place,"),
+        ("trace", {"prompt": PROMPT, "chat": True}, "'chat'", "prompt, off, set, scale, mean,"),
+        ("trace", {"chat": None}, "'chat'", "prompt, off, set, scale, mean,"),
+        ("list_indexes", {"name": "tiny"}, "'name'", "none."),
+    ],
+)
+def test_unknown_arguments_are_refused(tool, arguments, unknown, known, agent):
+    said = agent.fail(tool, **arguments)
+    assert said.startswith(f"{tool} has no argument {unknown}. Its arguments: {known}")
 
 
 def test_prompts_run_as_the_functions_run_them(agent, index):
@@ -170,6 +216,9 @@ def test_prompts_run_as_the_functions_run_them(agent, index):
         ("layer_statistics", {"layer": 7}, "layer 7"),
         ("search", {"query": "(", "regex": True}, "regular expression"),
         ("search", {"query": "a", "place": "keys"}, "'values'"),
+        ("search", {"query": "a", "sign": 2}, "1 or -1"),
+        ("search", {"query": "a", "bank": "E7"}, "There are: dense"),
+        ("search", {"query": "a", "min_active": 2}, "less than or equal to 1"),
         ("patterns", {}, "either a cell or a layer"),
         ("trace", {"prompt": PROMPT, "off": ["L9N9"]}, "L9N9"),
         ("trace", {"prompt": PROMPT, "layers": [9]}, "layer 9"),

@@ -13,6 +13,7 @@ from ffmem import Corpus
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.interventions.forward import coefficients_along
+from ffmem.progress import Progress
 from tests.chats import chat_memories, chat_tokenizer
 
 ROWS = [
@@ -157,7 +158,7 @@ def test_prefixes_that_end_in_the_template_do_not_count(name, prefixes, tmp_path
 
 def test_an_extended_index_keeps_what_is_left_out(memories, tmp_path):
     first = Corpus(write(tmp_path / "a.jsonl", ROWS[:4]), content_only=True)
-    second = Corpus(write(tmp_path / "b.parquet", ROWS[4:]), content_only=True)
+    second = Corpus(write(tmp_path / "b.parquet", ROWS[4:]))  # reads as the index has read
     (tmp_path / "c.txt").write_text("Plain text.\n")
     ffmem.index(memories, first, tmp_path / "index", t=3)
     for corpus in (second, Corpus(str(tmp_path / "c.txt"))):
@@ -168,6 +169,22 @@ def test_an_extended_index_keeps_what_is_left_out(memories, tmp_path):
     assert flags[:-1] == [tokenizer.chat.encode(row["messages"]).is_content for row in ROWS]
     assert flags[-1] is None
     assert larger.n_prefixes == sum(map(sum, flags[:-1])) + len("Plain text.")
+    assert [source.content_only for source in larger.manifest.corpus.sources] == [True] * 3
+    again = ffmem.extend(tmp_path / "index", second, model=memories)
+    assert again.manifest == larger.manifest
+
+
+def test_content_only_without_conversations_says_that_it_changes_nothing(
+    memories, tmp_path, capsys
+):
+    (tmp_path / "c.txt").write_text("Plain text.\n")
+    corpus = Corpus(str(tmp_path / "c.txt"), content_only=True)
+    made = ffmem.index(memories, corpus, tmp_path / "index", t=2, progress=Progress())
+    assert made.n_prefixes == len("Plain text.")
+    said = capsys.readouterr()
+    note = "c.txt has no conversations, so --content-only changes nothing."
+    assert note in said.out + said.err
+    assert "conversation" not in "".join(said).replace(note, "")
 
 
 def test_a_conversation_longer_than_the_context_is_cut_and_counted(memories, tmp_path):

@@ -641,3 +641,13 @@ def test_a_trigger_hit_shows_where_its_prefix_ends(tiny_index, everything):
         assert whole(trigger).endswith(hit.snippet.replace("[", "").replace("]", "")[-5:])
         assert LINES[trigger.sentence][len(whole(trigger)) :].startswith(hit.rest.rstrip("…"))
         assert line.count(PREFIX_END) == 1
+
+
+def test_nothing_found_under_filters_says_so(tiny_index):
+    with closing(Search(tiny_index)) as search:
+        plain = search.find("no such words here", "triggers")
+        filtered = search.find("no such words here", "triggers", filters=Filters(layer=1))
+    assert str(plain) == "No memory has 'no such words here' in its triggers."
+    assert str(filtered) == "No memory has 'no such words here' in its triggers with these filters."
+    with pytest.raises(FfmemError, match=r"min_active 0\.5 is above max_active 0\.1"):
+        Filters(min_active=0.5, max_active=0.1).check(tiny_index)

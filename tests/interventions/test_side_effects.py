@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,12 @@ from torch.testing import assert_close
 
 import ffmem
 from ffmem.errors import CorpusError
-from ffmem.interventions.checkpoint import edit_weights, measure_side_effects, read_sentences
+from ffmem.interventions.checkpoint import (
+    TokenCount,
+    edit_weights,
+    measure_side_effects,
+    read_sentences,
+)
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.results import as_json
 from tests.conftest import OURS
@@ -85,6 +91,8 @@ def test_a_model_against_itself_has_no_side_effects(tmp_path):
     assert found.loss_before == found.loss_after
     assert found.most_changed == []
     assert "none." in found.to_markdown()
+    shown = replace(found, gained=[TokenCount("\x1b[31m\n", 5, 2)]).to_markdown()
+    assert "`⟨1b⟩[31m↵` 2." in shown
 
 
 def test_long_sentences_are_cut_at_the_context_and_counted(tmp_path):

@@ -107,7 +107,10 @@ def test_a_template_with_parts_and_tool_calls_is_read():
         ([{"role": "user"}], r"Message 1 \(user\) has no content"),
         ([{"role": "user", "content": 3}], r"content of message 1 \(user\) is int 3"),
         ([{"role": "banana", "content": "x"}], r"refuses the conversation: unknown role banana"),
-        ([{"role": "a<|im_end|>", "content": "x"}], r"Its roles are a<\|im_end\|>\."),
+        (
+            [{"role": "a<|im_end|>", "content": "x"}],
+            r"unknown role a<\|im_end\|>\. The conversation has the roles: a<\|im_end\|>\.",
+        ),
     ],
 )
 def test_what_is_no_conversation_is_refused(messages, message):
@@ -135,6 +138,12 @@ def test_a_text_is_one_user_turn_and_json_is_messages():
     assert as_messages('[{"role": "user", "content": "Hi"}]') == as_messages("Hi")
     for text in ("[1, 2]", "[sic]", '[{"a": 1}]', '{"role": "user"}'):
         assert as_messages(text) == [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("text", ['[{"role":"user"', ' [ {"role": "user"}', '{"role": ', "[{}"])
+def test_a_text_that_begins_as_json_messages_and_does_not_parse_is_refused(text):
+    with pytest.raises(CorpusError, match=r"looks like JSON messages but does not parse: .* line"):
+        as_messages(text)
 
 
 # Prompts

@@ -264,7 +264,7 @@ def test_on_two_gpus_a_prompt_runs_from_any_layer_up(name, monkeypatch):
         for kept in (forward.layers, forward._inputs, forward._extras):
             kept.clear()
         forward._run_clean()
-        assert [hidden.device for hidden in forward._inputs] == [
+        assert [hidden.device for hidden in forward._inputs.values()] == [
             FIRST,
             *[SECOND] * (memories.n_layers - 1),
         ]

@@ -3,7 +3,8 @@
 An agent searches for memories, looks at them, runs prompts with memories switched off, and reads
 the report. Every tool calls the function that the command of the same name calls, and answers with
 the same JSON, in bounds: a schema limits what can be asked for, and `MAX_CHARACTERS` what is
-answered. An `FfmemError` reaches the agent as the text of a failed tool; it says what to do.
+answered. An argument that a tool does not have is refused, so that no answer ignores a part of the
+question. An `FfmemError` reaches the agent as the text of a failed tool; it says what to do.
 
 A model is loaded when a tool first needs it, and runs one prompt at a time. stdout carries the
 protocol alone: while it serves, the package `mcp` sends whatever else is printed to stderr.
@@ -20,8 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.mcpserver.resources import FunctionResource
+from mcp.server.mcpserver.tools import Tool
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import Field
 
@@ -106,17 +109,57 @@ class IndexTools:
         ] = "all",
         regex: Annotated[bool, Field(description="query is a regular expression.")] = False,
         layer: Layer = None,
+        bank: Annotated[
+            str | None,
+            Field(description="Only memories of this bank: dense, S or E12.", max_length=40),
+        ] = None,
+        sign: Annotated[
+            Literal[1, -1] | None,
+            Field(description="1: tops of values, triggers with m > 0; -1: bottoms, m < 0."),
+        ] = None,
+        rank: Annotated[
+            int | None, Field(description="Only matches at this rank or better, from 1.", ge=1)
+        ] = None,
+        kind: Annotated[
+            Literal["shallow", "semantic"] | None,
+            Field(description="Only patterns of this kind, and memories that have one."),
+        ] = None,
+        min_active: Annotated[
+            float | None,
+            Field(description="Only memories active on at least this share.", ge=0, le=1),
+        ] = None,
+        max_active: Annotated[
+            float | None,
+            Field(description="Only memories active on at most this share.", ge=0, le=1),
+        ] = None,
         limit: Limit = 20,
         index: IndexName = None,
     ) -> dict[str, Any]:
         """Find memories by the tokens that they promote, by their triggers, or by their patterns.
 
-        Memories with most matches come first; each has its best match.
+        Memories with most matches come first; each has its best match. total counts all memories of
+        a place that match; hits are the first of them.
         """
         opened = self._open(index)
-        found = ffmem.search(opened, query, place, regex=regex, layer=layer, limit=limit)
+        found = ffmem.search(
+            opened,
+            query,
+            place,
+            regex=regex,
+            layer=layer,
+            bank=bank,
+            sign=sign,
+            rank=rank,
+            kind=kind,
+            min_active=min_active,
+            max_active=max_active,
+            limit=limit,
+        )
         groups = found if isinstance(found, dict) else {place: found}
-        return {one: [hit.to_dict() for hit in hits] for one, hits in groups.items()}
+        return {
+            one: {"total": hits.total, "hits": [hit.to_dict() for hit in hits]}
+            for one, hits in groups.items()
+        }
 
     def show(
         self,
@@ -412,14 +455,38 @@ def _coefficients(
 # The protocol
 
 
+class StrictTool(Tool):
+    """A tool that refuses arguments it does not have; the package would drop them."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Say so in the schema."""
+        self.parameters["additionalProperties"] = False
+
+    async def run(
+        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+    ) -> Any:
+        """Run the tool; raise if an argument is unknown."""
+        known = self.parameters["properties"]
+        unknown = " or ".join(repr(name) for name in arguments if name not in known)
+        if unknown:
+            listed = ", ".join(known) or "none"
+            raise ToolError(f"{self.name} has no argument {unknown}. Its arguments: {listed}.")
+        return await super().run(arguments, context, convert_result)
+
+
 def make_server(tools: IndexTools) -> MCPServer[Any]:
     """Return the server of some indexes: tools, manifests, reports and figures."""
+    hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
     server: MCPServer[Any] = MCPServer(
-        "ffmem", instructions=INSTRUCTIONS, version=version("ffmem"), log_level="WARNING"
+        "ffmem",
+        instructions=INSTRUCTIONS,
+        version=version("ffmem"),
+        log_level="WARNING",
+        tools=[
+            StrictTool.from_function(_bounded(getattr(tools, name)), name=name, annotations=hints)
+            for name in TOOLS
+        ],
     )
-    for name in TOOLS:
-        hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        server.add_tool(_bounded(getattr(tools, name)), name=name, annotations=hints)
     for name in tools.names:
         served = tools.served(name)
         files = {"manifest": "manifest.json", "report": "report.md"}

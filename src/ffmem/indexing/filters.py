@@ -55,6 +55,9 @@ class Filters:
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise FfmemError(f"{name} is {share}. It is a share of prefixes, from 0 to 1.")
+        least, most = self.min_active, self.max_active
+        if least is not None and most is not None and least > most:
+            raise FfmemError(f"min_active {least} is above max_active {most}. Swap them.")
 
     def memories(self, index: Index) -> ndarray | None:
         """Return which memories may be found, by layer, bank and activity; None for all."""

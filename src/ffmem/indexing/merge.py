@@ -137,6 +137,7 @@ def extend(
 ) -> Index:
     """Add a corpus to an index, read by the same model with the same settings.
 
+    If the chat template ends no prefix in the index, it ends none in the corpus either.
     The corpus is indexed in a folder next to the index and merged; then the folders are swapped.
     If the process is killed, the index is complete: either as before or extended.
     """
@@ -151,6 +152,8 @@ def extend(
     with storage_errors(work), locked(work / "lock", busy):
         finish_swap(index.folder)
         index = Index(index.folder)
+        if any(source.content_only for source in index.manifest.corpus.sources):
+            corpus = replace(corpus, content_only=True)
         request = corpus.identify()
         if request["digest"] is not None and any(
             _matches(source, request) for source in index.manifest.corpus.sources

@@ -250,10 +250,14 @@ def _summary(source: SourceRecord, start: StartRecord) -> Iterator[str]:
     if source.conversations:
         left_out = f"; {pluralize(source.left_out, 'tokens')} of the template end no prefix"
         n = pluralize(source.conversations, "sentences")
-        yield f"{n} are conversations{left_out if source.content_only else ''}."
+        are = "is a conversation" if source.conversations == 1 else "are conversations"
+        yield f"{n} {are}{left_out if source.content_only else ''}."
+    elif source.content_only:
+        yield f"{source.source} has no conversations, so --content-only changes nothing."
     if source.control:
         n = pluralize(source.control, "sentences")
-        yield f"{n} spell out a control token; it is read as one."
+        spell = "spells" if source.control == 1 else "spell"
+        yield f"{n} {spell} out a control token; it is read as one."
     losses = ", ".join(f"{name} {loss:.3f}" for name, loss in start.losses.items())
     token = "none" if start.token is None else start.token
     yield f"Start token: {token} ({start.chosen_by}; loss per token: {losses})."

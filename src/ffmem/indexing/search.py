@@ -72,8 +72,11 @@ class Hit(NamedTuple):
 class Hits(list[Any]):
     """What a search found in one place: hits that show themselves as a table, a memory per line."""
 
-    def __init__(self, hits: Iterable[Any], query: str, place: str, total: int) -> None:
+    def __init__(
+        self, hits: Iterable[Any], query: str, place: str, total: int, is_filtered: bool = False
+    ) -> None:
         super().__init__(hits)
+        self.is_filtered = is_filtered
         self.query = query
         self.place = place
         self.total = total
@@ -93,7 +96,8 @@ class Hits(list[Any]):
 
     def __str__(self) -> str:
         if not self:
-            return f"No memory has {self.query!r} in its {self.place}."
+            with_filters = " with these filters" if self.is_filtered else ""
+            return f"No memory has {self.query!r} in its {self.place}{with_filters}."
         return "\n".join(
             f"{cell:12} {matches:>5}  best: {best:12} {'  '.join(rest)}"
             for cell, matches, best, *rest in self._rows()
@@ -129,7 +133,9 @@ class GroupedHits(dict[str, Hits]):
 
     def __str__(self) -> str:
         if not any(hits.total for hits in self.values()):
-            nothing = f"No memory has {self.query!r} in its {' or '.join(self)}."
+            is_filtered = any(hits.is_filtered for hits in self.values())
+            with_filters = " with these filters" if is_filtered else ""
+            nothing = f"No memory has {self.query!r} in its {' or '.join(self)}{with_filters}."
             return "\n".join([nothing, *self.notes])
         parts = []
         for place, hits in self.items():
@@ -220,7 +226,7 @@ class Search:
             else Hit(*hit[:4], hit.excerpt.bracketed, hit.excerpt.rest)
             for hit in result.hits
         ]
-        return Hits(hits, query, place, result.total)
+        return Hits(hits, query, place, result.total, filters != NO_FILTERS)
 
     def search(
         self,

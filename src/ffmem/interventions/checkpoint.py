@@ -45,6 +45,7 @@ from ffmem.corpus.sentences import check_token_ids
 from ffmem.errors import CorpusError, ModelError, SelfCheckFailed, StoreError
 from ffmem.files import check_writable, storage_errors, sync, write_text
 from ffmem.indexing.chunks import batches
+from ffmem.indexing.memory import visible
 from ffmem.indexing.start import choose_start
 from ffmem.interventions.edits import EDITS_FILE, ROUTES, Edit, Edits, EditsFile
 from ffmem.interventions.forward import LoadedModel
@@ -809,6 +810,6 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a text between backticks that Markdown keeps as it is."""
+    """Return a text between backticks, with signs for control characters."""
     fence, space = ("``", " ") if "`" in text else ("`", "")
-    return f"{fence}{space}{text}{space}{fence}".replace("\n", "⏎")
+    return f"{fence}{space}{visible(text)}{space}{fence}"

@@ -43,7 +43,10 @@ class TableResult:
     """A result that shows itself as lines, a table with a header, and more lines."""
 
     def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
-        """Return the lines above the table, its rows (the header first), and the lines below."""
+        """Return the lines above the table, its rows (the header first), and the lines below.
+
+        A table of no rows is not shown.
+        """
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,12 +59,13 @@ class TableResult:
 
     def __str__(self) -> str:
         above, table, below = self.parts()
-        return "\n".join([*above, "", *align_columns(table), "", *below])
+        shown = [*align_columns(table), ""] if table[1:] else []
+        return "\n".join([*above, "", *shown, *below])
 
     def _repr_html_(self) -> str:
         above, (header, *rows), below = self.parts()
         before, after = ("<br>".join(map(html.escape, lines)) for lines in (above, below))
-        return f"<p>{before}</p>{html_table(rows, header)}<p>{after}</p>"
+        return f"<p>{before}</p>{html_table(rows, header) if rows else ''}<p>{after}</p>"
 
 
 def as_json(value: Any) -> Any:
@@ -556,8 +560,9 @@ class SourcesResult(TableResult):
         below: list[str] = []
         if self.tokens is not None and self.position is not None:
             m = format_number(self.coefficient, signed=True)
+            below += [f"On the prompt, m = {m} at {mark_position(self.tokens, self.position)}"]
+        if self.on_prompt:
             below += [
-                f"On the prompt, m = {m} at {mark_position(self.tokens, self.position)}",
                 "",
                 *align_columns(
                     [

@@ -539,5 +539,7 @@ def _notes(found: Solution, written: PromptChange, asked: int, controls: int) ->
     if activity is None:
         notes.append("Without an index, idle memories are not known, so there is no control.")
     elif controls < asked:
-        notes.append(f"The control has {controls} memories: not enough others are idle.")
+        notes.append(
+            f"The control has {pluralize(controls, 'memories')}: not enough others are idle."
+        )
     return notes

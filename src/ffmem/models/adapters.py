@@ -80,9 +80,9 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
-        found = "only adapter_model.bin, a pickle, which ffmem never reads" if pickled else "none"
+        found = " (only adapter_model.bin, a pickle, which ffmem never reads)" if pickled else ""
         raise ModelError(
-            f"The adapter {source} has no {ADAPTER_WEIGHTS} ({found}). Save it again with peft's"
+            f"The adapter {source} has no {ADAPTER_WEIGHTS}{found}. Save it again with peft's"
             " save_pretrained, which writes safetensors."
         )
     return adapter
@@ -183,7 +183,7 @@ def _read_config(adapter: Adapter) -> Any:
     if adapter.settings.get("megatron_config"):  # peft would import a module that the file names
         raise _cannot_merge(adapter, "it was trained with Megatron, whose code it names")
     try:
-        kind = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(adapter.kind)]
+        kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(adapter.kind)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config: Any = kind.from_peft_type(**adapter.settings)

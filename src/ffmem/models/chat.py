@@ -32,6 +32,9 @@ _SECRET = secrets.token_hex(8)  # no text can contain a mark that it cannot gues
 _MARK = re.compile(rf"q{_SECRET}([abc])(\d+)z")
 """Marks in a rendered conversation: the begin (a) and end (b) of a message; a control token (c)."""
 
+_JSON = re.compile(r"\s*(\[\s*\{|\{\s*\")")
+"""How JSON messages begin, and other texts hardly ever."""
+
 _THOUGHT = re.compile(r".*</think>", re.DOTALL)
 """What templates leave out of earlier answers."""
 
@@ -51,13 +54,22 @@ class ChatEncoding(NamedTuple):
 
 
 def as_messages(prompt: object) -> object:
-    """Return the messages of a prompt: a list, as it is or as JSON; a text is one user turn."""
+    """Return the messages of a prompt: a list, as it is or as JSON; a text is one user turn.
+
+    Raise on a text that begins as JSON messages do, and is no JSON.
+    """
     if not isinstance(prompt, str):
         return prompt
-    if prompt.lstrip().startswith("["):
+    if prompt.lstrip().startswith(("[", "{")):
         try:
             found = json.loads(prompt)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            if _JSON.match(prompt):
+                raise CorpusError(
+                    f"The prompt looks like JSON messages but does not parse: {one_line(error)}."
+                    ' Write [{"role": "user", "content": "…"}]; if it is a text, put it there as'
+                    " the content."
+                ) from None
             found = None
         messages = found if isinstance(found, list) else []
         if any(isinstance(one, dict) and "role" in one for one in messages):
@@ -181,9 +193,10 @@ class ChatTemplate:
             )
         except Exception as error:  # a template raises anything
             roles = ", ".join(message["role"] for message in messages)
+            reason = f"{one_line(error)}. The conversation has the roles: {roles}."
             raise CorpusError(
-                f"The model's chat template refuses the conversation: {one_line(error)}. Its roles"
-                f" are {_restore(roles, self.control_tokens)}."
+                "The model's chat template refuses the conversation:"
+                f" {_restore(reason, self.control_tokens)}"
             ) from error
         return text
 
@@ -326,7 +339,7 @@ def no_template() -> ModelError:
     return ModelError(
         "The model's tokenizer has no chat template, so ffmem cannot write messages as the model"
         " expects them. Use the model's chat or instruct version; or put its chat_template.jinja"
-        " next to the tokenizer; or use plain text (no --chat)."
+        " next to the tokenizer; or read plain text, without messages and --chat."
     )
 
 

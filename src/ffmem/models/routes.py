@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from ffmem.errors import ModelError
 from ffmem.models.banks import Bank, ExpertBank, LayerBanks
+from ffmem.text import pluralize
 
 Where = Callable[[Int64[Tensor, " token"]], Bool[Tensor, " token"]]
 """Whether routes change at a token, counted through the sentences of the batch."""
@@ -131,7 +132,7 @@ class _Choice(TorchFunctionMode):
         if any((here == expert).any() for expert in self.forbid):
             raise ModelError(
                 f"The router of layer {self.layer} chooses {k} of {self.n_experts} experts for"
-                f" each token, and only {left} are not forbidden. Forbid fewer."
+                f" each token, and the edits leave only {pluralize(left, 'experts')}. Forbid fewer."
             )
         if not all((here == expert).any(dim=-1).all() for expert in self.force):
             raise ModelError(

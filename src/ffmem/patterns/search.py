@@ -95,7 +95,7 @@ class PatternSearch:
             PatternHit(*one.match[:4], one.match.excerpt.bracketed, one.kind, one.source)
             for one in found
         ]
-        return Hits(hits, query, "patterns", total)
+        return Hits(hits, query, "patterns", total, filters != NO_FILTERS)
 
     def search(
         self, query: Query, filters: Filters = NO_FILTERS, offset: int = 0, limit: int = 20

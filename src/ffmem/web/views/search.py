@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from numpy import ndarray
@@ -385,7 +384,10 @@ def _with_kind(index: Index, kind: str) -> ndarray:
     """Return a mask of the memories that have a pattern of a kind."""
     sources = stored_patterns(index).sources
     if not sources:
-        return np.zeros(len(index), bool)
+        raise FfmemError(
+            f"Cannot filter by {kind} patterns: this index has none yet. Find them with"
+            " `ffmem patterns detect`, or leave the filter out."
+        )
     try:
         with closing(PatternSearch(index, sources)) as opened:
             return opened.with_kind(kind)
