@@ -58,7 +58,7 @@ def own_pass(model: PreTrainedModel) -> Callable[[Batch], None]:
     return run
 
 
-def experts_pass(rounds: int = 5) -> dict[str, Any]:
+def experts_pass(rounds: int = 3) -> dict[str, Any]:
     """8 layers of 64 experts of 256 memories, hidden 512: index pass over the grouped pass."""
     model = random_mixture(layers=8, experts=64, size=256, hidden=512)
     own = copy.deepcopy(model)
