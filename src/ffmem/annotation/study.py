@@ -163,7 +163,7 @@ class SheetPattern:
     """Unique within the sheet; chosen by whoever adds the pattern."""
     description: ShortText = ""
     kind: Literal["shallow", "semantic"] | None = None
-    """None until somebody says."""
+    """None until an annotator answers."""
     marks: frozenset[int] = frozenset()
     """Texts that show it, from 1."""
 

@@ -12,7 +12,8 @@ sign of cos(u, v), and the size alone of cos(g, v). With 0.5 as the bound betwee
 
 Strengthening and weakening are conditional where |cos(g, v)| < 0.5: the gate then reads something
 else, the condition. An ungated memory has one key, so it strengthens, weakens, or writes an
-orthogonal output. The names follow arXiv 2505.17936.
+orthogonal output. The names follow arXiv 2505.17936; our
+thresholds have not been compared with its own.
 """
 
 from collections.abc import Mapping
