@@ -1,12 +1,17 @@
-"""Shapes in signatures are checked in functions within functions too, each prepared once.
+"""Shapes in signatures are checked at every call, at a price that a large suite can pay.
 
-jaxtyping's import hook decorates a function where it is defined. One within another is defined at
-every call of the other, and to prepare its check takes longer than most passes of a tiny model.
-All functions of one place in the source with the same annotations have the same check:
+jaxtyping's import hook decorates every function, and its check binds the arguments of each call:
+more than half of the time of tests with tiny models. So only functions whose annotations have
+shapes are checked; mypy checks all other types.
+
+A function within another is decorated at every call of the other, and to prepare its check takes
+longer than most passes of a tiny model. All functions of one place in the source with the same
+annotations have the same check:
 
     checked(f) = check(place, annotations) ∘ f
 """
 
+import re
 import threading
 from functools import partial, wraps
 from inspect import signature
@@ -18,6 +23,17 @@ import jaxtyping
 _prepare = jaxtyping.jaxtyped
 _checks = {}
 _now = threading.local()
+_QUOTED_SHAPE = re.compile(r"\b(Float|Int|UInt|Bool|Shaped|Num|Real)\d*\[")
+
+
+def has_shape(hint):
+    """Return whether an annotation, which may be in quotes, has a shape somewhere."""
+    if isinstance(hint, str):
+        return _QUOTED_SHAPE.search(hint) is not None
+    if isinstance(hint, list):
+        return any(map(has_shape, hint))
+    is_shape = isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
+    return is_shape or any(map(has_shape, get_args(hint)))
 
 
 def _is_within_another(thing):
@@ -62,6 +78,10 @@ def jaxtyped(function=None, *, typechecker):
     """Return the function with its check, as jaxtyping's decorator of this name does."""
     if function is None:
         return partial(jaxtyped, typechecker=typechecker)
+    if isinstance(function, FunctionType) and not any(
+        map(has_shape, function.__annotations__.values())
+    ):
+        return function
     if not _is_within_another(function):
         return _prepare(function, typechecker=typechecker)
     annotations = [(name, _known(hint)) for name, hint in function.__annotations__.items()]

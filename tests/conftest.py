@@ -1,6 +1,7 @@
 """What many tests share: tiny models indexed over a text of hard characters."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,9 @@ OURS = {kind: "ffmem_adaptive" if kind == "relu" else f"ffmem_adaptive {kind}" f
 """The tiny model of each of these kinds."""
 
 checking.install()
+
+# A shell's `&` ignores Ctrl-C, and processes inherit that. Tests interrupt some, so undo it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A law holds or not, however busy the machine is. `--hypothesis-profile thorough` tries harder.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -1,4 +1,4 @@
-"""Functions within functions are checked at every definition, and call nobody else's."""
+"""Shapes are checked at every definition, also in functions within functions."""
 
 import gc
 import threading
@@ -15,6 +15,8 @@ from torch import Tensor
 from tests import checking
 
 SOURCE = '''
+from dataclasses import dataclass
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -45,28 +47,47 @@ def tagged(kind, tag):
 
 
 def holding(thing):
-    def inner(x: int) -> bool:
+    def inner(x: Float[Tensor, ""]) -> bool:
         return thing is not None
 
     return inner
 
 
 def quoted():
-    def inner(x: "Pair") -> int:
+    def inner(x: "Pair | Float[Tensor, ' a']") -> int:
         return len(x)
 
     return inner
 
 
 def with_default(number):
-    def inner(x: int = number) -> int:
+    def inner(x: "int | Float[Tensor, ' a']" = number) -> int:
         return x
 
     return inner
 
 
+def without_shapes(x: int) -> str:
+    return x
+
+
+class Shapes:
+    @property
+    def row(self) -> Float[Tensor, " a"]:
+        return 1
+
+    @staticmethod
+    def length(x: Float[Tensor, " a"]) -> int:
+        return len(x)
+
+
+@dataclass
+class Row:
+    numbers: Float[Tensor, " a"]
+
+
 def countdown(n):
-    def inner(left: int) -> list:
+    def inner(left: "int | Float[Tensor, ' a']") -> list:
         return [(n, left), *(countdown(n + 1)(left - 1) if left else [])]
 
     return inner
@@ -106,21 +127,16 @@ def test_every_result_is_checked_against_the_shapes_of_its_arguments(planted):
             planted.scaled(wrong)(torch.ones(2, 3))
 
 
-ONE, OTHER = (type("Same", (), {}) for _ in range(2))
-
-
 @pytest.mark.parametrize(
     ("kind", "other", "thing"),
     [
-        (int, str, 1),
-        (list[int], list[str], [1]),
         (Float[Tensor, "a b"], Float[Tensor, "a a"], torch.ones(2, 3)),
         (Float[Tensor, " a"], Int[Tensor, " a"], torch.ones(2)),
+        (list[Float[Tensor, " a"]], list[Int[Tensor, " a"]], [torch.ones(2)]),
         (Float[Tensor, " a"] | None, Int[Tensor, " a"] | None, torch.ones(2)),
-        (ONE, OTHER, ONE()),
-        (Annotated[int, []], Annotated[str, []], 1),
+        (Annotated[Float[Tensor, " a"], []], Annotated[Int[Tensor, " a"], []], torch.ones(2)),
     ],
-    ids=["types", "parts", "shapes", "numbers", "unions", "namesakes", "no hash"],
+    ids=["shapes", "numbers", "parts", "unions", "no hash"],
 )
 def test_annotations_that_differ_from_one_definition_to_the_next_are_told_apart(
     planted, kind, other, thing
@@ -129,6 +145,31 @@ def test_annotations_that_differ_from_one_definition_to_the_next_are_told_apart(
         assert planted.of_kind(kind)(thing) is thing
         with pytest.raises(TypeCheckError):
             planted.of_kind(other)(thing)
+
+
+def test_methods_properties_and_dataclasses_are_checked(planted):
+    assert planted.Shapes.length(torch.ones(2)) == 2
+    for wrong in (
+        lambda: planted.Shapes().row,
+        lambda: planted.Shapes.length(torch.ones(2, 2)),
+        lambda: planted.Row(torch.ones(2, 2)),
+    ):
+        with pytest.raises(TypeCheckError):
+            wrong()
+
+
+def test_functions_without_shapes_are_left_to_mypy(planted):
+    assert planted.without_shapes("a") == "a"
+    assert not hasattr(planted.without_shapes, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    "hint",
+    ['Float[Tensor, "a b"] | None', "dict[str, Int64[ndarray, ' a']]", "UInt8[Tensor, '']"],
+)
+def test_shapes_in_quotes_are_found(hint):
+    assert checking.has_shape(hint)
+    assert not checking.has_shape(hint.split("[Tensor")[0].replace("Int64[ndarray, ' a']", "Point"))
 
 
 def test_annotations_in_quotes_are_those_of_the_module(planted):
@@ -168,12 +209,13 @@ def kind_that(meets):
                 meets()
             return True
 
-    return Meeting("Kind", (), {})
+    return Meeting("Kind", (), {}) | Float[Tensor, " a"]
 
 
 def test_another_that_runs_during_a_check_changes_nothing(planted):
     seen = []
-    kind = kind_that(lambda: seen.append(planted.tagged(int, "inner")(1)))
+    row = Float[Tensor, " a"]
+    kind = kind_that(lambda: seen.append(planted.tagged(row, "inner")(torch.ones(2))))
     assert planted.tagged(kind, "outer")("now") == "outer"
     assert set(seen) == {"inner"}
 
@@ -196,7 +238,7 @@ def test_threads_do_not_mix_their_functions(planted):
 def test_what_a_function_holds_is_let_go_with_it(planted):
     held = {1, 2}
     gone = weakref.ref(held)
-    assert planted.holding(held)(1)
+    assert planted.holding(held)(torch.tensor(1.0))
     del held
     gc.collect()
     assert gone() is None
