@@ -17,9 +17,9 @@ demo: $(RUNS)
 test: $(READY) browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@echo "mypy beside pytest -n 2" # it leaves a core idle for more than a minute
+	@echo "mypy beside pytest -n 3" # browsers, Ray and killed workers are waited for: fill the cores
 	@$(BIN)/mypy & types=$$!; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types && exit $$tests
 
 # What the demo needs, then all extras and tools.

@@ -35,6 +35,30 @@ settings.register_profile("thorough", max_examples=1000, **PATIENT)
 settings.load_profile("ffmem")
 
 
+LONG_FILES = (
+    "indexing/test_workers.py",
+    "test_golden.py",
+    "test_parallel.py",
+    "test_examples.py",
+    "web/test_annotate_browser.py",
+    "web/test_browser.py",
+    "test_demo.py",
+    "sharing/test_sharing.py",
+    "agents/test_server.py",
+    "test_site.py",
+    "web/test_live.py",
+)
+"""Files that take longest, or mostly wait. One process runs a whole file, so these come first."""
+
+
+def pytest_collection_modifyitems(items):
+    def place(item):
+        path = str(item.path)
+        return next((n for n, end in enumerate(LONG_FILES) if path.endswith(end)), len(LONG_FILES))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _do_not_wait_for_the_disk():
     """A process that is killed loses nothing that it wrote; a power cut would, and none is tested.

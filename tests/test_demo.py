@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,8 @@ def test_on_a_terminal_the_explorer_opens_before_the_index_is_finished(tmp_path,
     )
     os.close(terminal)
     shown, was_finished = "", None
+    late = threading.Timer(300, child.kill)  # the terminal would be read for ever
+    late.start()
     try:
         while "Press Ctrl-C" not in shown:
             shown += os.read(screen, 65536).decode(errors="replace")
@@ -106,6 +109,7 @@ def test_on_a_terminal_the_explorer_opens_before_the_index_is_finished(tmp_path,
                 shown += part.decode(errors="replace")
         assert child.wait(30) == 0, shown
     finally:
+        late.cancel()
         child.kill()
         os.close(screen)
     assert was_finished is False

@@ -285,12 +285,10 @@ def test_in_one_process_the_functions_are_called(tmp_path):
 
 
 PARENT = """
-    import signal
     from functools import partial
     from ffmem.parallel import ExecutionConfig, Task, executor
     from ffmem.progress import Progress
     from tests.workers import Worker
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     make = partial(Worker, "FOLDER")
     with executor(ExecutionConfig(workers=2), make, Progress(quiet=True)) as workers:
         workers.run([Task(f"nap {i}", "sleep", (60,)) for i in range(2)], lambda n: None)
