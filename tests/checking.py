@@ -36,6 +36,14 @@ def has_shape(hint):
     return is_shape or any(map(has_shape, get_args(hint)))
 
 
+def _names_shapes(thing):
+    """Return whether a function, method, property or class has annotations with shapes."""
+    if isinstance(thing, property):
+        return any(map(_names_shapes, (thing.fget, thing.fset)))
+    thing = getattr(thing, "__func__", thing)
+    return any(map(has_shape, getattr(thing, "__annotations__", {}).values()))
+
+
 def _is_within_another(thing):
     """Defaults may differ from one definition to the next: such a function has its own check."""
     return (
@@ -78,9 +86,7 @@ def jaxtyped(function=None, *, typechecker):
     """Return the function with its check, as jaxtyping's decorator of this name does."""
     if function is None:
         return partial(jaxtyped, typechecker=typechecker)
-    if isinstance(function, FunctionType) and not any(
-        map(has_shape, function.__annotations__.values())
-    ):
+    if not _names_shapes(function):
         return function
     if not _is_within_another(function):
         return _prepare(function, typechecker=typechecker)

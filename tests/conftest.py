@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
 
 import ffmem
 from ffmem.networks.config import KINDS, AdaptiveConfig
-from tests import checking
 from tests.ray_cluster import gone_in_the_end, ray_cluster  # noqa: F401
 from tests.texts import LINES
 from tests.tiny import EXPERTS, TINY, changed_since_read
@@ -22,8 +21,6 @@ DENSE = tuple(kind for kind in KINDS if kind != "moe")
 
 OURS = {kind: "ffmem_adaptive" if kind == "relu" else f"ffmem_adaptive {kind}" for kind in DENSE}
 """The tiny model of each of these kinds."""
-
-checking.install()
 
 # A shell's `&` ignores Ctrl-C, and processes inherit that. Tests interrupt some, so undo it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -71,6 +71,11 @@ def without_shapes(x: int) -> str:
     return x
 
 
+@dataclass
+class Named:
+    name: str
+
+
 class Shapes:
     @property
     def row(self) -> Float[Tensor, " a"]:
@@ -160,6 +165,7 @@ def test_methods_properties_and_dataclasses_are_checked(planted):
 
 def test_functions_without_shapes_are_left_to_mypy(planted):
     assert planted.without_shapes("a") == "a"
+    assert planted.Named(1).name == 1
     assert not hasattr(planted.without_shapes, "__wrapped__")
 
 

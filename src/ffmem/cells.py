@@ -209,6 +209,8 @@ class Layout:
 
     def check_layer(self, layer: int) -> None:
         """Raise unless there is such a layer."""
+        if not isinstance(layer, int) or isinstance(layer, bool):
+            raise FfmemError(f"{layer!r} is not a layer. Give a whole number, such as 5.")
         if not 0 <= layer < self.n_layers:
             raise FfmemError(
                 f"There is no layer {layer}: the model has layers 0 to {self.n_layers - 1}."

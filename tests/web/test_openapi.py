@@ -145,3 +145,11 @@ def test_every_route_describes_its_response(client):
         for operation in methods.values():
             (content,) = operation["responses"]["200"]["content"].values()
             assert content["schema"], path
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_misspelled_parameter_is_refused(client, method, path):
+    named = {"layer": 1, "expert": "E1", "cell": "L1N3", "name": "agreement", "key": "a"}
+    response = client.request(method, path.format(**named), params={"sgn": 1})
+    assert response.status_code == 422
+    assert "There is no parameter 'sgn' here" in response.json()["error"]

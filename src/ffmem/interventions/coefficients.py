@@ -92,6 +92,8 @@ def coefficients(
 ) -> list[TextCoefficients]:
     """Return the coefficients of some layers, or of all, on each text."""
     layout = loaded.memories.layout
+    if isinstance(layers, int):
+        raise FfmemError(f"layers is {layers}. Give a list: layers=[{layers}].")
     wanted = list(range(layout.n_layers) if layers is None else layers)
     for layer in wanted:
         layout.check_layer(layer)

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
@@ -83,12 +83,29 @@ def make_app(
     )
     app.state.site = site
     for view in VIEWS:
-        app.include_router(view.router(site), responses=ERRORS)
+        app.include_router(
+            view.router(site), responses=ERRORS, dependencies=[Depends(check_parameters)]
+        )
     app.mount("/static", StaticFiles(directory=str(files("ffmem.web") / "static")), name="static")
     api.describe_results(app)
     _handle_errors(app, site)
     app.add_middleware(Guard, token=token, hosts=hosts)
     return app
+
+
+def check_parameters(request: Request) -> None:
+    """Raise on URL parameters that a route of the API does not have: they may be misspelled."""
+    described = request.app.openapi()["paths"].get(request.scope["route"].path)
+    if described is None:  # a page, whose links may come from anywhere
+        return
+    parameters = described[request.method.lower().replace("head", "get")].get("parameters", [])
+    known = [one["name"] for one in parameters if one["in"] == "query"]
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        raise FfmemError(
+            f"There is no parameter {unknown[0][:40]!r} here."
+            f" There are: {', '.join(known) or 'none'}."
+        )
 
 
 def allowed_methods(app: FastAPI, request: Request) -> list[str]:

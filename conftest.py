@@ -1,0 +1,5 @@
+"""Shapes are checked in functions that are defined from now on: before ffmem is imported."""
+
+from tests import checking
+
+checking.install()
