@@ -8,6 +8,12 @@ from tests.golden.compare import differences
 RECORDED = [(group, name) for group, (names, _) in records.GROUPS.items() for name in names]
 
 
+@pytest.fixture(autouse=True)
+def _numbers_alone(monkeypatch):
+    """Records have no figures; other tests draw them."""
+    monkeypatch.setattr("ffmem.experiments.charts.write_figure", lambda *given: None)
+
+
 @pytest.mark.parametrize(("group", "name"), RECORDED, ids=lambda part: part.replace(" ", "_"))
 def test_results_are_those_of_the_first_edition(group, name, tmp_path):
     recorded = records.recorded(group, name)

@@ -11,7 +11,7 @@ Nothing is fetched and no browser runs; the same result gives the same SVG bytes
 import json
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,14 @@ def config(theme: str = "light") -> Row:
 
 def styled(chart: Chart, theme: str = "light") -> Chart:
     """Return a chart in the colors of a theme."""
-    return chart.properties(config=alt.Config.from_dict(config(theme)))
+    found: Chart = chart.copy(deep=False)
+    found.config = _config(theme)
+    return found
+
+
+@cache
+def _config(theme: str) -> alt.Config:
+    return alt.Config.from_dict(config(theme))  # it is checked, which takes as long as a drawing
 
 
 # Rows and axes
