@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ffmem
 from ffmem.experiments.base import NAMES
-from ffmem.experiments.comparison import Comparison, read_report
+from ffmem.experiments.comparison import ReportComparison, read_report
 from ffmem.experiments.render import MARKS, escape_markdown
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,7 +28,7 @@ def report_folders() -> list[Path]:
 
 def verdict_table() -> str:
     """Return all claims with the verdict of every model, in Markdown."""
-    comparison = Comparison([read_report(folder) for folder in report_folders()])
+    comparison = ReportComparison([read_report(folder) for folder in report_folders()])
     head = ["claim", *comparison.labels]
     rows = [
         [claim.claim, *(f"{MARKS.get(one.verdict, '·')} {one.verdict}" for one in claim.answers)]
@@ -40,7 +40,7 @@ def verdict_table() -> str:
 
 def tally(name: str) -> str:
     """Return how many claims got each verdict in a model's report."""
-    comparison = Comparison([read_report(RESULTS / name)])
+    comparison = ReportComparison([read_report(RESULTS / name)])
     ((_, counts),) = comparison.tally
     given = zip(comparison.verdicts, counts, strict=True)
     return " · ".join(f"{verdict}: **{n}**" for verdict, n in given if n) + "\n"

@@ -15,7 +15,7 @@ from ffmem.experiments.base import FORMAT, NAMES, check_claims, find, find_all
 from ffmem.experiments.comparison import (
     NOT_MEASURED,
     UNRECORDED,
-    Comparison,
+    ReportComparison,
     memory_kind,
     read_report,
 )
@@ -49,7 +49,7 @@ def reports(tmp_path):
 def committed():
     """The comparison of the reports in docs/results."""
     folders = ("smollm2-135m-wikitext-2", "mini-wiki")
-    return Comparison([read_report(RESULTS / name) for name in folders])
+    return ReportComparison([read_report(RESULTS / name) for name in folders])
 
 
 def numbers(value):

@@ -136,7 +136,7 @@ def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Path:
             another name than its results do.
         out: Folder to write.
     """
-    from ffmem.experiments.comparison import Comparison, read_report
+    from ffmem.experiments.comparison import ReportComparison, read_report
     from ffmem.experiments.render import write_comparison
 
     if isinstance(reports, str | Path):
@@ -146,7 +146,7 @@ def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Path:
         name, _, folder = str(report).partition("=")
         is_named = bool(name and folder) and not Path(report).is_dir()
         found.append(read_report(Path(folder), name) if is_named else read_report(Path(report)))
-    comparison = Comparison(found)
+    comparison = ReportComparison(found)
     if own := [f"{name}.json" for name in NAMES if (Path(out) / f"{name}.json").exists()]:
         raise StoreError(
             f"{out} holds results of experiments ({', '.join(own)}), whose figures would be"

@@ -1,6 +1,6 @@
 """Reports of several models side by side: the paper's claims, kinds of memory, figures.
 
-    comparison = Comparison([read_report(folder) for folder in folders])
+    comparison = ReportComparison([read_report(folder) for folder in folders])
 
 A report is the folder of JSON that `ffmem report` writes; neither index nor model is needed. Every
 verdict is that of the report: `check_claims` on the model's own results. A model that lacks an
@@ -252,7 +252,7 @@ class ComparedClaim:
 
 
 @dataclass(frozen=True)
-class Figure:
+class ComparedFigure:
     """One experiment on all models that have it."""
 
     experiment: Experiment
@@ -263,7 +263,7 @@ class Figure:
     missing: list[str]
 
 
-class Comparison:
+class ReportComparison:
     """Everything that a page says about several models."""
 
     def __init__(self, reports: Sequence[ModelReport]) -> None:
@@ -390,7 +390,7 @@ class Comparison:
         return [*VERDICTS, *([NOT_MEASURED] if NOT_MEASURED in given else [])]
 
     @cached_property
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[ComparedFigure]:
         """The experiments that some model has."""
         figures = []
         for experiment in find_all():
@@ -399,7 +399,7 @@ class Comparison:
                 results = {model.label: model.results[experiment.name] for model in having}
                 shows = [(model.name, model.summaries[experiment.name]) for model in having]
                 missing = [model.name for model in self.models if model not in having]
-                figures.append(Figure(experiment, results, shows, missing))
+                figures.append(ComparedFigure(experiment, results, shows, missing))
         return figures
 
     @property

@@ -3,7 +3,7 @@
     write_report(folder, results, index) → folder/report.html, folder/report.md
     write_comparison(folder, comparison) → folder/comparison.html, .md, .json, and NAME.svg
 
-Each pair lays out the same `Report` or `Comparison`; the same results and index give the same
+Each pair lays out the same `Report` or `ReportComparison`; the same results and index give the same
 bytes. Everything from a model or a corpus is escaped.
 """
 
@@ -19,7 +19,7 @@ from markupsafe import Markup
 from ffmem.errors import FfmemError
 from ffmem.experiments.base import VERDICTS, ExperimentResult, check_claims, find
 from ffmem.experiments.charts import GROUND, chart_svg, figure_svg, styled, svg_file
-from ffmem.experiments.comparison import FACTS, NOT_MEASURED, Comparison, link_to
+from ffmem.experiments.comparison import FACTS, NOT_MEASURED, ReportComparison, link_to
 from ffmem.experiments.comparison_chart import comparison_chart
 from ffmem.experiments.examples import Excerpt
 from ffmem.experiments.report import Link, Piece, Report, Small, Token
@@ -185,7 +185,7 @@ def piece_markdown(piece: Piece, linked: frozenset[str]) -> str:
 _MARKS = MARKS | {NOT_MEASURED: "·"}
 
 
-def write_comparison(folder: Path, comparison: Comparison) -> Path:
+def write_comparison(folder: Path, comparison: ReportComparison) -> Path:
     """Write the pages, the JSON and the figures of a comparison; return the path of its page."""
     figures = comparison_svgs(comparison)
     for name, svg in figures.items():
@@ -198,7 +198,7 @@ def write_comparison(folder: Path, comparison: Comparison) -> Path:
     return path
 
 
-def comparison_svgs(comparison: Comparison) -> dict[str, str]:
+def comparison_svgs(comparison: ReportComparison) -> dict[str, str]:
     """Return the figure of every experiment that compares something, by its name."""
     found = {}
     for figure in comparison.figures:
@@ -211,21 +211,21 @@ def comparison_svgs(comparison: Comparison) -> dict[str, str]:
     return found
 
 
-def comparison_markdown(comparison: Comparison, folder: Path) -> str:
+def comparison_markdown(comparison: ReportComparison, folder: Path) -> str:
     """Return a comparison as Markdown, with the figures as files beside it."""
     template = markdown_environment("ffmem.experiments").get_template("comparison.md")
     drawn = [figure.experiment.name for figure in comparison.figures if figure.experiment.panels]
     return template.render(**_page(comparison, folder), drawn=drawn).rstrip() + "\n"
 
 
-def comparison_html(comparison: Comparison, folder: Path) -> str:
+def comparison_html(comparison: ReportComparison, folder: Path) -> str:
     """Return a comparison as one file of HTML."""
     figures = {name: Markup(svg) for name, svg in comparison_svgs(comparison).items()}
     template = html_environment().get_template("comparison.html")
     return template.render(**_page(comparison, folder), svgs=figures, ground=GROUND) + "\n"
 
 
-def _page(comparison: Comparison, folder: Path) -> dict[str, Any]:
+def _page(comparison: ReportComparison, folder: Path) -> dict[str, Any]:
     """Return what both templates of a comparison show."""
     return {
         "page": comparison,
