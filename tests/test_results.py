@@ -197,8 +197,23 @@ def mini_wiki():
         yield f"in {said.format(low=share(min(zero)))} {share(max(zero))} (layer 12"
 
 
+def front_page():
+    """Yield what docs/index.md says about SmolLM2-135M in numbers."""
+    found = Results("smollm2-135m-wikitext-2")
+    yield f"a trigger's coefficient falls by {share(found.removed('last'))}"
+    low = mean(found.column("agreement", "rate", (1, 19)))
+    high = max(found.column("agreement", "rate", (20, 30)))
+    yield f"**holds**: {share(low, 1)} of memories in lower layers, up to {share(high, 1)} in upper"
+    yield f"**holds**: {share(mean(found.cases()[0]))} of examples keep it"
+    zero = found.column("zero-agreement", "share", target="y", memories="all")
+    yield f"some memory does in {100 * (1 - max(zero)):.0f}–{share(1 - min(zero))} of examples"
+    early = found.column("residual-prediction", "residual_share", (1, 8))
+    yield f"**does not hold**: at most {share(max(early), 1)}"
+
+
 @pytest.mark.parametrize(
-    ("name", "facts"), [("README.md", smollm2), ("mini-wiki/README.md", mini_wiki)]
+    ("name", "facts"),
+    [("README.md", smollm2), ("mini-wiki/README.md", mini_wiki), ("../index.md", front_page)],
 )
 def test_numbers_in_prose_are_those_of_the_json(name, facts):
     text = " ".join((RESULTS / name).read_text(encoding="utf-8").split())

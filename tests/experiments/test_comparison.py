@@ -155,6 +155,7 @@ def test_two_columns_of_a_row_never_change_places(reports):
         ({"activation": "relu", "gated": False}, ("ReLU", "ReLU")),
         ({"activation": "gelu_new", "gated": False}, ("GELU", "GELU")),
         ({"activation": "silu", "gated": True}, ("gated", "gated (SiLU)")),
+        ({"activation": "SiLUActivation", "gated": True}, ("gated", "gated (SiLU)")),
         ({"gated": True}, ("gated", "gated")),
         (
             {"activation": "silu", "gated": True, "experts": [0, 64]},
@@ -282,6 +283,7 @@ def test_results_of_two_models_in_one_folder_are_refused(reports, tmp_path):
         (lambda text: text.replace('"rate"', '"share_of"'), None),
         (lambda text: text.replace('"rate": ', '"rate": "x", "was": '), "cannot be read"),
         (lambda text: text.replace('"agreement",', '"stop-words",', 1), "holds the experiment"),
+        (lambda text: text.replace('"low": ', '"low": "x", "was": '), "cannot be read"),
         (lambda text: '{"experiment": 1, "paper": 1, "settings": [], "rows": 1, "quoted": 1}',
          "settings must be an object"),
     ],

@@ -60,10 +60,10 @@ class MemoryKind(NamedTuple):
 
 def memory_kind(settings: Row) -> MemoryKind:
     """Return the kind of memory that a result's settings name."""
-    name = settings.get("activation")
-    activation = None if name is None else _ACTIVATIONS.get(str(name).lower(), str(name))
-    if activation is not None and "gelu" in activation.lower():
-        activation = "GELU"
+    name = str(settings.get("activation") or "")
+    # A config says silu or gelu_new; a module of its own, SiLUActivation.
+    plain = name.lower().removesuffix("activation")
+    activation = "GELU" if "gelu" in plain else _ACTIVATIONS.get(plain, name)
     within = f" ({activation})" if activation else ""
     if settings.get("kind") in KINDS:
         return MemoryKind(str(settings["kind"]), KINDS[str(settings["kind"])])
@@ -72,7 +72,7 @@ def memory_kind(settings: Row) -> MemoryKind:
         return MemoryKind("experts", f"experts{', gated' if gated else ''}{within}")
     if gated:
         return MemoryKind("gated", f"gated{within}")
-    if activation is not None:
+    if activation:
         return MemoryKind(activation, activation)
     return MemoryKind(UNRECORDED, UNRECORDED if gated is None else "ungated, activation unknown")
 
@@ -181,7 +181,10 @@ def read_report(folder: Path, name: str | None = None) -> ModelReport:
                 panel.points(result)
     # The last part of a path or a Hub id is what people call a model.
     own = visible(name or Path(source).name or source)
-    return ModelReport(own, folder, results, claims, summaries)
+    report = ModelReport(own, folder, results, claims, summaries)
+    with _reading(folder):
+        _ = report.facts  # settings that are not what they should be
+    return report
 
 
 @contextmanager
@@ -424,14 +427,10 @@ class ReportComparison:
     @property
     def definitions(self) -> list[tuple[str, list[str]]]:
         """What a coefficient means in each kind of memory."""
+        firsts = {kind: models[0].settings for kind, models in self.kinds.items()}
         return [
-            (
-                kind,
-                kind_definitions(
-                    models[0].results[next(iter(models[0].results))].kind, models[0].settings
-                ),
-            )
-            for kind, models in self.kinds.items()
+            (kind, kind_definitions(str(settings.get("kind") or "none"), settings))
+            for kind, settings in firsts.items()
         ]
 
     def to_dict(self) -> dict[str, Any]:

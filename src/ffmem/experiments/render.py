@@ -194,7 +194,7 @@ def write_comparison(folder: Path, comparison: ReportComparison) -> Path:
     write_text(folder / "comparison.json", content + "\n")
     write_text(folder / "comparison.md", comparison_markdown(comparison, folder))
     path = folder / "comparison.html"
-    write_text(path, comparison_html(comparison, folder))
+    write_text(path, comparison_html(comparison, folder, figures))
     return path
 
 
@@ -218,9 +218,9 @@ def comparison_markdown(comparison: ReportComparison, folder: Path) -> str:
     return template.render(**_page(comparison, folder), drawn=drawn).rstrip() + "\n"
 
 
-def comparison_html(comparison: ReportComparison, folder: Path) -> str:
-    """Return a comparison as one file of HTML."""
-    figures = {name: Markup(svg) for name, svg in comparison_svgs(comparison).items()}
+def comparison_html(comparison: ReportComparison, folder: Path, svgs: dict[str, str]) -> str:
+    """Return a comparison as one file of HTML, with its figures."""
+    figures = {name: Markup(svg) for name, svg in svgs.items()}
     template = html_environment().get_template("comparison.html")
     return template.render(**_page(comparison, folder), svgs=figures, ground=GROUND) + "\n"
 
