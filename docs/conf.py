@@ -48,8 +48,8 @@ def _escape_bars(*event: Any) -> None:
 
 
 def _keep_anchors(app: Sphinx, document: str, source: list[str]) -> None:
-    """Keep links within a report, whose anchors are HTML; tests check them in the built site."""
-    if document.endswith("/report"):
+    """Keep links within a report or comparison, whose anchors are HTML; tests check them."""
+    if document.endswith(("/report", "/comparison")):
         source[0] = re.sub(r"\[([^]]+)\]\((#[\w-]+)\)", r'<a href="\2">\1</a>', source[0])
 
 

@@ -54,6 +54,13 @@ def test_an_index_is_shown_searched_exported_and_checked(tiny_index, tmp_path):
     assert run("verify", folder).returncode == 0
 
 
+def test_finished_reports_are_compared(tmp_path):
+    folder = ROOT / "docs" / "results" / "mini-wiki"
+    compared = run("report", "--compare", folder, "--out", tmp_path / "out")
+    assert (compared.returncode, compared.stderr) == (0, "")
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["claims"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

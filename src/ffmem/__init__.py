@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ffmem.api.experiments import experiment, report
+    from ffmem.api.experiments import compare_reports, experiment, report
     from ffmem.api.hub import pull, push
     from ffmem.api.index import estimate, export, extend, index, merge, open, search, serve, verify
     from ffmem.api.interventions import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ffmem.models.memories import Memories
 
 _NAMES = {
-    "api.experiments": ["experiment", "report"],
+    "api.experiments": ["compare_reports", "experiment", "report"],
     "api.index": [
         *("estimate", "export", "extend", "index", "merge", "open", "search", "serve", "verify")
     ],

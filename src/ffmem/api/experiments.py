@@ -125,6 +125,37 @@ def report(
     return write_report(Path(out), results, index)
 
 
+def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Path:
+    """Set the reports of several models side by side, and return the path of the page.
+
+    Writes comparison.html, comparison.md, comparison.json, and one SVG per experiment with all
+    models in one chart. Reads the JSON of the reports alone: neither index nor model.
+
+    Args:
+        reports: Folders that `report` wrote, each of another model; "NAME=FOLDER" gives a model
+            another name than its results do.
+        out: Folder to write.
+    """
+    from ffmem.experiments.comparison import ReportComparison, read_report
+    from ffmem.experiments.render import write_comparison
+
+    if isinstance(reports, str | Path):
+        raise StoreError(f"One folder was given, {reports}. Give a list of folders.")
+    found = []
+    for report in reports:
+        name, _, folder = str(report).partition("=")
+        is_named = bool(name and folder) and not Path(report).is_dir()
+        found.append(read_report(Path(folder), name) if is_named else read_report(Path(report)))
+    comparison = ReportComparison(found)
+    if own := [f"{name}.json" for name in NAMES if (Path(out) / f"{name}.json").exists()]:
+        raise StoreError(
+            f"{out} holds results of experiments ({', '.join(own)}), whose figures would be"
+            " overwritten. Choose another folder for the comparison."
+        )
+    with output_folder(Path(out)):
+        return write_comparison(Path(out), comparison)
+
+
 def _context(
     index: Index,
     config: ExperimentConfig,

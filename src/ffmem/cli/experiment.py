@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import ffmem
 from ffmem.cli.options import (
@@ -49,17 +50,54 @@ def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
 
 
 @click.command()
-@folder_argument
+@click.argument("folders", metavar="DIR|REPORT...", nargs=-1, required=True)
 @out_option
-@click.option(
-    "--corpus", metavar="CORPUS", required=True, help="Corpus of the prefixes for Section 5."
-)
+@click.option("--corpus", metavar="CORPUS", help="Corpus of the prefixes for Section 5.")
+@click.option("--compare", is_flag=True, help="Set reports of several models side by side.")
 @experiment_options
-def report(folder: Path, out: Path, corpus: str, **options: Any) -> None:
+@click.pass_context
+def report(
+    context: click.Context,
+    /,
+    folders: tuple[str, ...],
+    out: Path,
+    corpus: str | None,
+    compare: bool,
+    **options: Any,
+) -> None:
     """Measure all figures and tables, and write a report.
 
     Writes report.html (a single self-contained file), report.md, and JSON, SVG and PDF of every
     experiment to OUT. Interrupted? Rerun the command: finished experiments are kept.
+
+    With --compare, REPORT... are folders that this command wrote, one per model; NAME=REPORT gives
+    a model another name. Writes comparison.html, .md, .json and SVG to OUT: every claim of the
+    paper on all models, and each figure with all of them. Loads no model.
     """
-    path = ffmem.report(folder, out, corpus, progress=Progress(), **options)
+    if compare:
+        _check_nothing_measured(context, options)
+        click.echo(f"Wrote {ffmem.compare_reports(folders, out)}.")
+        return
+    if len(folders) > 1:
+        raise click.UsageError(
+            f"{len(folders)} folders were given: {', '.join(folders)}. A report is of one index; to"
+            " compare finished reports, add --compare."
+        )
+    if corpus is None:
+        raise click.UsageError("Missing option '--corpus': Section 5 needs prefixes.")
+    path = ffmem.report(folders[0], out, corpus, progress=Progress(), **options)
     click.echo(f"Wrote {path}.")
+
+
+def _check_nothing_measured(context: click.Context, options: dict[str, Any]) -> None:
+    """Raise if an option of the measurement was given with --compare, which measures nothing."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("corpus", *options)
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(
+            f"--compare measures nothing, so it takes no {', '.join(given)}. Give them to"
+            " `ffmem report` of each model."
+        )

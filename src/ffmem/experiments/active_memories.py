@@ -20,7 +20,15 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import SECTION_5_SAMPLE, LayerActivity, SampleMetric
 from ffmem.experiments.rows import NOTHING, Row, format_range, layer_of, smallest_n, upper_layers
@@ -215,6 +223,11 @@ def _dip(result: ExperimentResult) -> Evidence | None:
     return Evidence(shown, smallest_n(rows), "prefixes", *good)
 
 
+def _active(result: ExperimentResult) -> list[Row]:
+    """Return the rows of the definition that the claims take, where it means activity."""
+    return [] if result.kind in NOT_ACTIVITY else _rows_to_judge(result)
+
+
 _ALL_POSITIVE = (
     "Coefficients are weights of a softmax, all of them positive: m > 0 holds of every memory,"
     " whatever the model does, unless a weight rounds to 0."
@@ -234,6 +247,24 @@ EXPERIMENT = Experiment(
     metrics=(Activity,),
     paper_values=(SECTION_5_SAMPLE, ACTIVE),
     claims=(_share, _dip),
+    panels=(
+        Panel(
+            title="active: m > 0, in gated models an open gate (median)",
+            value="median",
+            rows=_active,
+            paper=(PaperMark(ACTIVE, 0.1, 0.5),),
+        ),
+        Panel(
+            title="the same, of the memories that the router reaches (median)",
+            value="median",
+            rows=lambda result: _rows_to_judge(result, "reached"),
+        ),
+        Panel(
+            title="smallest set with 90 % of the contribution (median)",
+            value="median",
+            rows=lambda result: _rows_of(result, "effect", "all"),
+        ),
+    ),
     notes={
         "softmax": _ALL_POSITIVE,
         "persistent": _ALL_POSITIVE,

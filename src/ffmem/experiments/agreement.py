@@ -13,7 +13,15 @@ from jaxtyping import Bool, Shaped
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, rows_with, smallest_n
 from ffmem.experiments.triggers import TopTriggers
@@ -198,4 +206,17 @@ EXPERIMENT = Experiment(
     needs_values=True,
     paper_values=(LOWER_RATE, UPPER_RATE, RANDOM_RATE),
     claims=(_upper_layers, _above_chance),
+    panels=(
+        Panel(
+            title="agreement rate",
+            value="rate",
+            interval=("low", "high"),
+            control=("permutation", "next tokens permuted"),
+            paper=(
+                PaperMark(LOWER_RATE, 0.0, layers=(1, 10)),
+                PaperMark(UPPER_RATE, 0.035, layers=(11, 16)),
+            ),
+        ),
+        Panel(title="the trigger's last token instead of the next", value="last_token_rate"),
+    ),
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ffmem.config_fields import check_options, option
 from ffmem.errors import FfmemError, StoreError
-from ffmem.experiments.rows import Row, layer_of, rows_with, smallest_n, trend
+from ffmem.experiments.rows import PAPER_LAYERS, Row, layer_of, rows_with, smallest_n, trend
 from ffmem.files import write_text
 from ffmem.models.arguments import MAX_THREADS
 from ffmem.text import MISSING, format_number
@@ -83,6 +83,9 @@ class ExperimentConfig:
 # Results
 
 FIELDS = ("experiment", "paper", "settings", "rows", "quoted")
+
+FORMAT = 1
+"""Of a result's file, in its settings; files that do not say have it too."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,22 @@ class ExperimentResult:
                 f"{path} is not an experiment's result ({type(error).__name__}: {error})."
                 " Run `ffmem experiment` again."
             ) from None
-        return cls(main[0], main[1], main[2], main[3], content, fingerprint)
+        name, paper, settings, rows, _ = main
+        if not (
+            isinstance(settings, dict)
+            and isinstance(rows, list)
+            and all(isinstance(row, dict) for row in rows)
+        ):
+            raise StoreError(
+                f"{path} is not an experiment's result: settings must be an object, and rows a list"
+                " of objects. Run `ffmem experiment` again."
+            )
+        if (found := settings.get("format", FORMAT)) != FORMAT:
+            raise StoreError(
+                f"{path} has format {found}; this version of ffmem reads format {FORMAT}."
+                " Measure it again with `ffmem experiment`, or use the version that wrote it."
+            )
+        return cls(str(name), str(paper), settings, rows, content, fingerprint)
 
 
 def _layout(part: Any) -> str:
@@ -180,6 +198,7 @@ def index_settings(index: "Index", dtype: str | None, seed: int) -> dict[str, An
     """Return what every result says about its index; `dtype` is of the model, if one ran."""
     manifest, layout = index.manifest, index.layout
     return {
+        "format": FORMAT,
         "model": manifest.model.source,
         "model_hash": manifest.model.hash,
         "layers": manifest.model.layers,
@@ -346,6 +365,53 @@ def _judge(check: ClaimCheck, result: ExperimentResult) -> Claim:
     return Claim(check.claim, result.experiment, paper, shown, n, verdict, rule)
 
 
+# Several models in one chart
+
+
+class PaperMark(NamedTuple):
+    """A value of the paper's text as a chart shows it: a number or a range, at some layers."""
+
+    value: PaperValue
+    low: float
+    high: float | None = None
+    """The upper end of a range; None for one number."""
+    layers: tuple[int, int] = (1, PAPER_LAYERS)
+    """The paper's layers that it speaks of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One column of an experiment's rows in the chart of several models.
+
+    Rows of layers become a curve per model over relative depth; a row without a layer, a bar.
+    """
+
+    title: str
+    value: str
+    """The column."""
+    rows: Callable[[ExperimentResult], Sequence[Row]] = lambda result: result.rows
+    """Which rows are shown."""
+    interval: tuple[str, str] | None = None
+    """The columns of its 95 % interval."""
+    control: tuple[str, str] | None = None
+    """The column of a baseline or control, and what it is."""
+    percent: bool = True
+    """Whether it is a share, which charts show in %."""
+    log: bool = False
+    paper: tuple[PaperMark, ...] = ()
+
+    def points(self, result: ExperimentResult) -> list[Row]:
+        """Return the rows that have the column, under the names that the chart knows."""
+        names = dict(zip(("low", "high"), self.interval or (), strict=False))
+        names |= {"control": self.control[0]} if self.control else {}
+        return [
+            ({"layer": row["layer"]} if "layer" in row else {})
+            | {"value": row[self.value]}
+            | {name: row.get(column) for name, column in names.items()}
+            for row in rows_with(self.rows(result), self.value)
+        ]
+
+
 # Experiments
 
 
@@ -367,6 +433,8 @@ class Experiment:
     """What this model shows, in one or two sentences."""
     paper_values: tuple[PaperValue, ...] = ()
     claims: tuple[ClaimCheck, ...] = ()
+    panels: tuple[Panel, ...] = ()
+    """What `ffmem report --compare` shows of it for several models in one chart."""
     metrics: tuple[type[Any], ...] = ()
     """What it needs of the forward pass over the sample; nothing if it reads the index alone."""
     needs_model: bool = True

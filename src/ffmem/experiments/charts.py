@@ -103,6 +103,9 @@ def config(theme: str = "light") -> Row:
             "color": ink,
             "fontSize": 11,
             "fontWeight": "normal",
+            "subtitleColor": soft,
+            "subtitleFontSize": 10,
+            "subtitleFontWeight": "normal",
             "anchor": "start",
             "frame": "group",
         },
@@ -165,7 +168,10 @@ def layer_axis(n_layers: int, title: str | None = "layer") -> alt.X:
 
 
 def quantity(
-    field: str, title: str, domain: tuple[float | int, float | int] | None = None, **axis: Any
+    field: str,
+    title: str | None,
+    domain: tuple[float | int, float | int] | None = None,
+    **axis: Any,
 ) -> alt.Y:
     """Return the y axis of a quantity."""
     scale = alt.Scale(domain=list(domain), clamp=True) if domain else alt.Scale(zero=True)

@@ -76,6 +76,17 @@ _SIGNS = {
 }
 
 
+def kind_definitions(kind: str, settings: Row) -> list[str]:
+    """Return what a coefficient and its sign mean in memories of a kind."""
+    experts = [_EXPERTS] if settings.get("experts") else []
+    is_known = kind in _SIGNS or settings.get("gated") is not None
+    return [*experts, _signs(kind, settings)] if is_known else experts
+
+
+def _signs(kind: str, settings: Row) -> str:
+    return _SIGNS.get(kind, _GATED if settings["gated"] else _UNGATED)
+
+
 def definitions(kind: str, settings: Row) -> list[str]:
     """Return the definitions and limits that belong to a model, by its kind of memory."""
     lines = [
@@ -84,7 +95,7 @@ def definitions(kind: str, settings: Row) -> list[str]:
         "top(h) is the token of largest logit. r and o are read by the model's own output head, its"
         " final norm included.",
         _PROJECTIONS[settings["projection"]],
-        _SIGNS.get(kind, _GATED if settings["gated"] else _UNGATED),
+        _signs(kind, settings),
         "Intervals are Wilson's at 95 %; they speak of memories or prefixes drawn at random, not of"
         " another corpus, another model or another seed. Boxes go from the first to the third"
         " quartile with the median between.",

@@ -17,7 +17,15 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import STREAM_NOTES, Predictions
 from ffmem.experiments.rows import Row
@@ -228,6 +236,11 @@ def _distant(result: ExperimentResult) -> Evidence | None:
     return Evidence(shown, len(rows), "compositions", *good, why)
 
 
+def _together(result: ExperimentResult) -> list[Row]:
+    """Return the share of all compositions, without the layer: it is always the last."""
+    return [{name: result.also.get(name) for name in ("related_share", "chance")}]
+
+
 EXPERIMENT = Experiment(
     name="last-layer-composition",
     paper="Sec. 5.2",
@@ -242,5 +255,14 @@ EXPERIMENT = Experiment(
     metrics=(Predictions,),
     paper_values=PAPER_VALUES,
     claims=(_distant,),
+    panels=(
+        Panel(
+            title="compositions that go to a related token",
+            value="related_share",
+            rows=_together,
+            control=("chance", "unrelated tokens"),
+            paper=(PaperMark(PAPER_VALUES[1], 0.34),),
+        ),
+    ),
     notes=STREAM_NOTES,
 )

@@ -12,7 +12,14 @@ from numpy import ndarray
 
 from ffmem.experiments import charts
 from ffmem.experiments.agreement import agrees
-from ffmem.experiments.base import MIN_CASES, Evidence, Experiment, ExperimentResult, claim
+from ffmem.experiments.base import (
+    MIN_CASES,
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import Row
 from ffmem.stats import share, wilson
@@ -141,4 +148,12 @@ EXPERIMENT = Experiment(
     summary=summary,
     needs_values=True,
     claims=(_detector,),
+    panels=(
+        Panel(
+            title="area under the curve; 0.5 is chance",
+            value="auc",
+            percent=False,
+            rows=lambda result: [result.also],
+        ),
+    ),
 )

@@ -26,7 +26,7 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Experiment, ExperimentResult
+from ffmem.experiments.base import Experiment, ExperimentResult, Panel
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import LayerActivity, SampleMetric
 from ffmem.experiments.rows import NOTHING, Row, layer_of, mean, rows_with
@@ -197,6 +197,10 @@ EXPERIMENT = Experiment(
     summary=summary,
     metrics=(SoftmaxComparison,),
     needs_values=True,
+    panels=(
+        Panel(title="cosine of FF(x) and MN(x) (mean)", value="cosine", percent=False),
+        Panel(title="largest weight of the softmax (mean)", value="top1_mass"),
+    ),
     notes={
         "softmax": "This memory is a neural memory itself, FF(x) = MN(x): a cosine of 1 and a"
         " distance of 0 are its definition, not a finding.",

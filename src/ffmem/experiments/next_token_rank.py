@@ -7,7 +7,7 @@ import altair as alt
 
 from ffmem.experiments import charts
 from ffmem.experiments.agreement import in_head_band
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, claim
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Panel, claim
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, layer_of
 from ffmem.stats import spread
@@ -85,4 +85,7 @@ EXPERIMENT = Experiment(
     summary=summary,
     needs_values=True,
     claims=(_falling,),
+    panels=(
+        Panel(title="median rank of the next token (log)", value="median", percent=False, log=True),
+    ),
 )

@@ -14,7 +14,15 @@ import altair as alt
 
 from ffmem.errors import StoreError
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, rows_with, trend, weighted_mean
 from ffmem.indexing.store import Index
@@ -251,4 +259,16 @@ EXPERIMENT = Experiment(
     needs_model=False,
     paper_values=(KEYS, PER_KEY, COVERED, DEPTHS),
     claims=(_halves, _semantic_trend, _every_key, _several, _covered),
+    panels=(
+        Panel(
+            title="triggers that show a pattern",
+            value="covered",
+            rows=_labelled,
+            interval=("low", "high"),
+            paper=(PaperMark(COVERED, 0.65, 0.80),),
+        ),
+        Panel(title="triggers with a shallow pattern alone", value="shallow", rows=_labelled),
+        Panel(title="triggers with a semantic pattern alone", value="semantic", rows=_labelled),
+        Panel(title="triggers with both", value="both", rows=_labelled),
+    ),
 )

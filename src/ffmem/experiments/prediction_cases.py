@@ -5,7 +5,7 @@ agreement     top(o) = top(r) = top(y)          composition   top(o) is neither
 """
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, claim
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Panel, claim
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import CASES, SECTION_5_SAMPLE, STREAM_NOTES, Predictions
 from ffmem.experiments.rows import NOTHING, Row, layer_of, mean, rows_with
@@ -129,5 +129,6 @@ EXPERIMENT = Experiment(
     metrics=(Predictions,),
     paper_values=(SECTION_5_SAMPLE,),
     claims=(_kept, _composition),
+    panels=tuple(Panel(title=f"prefixes with top(o) by {name}", value=name) for name in CASES),
     notes=STREAM_NOTES,
 )

@@ -13,7 +13,15 @@ from jaxtyping import Int, Int64
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, format_layers, rows_with, upper_layers
 from ffmem.experiments.triggers import NONE, trigger_table
@@ -203,6 +211,12 @@ def _triggers(result: ExperimentResult) -> Evidence | None:
     return Evidence(f"{agreeing} of {n}{beside}", n, "values", holds, more)
 
 
+def _beside_control(result: ExperimentResult) -> list[Row]:
+    """Return the numbers of all values together, with that of the random ones."""
+    control = result.also.get("random_control") or {}
+    return [result.also | {"at_random": control.get("with_agreeing_trigger")}]
+
+
 EXPERIMENT = Experiment(
     name="predictive-values",
     paper="Sec. 4, Table 2",
@@ -217,4 +231,20 @@ EXPERIMENT = Experiment(
     needs_values=True,
     paper_values=(UPPER_VALUES, AGREEING, PRECISION),
     claims=(_layers, _triggers),
+    panels=(
+        Panel(
+            title="most predictive values in the upper layers",
+            value="upper_share",
+            rows=_beside_control,
+            paper=(PaperMark(UPPER_VALUES, 0.97),),
+        ),
+        Panel(
+            title="of 100 values, those with an agreeing trigger",
+            value="with_agreeing_trigger",
+            percent=False,
+            rows=_beside_control,
+            control=("at_random", "random values"),
+            paper=(PaperMark(AGREEING, 46),),
+        ),
+    ),
 )

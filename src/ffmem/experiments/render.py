@@ -1,11 +1,13 @@
 """A report as files: one self-contained page of HTML, and Markdown for a repository.
 
     write_report(folder, results, index) → folder/report.html, folder/report.md
+    write_comparison(folder, comparison) → folder/comparison.html, .md, .json, and NAME.svg
 
-Both lay out the same `Report`; the same results and index give the same bytes. Everything from a
-model or a corpus is escaped.
+Each pair lays out the same `Report` or `ReportComparison`; the same results and index give the same
+bytes. Everything from a model or a corpus is escaped.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,9 @@ from markupsafe import Markup
 
 from ffmem.errors import FfmemError
 from ffmem.experiments.base import VERDICTS, ExperimentResult, check_claims, find
-from ffmem.experiments.charts import GROUND, figure_svg
+from ffmem.experiments.charts import GROUND, chart_svg, figure_svg, styled, svg_file
+from ffmem.experiments.comparison import FACTS, NOT_MEASURED, ReportComparison, link_to
+from ffmem.experiments.comparison_chart import comparison_chart
 from ffmem.experiments.examples import Excerpt
 from ffmem.experiments.report import Link, Piece, Report, Small, Token
 from ffmem.files import write_text
@@ -49,21 +53,27 @@ def write_report(folder: Path, results: Sequence[ExperimentResult], index: Index
     return path
 
 
-def to_html(report: Report) -> str:
-    """Return the report as one file of HTML."""
-    environment = Environment(
+def html_environment() -> Environment:
+    """Return what fills the HTML templates; everything put in is escaped."""
+    made = Environment(
         loader=PackageLoader("ffmem.experiments"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "html": lambda piece: piece_html(piece, report.linked),
+    made.filters |= {
         "visible": visible,
         "visible_token": visible_token,
         "slug": lambda verdict: verdict.replace(" ", "-"),
     }
+    return made
+
+
+def to_html(report: Report) -> str:
+    """Return the report as one file of HTML."""
+    environment = html_environment()
+    environment.filters["html"] = lambda piece: piece_html(piece, report.linked)
     figures = {one.experiment: Markup(figure_svg(one)) for one in report.results}
     template = environment.get_template("report.html")
     return template.render(report=report, figures=figures, ground=GROUND, marks=MARKS) + "\n"
@@ -132,19 +142,20 @@ def markdown_environment(package: str) -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"percent": format_share, "visible": visible, "visible_token": visible_token}
+    made.filters |= {
+        "join_row": lambda entries: Markup(" | ".join(map(escape_markdown, entries))),
+        "row": lambda entries: Markup(f"| {' | '.join(map(escape_markdown, entries))} |"),
+        "rule": lambda columns: Markup("|" + " --- |" * len(columns)),
+        "code": lambda text: Markup(escape_markdown(text).replace("\\`", "`")),
+        "fenced": fenced,
+    }
     return made
 
 
 def to_markdown(report: Report) -> str:
     """Return the report as GitHub-flavored Markdown, with its figures as files beside it."""
     environment = markdown_environment("ffmem.experiments")
-    environment.filters |= {
-        "pieces": lambda pieces: join_pieces(pieces, report.featured),
-        "row": lambda entries: Markup(f"| {' | '.join(map(escape_markdown, entries))} |"),
-        "rule": lambda columns: Markup("|" + " --- |" * len(columns)),
-        "code": lambda text: Markup(escape_markdown(text).replace("\\`", "`")),
-        "fenced": fenced,
-    }
+    environment.filters["pieces"] = lambda pieces: join_pieces(pieces, report.featured)
     return environment.get_template("report.md").render(report=report).rstrip() + "\n"
 
 
@@ -167,3 +178,58 @@ def piece_markdown(piece: Piece, linked: frozenset[str]) -> str:
     if isinstance(piece, Small):
         return f"({md(piece.text)})"
     return str(md(piece))
+
+
+# Several models
+
+_MARKS = MARKS | {NOT_MEASURED: "·"}
+
+
+def write_comparison(folder: Path, comparison: ReportComparison) -> Path:
+    """Write the pages, the JSON and the figures of a comparison; return the path of its page."""
+    figures = comparison_svgs(comparison)
+    for name, svg in figures.items():
+        write_text(folder / f"{name}.svg", svg_file(svg))
+    content = json.dumps(comparison.to_dict(), ensure_ascii=False, indent=1)
+    write_text(folder / "comparison.json", content + "\n")
+    write_text(folder / "comparison.md", comparison_markdown(comparison, folder))
+    path = folder / "comparison.html"
+    write_text(path, comparison_html(comparison, folder, figures))
+    return path
+
+
+def comparison_svgs(comparison: ReportComparison) -> dict[str, str]:
+    """Return the figure of every experiment that compares something, by its name."""
+    found = {}
+    for figure in comparison.figures:
+        experiment = figure.experiment
+        chart = comparison_chart(experiment, figure.results, comparison.labels)
+        if chart is not None:
+            title = f"{experiment.title} ({experiment.paper}): {', '.join(figure.results)}"
+            name = experiment.name
+            found[name] = chart_svg(name, title, experiment.description, styled(chart))
+    return found
+
+
+def comparison_markdown(comparison: ReportComparison, folder: Path) -> str:
+    """Return a comparison as Markdown, with the figures as files beside it."""
+    template = markdown_environment("ffmem.experiments").get_template("comparison.md")
+    drawn = [figure.experiment.name for figure in comparison.figures if figure.experiment.panels]
+    return template.render(**_page(comparison, folder), drawn=drawn).rstrip() + "\n"
+
+
+def comparison_html(comparison: ReportComparison, folder: Path, svgs: dict[str, str]) -> str:
+    """Return a comparison as one file of HTML, with its figures."""
+    figures = {name: Markup(svg) for name, svg in svgs.items()}
+    template = html_environment().get_template("comparison.html")
+    return template.render(**_page(comparison, folder), svgs=figures, ground=GROUND) + "\n"
+
+
+def _page(comparison: ReportComparison, folder: Path) -> dict[str, Any]:
+    """Return what both templates of a comparison show."""
+    return {
+        "page": comparison,
+        "facts": FACTS,
+        "links": {model.name: link_to(model, folder) for model in comparison.models},
+        "marks": _MARKS,
+    }

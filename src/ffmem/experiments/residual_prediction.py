@@ -10,7 +10,15 @@ from itertools import pairwise
 import numpy as np
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import SECTION_5_SAMPLE, STREAM_NOTES, Predictions
 from ffmem.experiments.rows import (
@@ -151,5 +159,14 @@ EXPERIMENT = Experiment(
     metrics=(Predictions,),
     paper_values=(SECTION_5_SAMPLE, EARLY, GROWTH),
     claims=(_early, _growth),
+    panels=(
+        Panel(
+            title="prefixes whose residual has the final prediction",
+            value="residual_share",
+            interval=("low", "high"),
+            paper=(PaperMark(EARLY, 1 / 3, layers=(1, 4)),),
+        ),
+        Panel(title="predictions decided for good", value="decided_share"),
+    ),
     notes=STREAM_NOTES,
 )

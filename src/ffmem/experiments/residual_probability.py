@@ -1,7 +1,7 @@
 """Figure 10 (§5.2): how probable does the residual find the model's prediction?"""
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, claim
+from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, Panel, claim
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import SECTION_5_SAMPLE, STREAM_NOTES, Predictions
 from ffmem.experiments.rows import NOTHING, Row, layer_of
@@ -60,5 +60,8 @@ EXPERIMENT = Experiment(
     metrics=(Predictions,),
     paper_values=(SECTION_5_SAMPLE,),
     claims=(_rising,),
+    panels=(
+        Panel(title="median probability of the final prediction", value="median", percent=False),
+    ),
     notes=STREAM_NOTES,
 )

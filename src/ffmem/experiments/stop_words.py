@@ -10,7 +10,15 @@ from jaxtyping import Bool, Shaped
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import Predictions
 from ffmem.experiments.rows import Row, rows_with
@@ -171,6 +179,27 @@ def _preference(result: ExperimentResult, field: str, enough: float) -> Evidence
     return Evidence(shown, n, "independent cases", more and found >= enough, more)
 
 
+def _panel(title: str, field: str, mark: PaperMark) -> Panel:
+    """Return a share of the agreeing cases, with its interval and that of all cases."""
+
+    def rows(result: ExperimentResult) -> list[Row]:
+        groups = {row["group"]: row for row in result.rows_with(field)}
+        if "agreeing" not in groups:
+            return []
+        low, high = case_interval(result, groups["agreeing"], field)
+        base = groups.get("all", {}).get(field)
+        return [{"share": groups["agreeing"][field], "low": low, "high": high, "base": base}]
+
+    return Panel(
+        title=title,
+        value="share",
+        rows=rows,
+        interval=("low", "high"),
+        control=("base", "all cases"),
+        paper=(mark,),
+    )
+
+
 EXPERIMENT = Experiment(
     name="stop-words",
     paper="Sec. 5.1",
@@ -186,4 +215,16 @@ EXPERIMENT = Experiment(
     needs_values=True,
     paper_values=(STOP_WORD_TARGETS, SHORT_PREFIXES),
     claims=(_stop_words, _short_prefixes),
+    panels=(
+        _panel(
+            "agreeing cases whose target is a stop word",
+            "stop_word_share",
+            PaperMark(STOP_WORD_TARGETS, 0.6),
+        ),
+        _panel(
+            "agreeing cases with a prefix of less than 5 tokens",
+            "short_prefix_share",
+            PaperMark(SHORT_PREFIXES, 0.43),
+        ),
+    ),
 )

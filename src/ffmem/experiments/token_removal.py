@@ -21,7 +21,14 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, mean, smallest_n
 from ffmem.experiments.triggers import NONE, corpus_tokens, trigger_table
@@ -333,6 +340,15 @@ def _last_token(result: ExperimentResult) -> Evidence | None:
     return Evidence(shown, smallest_n(removed), "triggers per layer", all(good), any(good))
 
 
+def _panel(token: str, how: str) -> Panel:
+    """Return the median change of a coefficient when one token is removed or replaced."""
+    return Panel(
+        title=f"median change of the coefficient, {token} token {how}",
+        value="median",
+        rows=lambda result: result.rows_with(token=token, how=how),
+    )
+
+
 EXPERIMENT = Experiment(
     name="token-removal",
     paper="Fig. 3",
@@ -351,6 +367,12 @@ EXPERIMENT = Experiment(
         ),
     ),
     claims=(_last_token,),
+    panels=(
+        _panel("last", "removed"),
+        _panel("last", "replaced"),
+        _panel("random", "removed"),
+        _panel("first", "removed"),
+    ),
     notes={
         "softmax": "A coefficient is a weight of a softmax over the layer's memories: it also"
         " changes where only the scores of others do. raw_mean and raw_median are of the memory's"

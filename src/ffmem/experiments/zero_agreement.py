@@ -19,7 +19,15 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from numpy import ndarray
 
 from ffmem.experiments import charts
-from ffmem.experiments.base import Evidence, Experiment, ExperimentResult, PaperValue, claim
+from ffmem.experiments.base import (
+    Evidence,
+    Experiment,
+    ExperimentResult,
+    Panel,
+    PaperMark,
+    PaperValue,
+    claim,
+)
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import SECTION_5_SAMPLE, LayerActivity, Predictions, SampleMetric
 from ffmem.experiments.rows import NOTHING, Row, format_range, layer_of, rows_with
@@ -198,6 +206,18 @@ def _zero(result: ExperimentResult) -> Evidence | None:
     return Evidence.by_layer(shown, rows, "prefixes", inside)
 
 
+def _panel(memories: str, *paper: PaperMark) -> Panel:
+    """Return the share of prefixes on which none of these memories says what y does."""
+    return Panel(
+        title=f"zero agreement with top(y), {memories} memories",
+        value="share",
+        rows=lambda result: result.rows_with(target="y", memories=memories),
+        interval=("low", "high"),
+        control=("chance", "a random token as frequent"),
+        paper=paper,
+    )
+
+
 _ALL_COUNT = (
     "Coefficients are weights of a softmax, all of them positive: every memory is active, and as"
     " such counts with top(m·v) in place of top(v)."
@@ -218,6 +238,7 @@ EXPERIMENT = Experiment(
     needs_values=True,
     paper_values=(SECTION_5_SAMPLE, NO_MEMORY),
     claims=(_zero,),
+    panels=(_panel("all", PaperMark(NO_MEMORY, 0.68)), _panel("active")),
     notes={
         "softmax": _ALL_COUNT,
         "persistent": _ALL_COUNT,
