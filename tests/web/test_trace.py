@@ -308,7 +308,7 @@ def test_a_link_from_another_site_shows_the_filled_in_form_and_runs_nothing(clie
     run = next(given["href"] for tag, given in page.tags if given.get("class") == "button go")
     assert query(run) == {key: str(value) for key, value in asked.items()}
     answer = client.get(run, headers={"sec-fetch-site": "same-origin"})
-    assert "Memories at work" in answer.text
+    assert "Top memories" in answer.text
     assert len(worked) == 1
 
 
