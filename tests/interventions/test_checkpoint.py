@@ -408,8 +408,8 @@ def test_the_dtype_of_the_checkpoint_stays(corpus, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "Give either edits"),
-        (("--off", "L0N1", "--edits", "x"), 2, "Give either edits"),
+        ((), 2, "Pass either edits"),
+        (("--off", "L0N1", "--edits", "x"), 2, "Pass either edits"),
         (("--edits", "x"), 1, "No file x"),
         (("--off", "L9N1"), 1, "There is no memory L9N1"),
         (("--off", "nonsense"), 1, "is not the name of a memory"),

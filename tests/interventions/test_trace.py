@@ -505,7 +505,7 @@ def test_an_empty_prompt_and_a_long_one_are_refused(model_folder):
 def test_an_index_of_another_model_is_refused(ungated_index, model_folder):
     code, _, error = run("trace", ungated_index.folder, PROMPT, "--model", model_folder)
     assert code == 1
-    assert "was made with a model" in error
+    assert "was built from a model" in error
 
 
 def test_another_start_than_the_indexs_is_noted(tiny_index, model_folder):

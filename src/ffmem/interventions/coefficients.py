@@ -44,12 +44,12 @@ class TextCoefficients:
     text: str
     ids: list[int]
     tokens: list[str]
-    """As they are shown; the start token comes first, if there is one."""
+    """As displayed; the start token comes first, if there is one."""
     layers: dict[int, Float32[Tensor, "position memory"]]
-    """By layer, the memories that every token reaches: columns are memory numbers."""
+    """The memories that every token reaches, by layer: columns are memory numbers."""
     layout: Layout = field(repr=False)
     experts: dict[int, dict[str, ExpertCoefficients]] = field(default_factory=dict)
-    """By layer and name (E12), the experts that some position is routed to."""
+    """The experts that some position is routed to, by layer and name (E12)."""
 
     def __repr__(self) -> str:
         return f"TextCoefficients({self.text!r}: {len(self.ids)} tokens, {len(self.layers)} layers)"
