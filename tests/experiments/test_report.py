@@ -190,7 +190,9 @@ def test_no_experiment_makes_no_report(tiny_index, tmp_path):
 def test_a_report_is_of_one_model_and_each_experiment_once(tiny_index, tmp_path):
     one = result("agreement", 2)
     for other in (result("prediction-cases", 2, model_hash="other"), one):
-        with pytest.raises(FfmemError, match=r"was asked for\. A report is of one model, each"):
+        with pytest.raises(
+            FfmemError, match=r"was requested\. A report covers one model, with each"
+        ):
             write_report(tmp_path, [one, other], tiny_index)
 
 

@@ -108,6 +108,6 @@ def test_bad_input_is_told(texts, options, message):
 def test_tensors_that_would_fill_the_memory_are_refused(monkeypatch):
     monkeypatch.setattr(module, "MAX_BYTES", 4 * 24 * 2 * 3 - 1)
     model = loaded("llama")
-    with pytest.raises(FfmemError, match="name the layers that you need"):
+    with pytest.raises(FfmemError, match="only the layers you need"):
         ffmem.coefficients(model, TEXTS[0], start="none")
     assert ffmem.coefficients(model, TEXTS[0], start="none", layers=[0]).layers

@@ -209,7 +209,7 @@ def _dip(result: ExperimentResult) -> Evidence | None:
     depth = (least["layer"] + 1) / n_layers
     shown = (
         f"fewest in {layer_of(least)} of {n_layers}, {format_share(least['median'])}; the paper's"
-        f" layer 10 lies at layer {upper_layers(n_layers, 10)[0] + 1}"
+        f" layer 10 corresponds to layer {upper_layers(n_layers, 10)[0] + 1}"
     )
     good = abs(depth - 10 / 16) <= 2 / 16, 0.25 < depth <= 0.75
     return Evidence(shown, smallest_n(rows), "prefixes", *good)

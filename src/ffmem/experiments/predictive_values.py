@@ -150,7 +150,7 @@ def summary(result: ExperimentResult) -> str:
         else ""
     )
     return (
-        f"Of the {n} values with the largest probabilities, {inside} lie in {format_layers(upper)}"
+        f"Of the {n} values with the largest probabilities, {inside} are in {format_layers(upper)}"
         f" and {_n_agreeing(result)} have a trigger whose next token they predict"
         f" ({format_interval(*wilson(_n_agreeing(result), n))}){beside}."
     )

@@ -38,8 +38,9 @@ def write_report(folder: Path, results: Sequence[ExperimentResult], index: Index
     names = [result.experiment for result in results]
     if len(models) > 1 or len(set(names)) < len(names):
         raise FfmemError(
-            f"One report of {len(models)} models with {', '.join(names)} was asked for."
-            " A report is of one model, each experiment once: give every model its own folder."
+            f"One report of {len(models)} models with {', '.join(names)} was requested."
+            " A report covers one model, with each experiment once: give every model its own"
+            " folder."
         )
     report = Report(results, index)
     folder.mkdir(parents=True, exist_ok=True)

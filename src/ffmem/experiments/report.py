@@ -135,7 +135,7 @@ def sample_line(result: ExperimentResult) -> str:
     prefixes = format_number(sample["prefixes"])
     drawn = "one per sentence" if sample["draw"] == "sentences" else "over all tokens"
     requested = sample["requested"]
-    how = "all" if requested == "all" else f"{format_number(requested)} asked for, {drawn}"
+    how = "all" if requested == "all" else f"{format_number(requested)} requested, {drawn}"
     if sample["cut"]:
         how += f"; {format_number(sample['cut'])} sentences cut at the context"
     return f"{prefixes} prefixes of {sample['corpus']} ({how})"

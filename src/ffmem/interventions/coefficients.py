@@ -79,7 +79,7 @@ class TextCoefficients:
     def _require(self, layer: int) -> Float32[Tensor, "position memory"]:
         self.layout.check_layer(layer)
         if layer not in self.layers:
-            raise FfmemError(f"Layer {layer} was not asked for. Add it to `layers`.")
+            raise FfmemError(f"Layer {layer} was not requested. Add it to `layers`.")
         return self.layers[layer]
 
 
@@ -124,8 +124,8 @@ def _check_size(loaded: LoadedModel, prompts: list[Prompt], layers: list[int]) -
     if size > MAX_BYTES:
         raise FfmemError(
             f"The coefficients of {len(prompts):,} texts in {len(layers)} layers would take"
-            f" {size / 1e9:.0f} GB. Ask for fewer texts at a time, or name the layers that you"
-            " need: layers=[5, 6]."
+            f" {size / 1e9:.0f} GB. Pass fewer texts at a time, or only the layers you need:"
+            " layers=[5, 6]."
         )
 
 

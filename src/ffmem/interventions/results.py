@@ -24,7 +24,8 @@ NO_RELP = (
     " state-space layers, attention without a softmax, or feed-forward parts next to the memories."
 )
 INPUT_VALUES = (
-    f"{NO_VALUES} Tokens beside a memory are what those vectors promote here; ff is their sum, what"
+    f"{NO_VALUES} The tokens listed for a memory are what those vectors promote here; ff is their"
+    " sum, what"
     " the static keys read."
 )
 """Said of lambda layers, whose results have `values` = "input"."""
