@@ -59,7 +59,7 @@ def test_one_text_gives_one_result_and_some_layers_only_those():
     assert list(one.layers) == [1]
     torch.testing.assert_close(one.layers[1], both.layers[1])
     assert repr(one) == "TextCoefficients('w3 w4 w5': 3 tokens, 1 layers)"
-    with pytest.raises(FfmemError, match="Layer 0 was not asked for"):
+    with pytest.raises(FfmemError, match="Layer 0 was not requested"):
         one["L0N3"]
     assert ffmem.coefficients(model, []) == []
 

@@ -321,7 +321,7 @@ def test_a_missing_weight_is_named(folder, name):
 )
 def test_a_weight_that_would_be_left_out_is_named(folder, name):
     changed(folder, lambda content: content["model"].update({name: torch.zeros(2)}))
-    with pytest.raises(ModelError, match=rf"does not know: {name}\. It is not"):
+    with pytest.raises(ModelError, match=rf"has unknown weights: {name}\. It is not"):
         load_fairseq(folder)
 
 

@@ -280,7 +280,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(index):
     folder = index.folder / "patterns"
     folder.chmod(0o500)
     try:
-        with pytest.raises(NotSearchable, match="no search file"):
+        with pytest.raises(NotSearchable, match="no current search file"):
             PatternSearch(index)
     finally:
         folder.chmod(0o700)

@@ -184,7 +184,7 @@ def test_a_hostile_prompt_is_text_and_nothing_else(client, hostile):
         ({"text": TEXT, "position": 99}, 422, "Position 99 is not in the prompt"),
         ({"text": TEXT, "off": "L7N1"}, 404, "There is no memory L7N1"),
         ({"text": TEXT, "off": "nothing"}, 404, "not the name of a memory"),
-        ({"text": TEXT, "set": "L0N1=1e39"}, 422, "cannot hold"),
+        ({"text": TEXT, "set": "L0N1=1e39"}, 422, "overflow its dtype"),
         ({"text": TEXT, "set": "L0N1=1,L0N1=2"}, 422, "twice"),
         (
             {"text": TEXT, "off": ",".join(f"L0N{n}" for n in range(MAX_EDITS + 1))},
