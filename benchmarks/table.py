@@ -187,7 +187,7 @@ def table(header: str, rows: list[tuple[str, str, str]]) -> str:
 
 TABLES = {
     "README.md": lambda: table("| | | |", headlines()),
-    "docs/speed.md": lambda: table("| what | measured | beside it |", rows()),
+    "docs/speed.md": lambda: table("| what | measured | notes |", rows()),
 }
 """The documents with a table of measurements, and the table of each."""
 

@@ -100,7 +100,7 @@ async def explore(session: Session) -> None:
 
     session.say(
         "**Check.** It seems to promote percent signs where a quantity is given. Its coefficient on"
-        " two texts of our own, one of which ends in such a number:"
+        " two texts, one of which ends in such a number:"
     )
     for prompt in (PROMPT, OTHER):
         await session.call(
@@ -141,7 +141,9 @@ async def explore(session: Session) -> None:
         layers=[],
         generate=8,
     )
-    session.say("**Too much.** A request without bounds is refused, and the error says why:")
+    session.say(
+        "**Too much.** A request that exceeds the limit is rejected, and the error says why:"
+    )
     await session.call("search", query="the", limit=10_000_000)
 
 

@@ -461,24 +461,24 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Which models ffmem reads",
         "",
-        "Written by `docs/coverage.py`: a tiny random model of every type that transformers"
+        "Written by `docs/coverage.py`, which builds a tiny model of every type that transformers"
         f" {transformers.__version__} lists as a causal language model, with random weights,"
-        " gains, biases and multipliers. The self-check of `ffmem.load` decides.",
+        " gains, biases and multipliers, and runs the self-check of `ffmem.load`.",
         "",
         f"Of {len(causal)} types, {len(read)} are read: {by_row} by a row of the families table,"
-        f" {len(read) - by_row} by the search that needs no row. The others are refused with a"
-        " reason, or cannot be built from their config here. Of"
+        f" {len(read) - by_row} by running the model on a few tokens. The others are rejected with"
+        " a reason, or could not be built from their config. Of"
         f" {len(multimodal)} more types that read images and text, the text decoders of"
         f" {len(read_too)} are read; many others only need sizes that this script does not know.",
         "",
-        "The error is the largest of the self-check: m from keys, m · V + b, r + y = o, causality,"
-        " logits, folded logits. Under 1e-4 passes; rounding gives about 1e-6. With experts, it"
-        " includes that of their coefficients against plain loops over tokens and experts.",
+        "The error is the largest in the self-check: m from keys, m · V + b, r + y = o, causality,"
+        " logits, folded logits. Less than 1e-4 passes; rounding gives about 1e-6. For experts, it"
+        " includes a comparison of coefficients with plain loops over tokens and experts.",
         "",
-        "Where layers carry several residual streams, o is what the model's own head reads of"
-        " them, r the same without the layer's memories, and y = o − r. A layer that runs several"
-        " times counts once for each run. gemma3n is built without its towers for images and"
-        " sound, whose packages (Pillow, timm) are not installed here.",
+        "In models with several residual streams, o is what the model's head reads from them, r is"
+        " the same without the layer's memories, and y = o − r. A layer that runs several times"
+        " counts once for each run. gemma3n is built without its image and audio towers, because"
+        " their packages (Pillow, timm) were not installed.",
         "",
         *rows_of_read(read),
         *rows_of_others(causal),

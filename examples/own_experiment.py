@@ -1,4 +1,4 @@
-"""An experiment of your own: do the triggers of a memory end in few tokens, or in many?
+"""A custom experiment: how many different tokens do the triggers of a memory end in?
 
 python examples/own_experiment.py demo
 """
@@ -20,7 +20,7 @@ def distinct(table):
     return lists["last_token_count_distinct"].to_numpy().mean()
 
 
-print("different last tokens of a memory's first ten triggers; the same, shuffled in the layer")
+print("distinct last tokens in a memory's first ten triggers; the same, shuffled within the layer")
 for layer in index.layout.memory_layers:
     table = index.table("triggers", layer=layer, top=10, columns=names)
     shuffled = table["last_token"].take(rng.permutation(len(table)))

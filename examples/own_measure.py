@@ -1,9 +1,9 @@
-"""Do keys tell which tokens trigger a memory? Measured over all memories of an index.
+"""Do keys predict which tokens trigger a memory? Measured over all memories of an index.
 
     python own_measure.py DIR
 
-For each layer: the share of triggers whose last token is one of the 20 input tokens that the
-memory's key matches best, and the same with the keys dealt out to the wrong memories.
+Prints, for each layer, the share of triggers whose last token is one of the 20 input tokens that
+the memory's key matches best, and the same with keys shuffled among memories.
 """
 
 import sys

@@ -174,19 +174,19 @@ def test_a_misspelled_option_is_refused(tiny_index, model_folder, tmp_path):
 
 def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_folder, tmp_path):
     model = ffmem.load(model_folder)
-    with pytest.raises(ffmem.FfmemError, match="bfloat16 does not fit the model in memory"):
+    with pytest.raises(ffmem.FfmemError, match="bfloat16 does not match the model in memory"):
         ffmem.experiment("agreement", tiny_index, tmp_path / "out", model=model, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"t": 0}, "-t 0: give a whole number at least 1 and at most 10,000"),
+        ({"t": 0}, "-t 0: use a whole number at least 1 and at most 10,000"),
         (
             {"t": 99_999_999_999},
-            "-t 99999999999: give a whole number at least 1 and at most 10,000",
+            "-t 99999999999: use a whole number at least 1 and at most 10,000",
         ),
-        ({"threads": 100_000}, "--threads 100000: give a whole number"),
+        ({"threads": 100_000}, "--threads 100000: use a whole number"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_before_any_work(options, message, tmp_path):

@@ -250,7 +250,7 @@ def errors():
     yield ["index", "MODEL", "full.txt", "--out", "i", "--device", "abacus"], "abacus"
     yield ["index", "fairseq", "full.txt", "--out", "i"], "dict.txt"
     yield ["index", "MODEL", "full.txt", "--out", "INDEX"], "finished index with other settings"
-    yield ["index", "MODEL", "full.txt", "--out", "."], "contains other files, and no index"
+    yield ["index", "MODEL", "full.txt", "--out", "."], "contains other files, but no index"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [*errors()])

@@ -86,18 +86,18 @@ def test_a_required_option_is_required():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"layers": 0}, "--layers 0: give a whole number at least 1"),
-        ({"rate": 0.0}, "--rate 0.0: give a number above 0 and below 1"),
+        ({"layers": 0}, "--layers 0: use a whole number at least 1"),
+        ({"rate": 0.0}, "--rate 0.0: use a number above 0 and below 1"),
         ({"rate": 1.0}, "--rate 1.0"),
         ({"rate": float("nan")}, "--rate nan"),
-        ({"mode": "odd"}, "--mode odd: unknown value. Give one of fast, slow"),
-        ({"layers": 2.0}, "--layers 2.0: give a whole number at least 1"),
+        ({"mode": "odd"}, "--mode odd: unknown value. Use one of fast, slow"),
+        ({"layers": 2.0}, "--layers 2.0: use a whole number at least 1"),
         ({"layers": True}, "--layers True"),
-        ({"rate": "0.5"}, "--rate '0.5': give a number"),
-        ({"top": 1_001}, "-k 1001: give a whole number at least 1 and at most 1,000"),
-        ({"sample": "some"}, "--sample 'some': give a whole number at least 1 or 'all'"),
-        ({"sample": 0}, "--sample 0: give a whole number at least 1 or 'all'"),
-        ({"limit": 10}, "--limit 10: give a whole number at least 0 and below 10"),
+        ({"rate": "0.5"}, "--rate '0.5': use a number"),
+        ({"top": 1_001}, "-k 1001: use a whole number at least 1 and at most 1,000"),
+        ({"sample": "some"}, "--sample 'some': use a whole number at least 1 or 'all'"),
+        ({"sample": 0}, "--sample 0: use a whole number at least 1 or 'all'"),
+        ({"limit": 10}, "--limit 10: use a whole number at least 0 and below 10"),
     ],
 )
 def test_python_callers_get_the_same_checks(wrong, message):

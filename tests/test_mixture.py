@@ -147,7 +147,7 @@ def test_a_csv_names_the_bank_of_a_memory_without_triggers(tmp_path, index_of, c
 
 def test_neuronpedia_gets_the_experts_and_no_hook_that_reads_something_else(index, tmp_path):
     ffmem.export(index, "neuronpedia", tmp_path / "out")
-    assert "2 layers with 96 memories in all, some in experts" in (
+    assert "2 layers with 96 memories in total, some in experts" in (
         tmp_path / "out" / "README.md"
     ).read_text(encoding="utf-8")
     for path in (tmp_path / "out").glob("v1/*/*/features/batch-0.jsonl.gz"):

@@ -264,7 +264,7 @@ def test_a_comparison_has_a_row_for_each_memory_and_each_layer_with_some(tmp_pat
     assert [row["layer"] for row in found.rows] == THERE
     assert [row["value_cosine"]["n"] for row in found.rows] == [WIDTHS[n] for n in THERE]
     assert found.settings["memories"] == WIDTHS
-    assert "6 layers with 181 memories in all" in str(found)
+    assert "6 layers with 181 memories in total" in str(found)
     table = pq.read_table(tmp_path / "out" / "memories.parquet")
     names = zip(table["layer"].to_pylist(), table["memory"].to_pylist(), strict=True)
     assert [f"L{layer}N{memory}" for layer, memory in names] == cells(indexes[0])
@@ -349,7 +349,7 @@ def test_experiments_speak_of_layers_that_have_memories(reported):
     composed = json.loads((reported / "last-layer-composition.json").read_text())
     assert composed["layer"] == 4
     page = (reported / "report.html").read_text()
-    assert "6 layers with 181 memories in all" in page
+    assert "6 layers with 181 memories in total" in page
 
 
 def test_predictive_values_are_named_by_their_numbers(reported, index):

@@ -362,7 +362,7 @@ def test_a_path_that_cannot_be_a_folder_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("nowhere://x/y", r"nowhere:// is not a scheme that .* Give a path, or a URL"),
+        ("nowhere://x/y", r"nowhere:// is not a scheme that .* Use a path, or a URL"),
         ("two::s3://x/y", r"two::s3:// is not a scheme"),
         ("s3://b/run?nonsense=1", r"s3://b/run: Unexpected query parameter .*'nonsense'\. Check"),
         ("memory://", "a whole store, and a run deletes its folder when it is done. Name a folder"),

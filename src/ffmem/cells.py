@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 
     layer: int
     memory: int
-    """Its number in the layer, through all banks; in the bank if `offset` is not known yet."""
+    """Its number in the layer, across all banks; within the bank if `offset` is not known yet."""
     bank: str = ""
     """Empty for the dense part, else E12, S or S1."""
     offset: int = 0
@@ -51,7 +51,7 @@ class Cell(NamedTuple):
                 raise UnknownCell(f"There is no memory {given}: no model has that many.")
             raise UnknownCell(
                 f"{given!r} is not the name of a memory."
-                " Write layer and memory, counted from 0, like L5N1234 or 5.1234; in expert 12,"
+                " Write layer and memory, counting from 0, like L5N1234 or 5.1234; in expert 12,"
                 " L5E12N34."
             )
         layer, bank, memory, *plain = match.groups()
@@ -70,7 +70,7 @@ class Cell(NamedTuple):
             case (int(layer), int(memory)) if layer >= 0 and memory >= 0:
                 return cls(layer, memory)
         raise UnknownCell(
-            f"{cell!r} is not a memory. Give its name, like 'L5N1234', or (layer, memory)."
+            f"{cell!r} is not a memory. Pass its name, like 'L5N1234', or (layer, memory)."
         )
 
     def __str__(self) -> str:

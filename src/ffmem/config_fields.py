@@ -108,9 +108,9 @@ def check_options(config: Any, error: type[FfmemError] = FfmemError) -> None:
             if not _is_allowed(value, kind, meta):
                 shown = repr(value) if isinstance(value, str) else value
                 choices = "".join(f" or {choice!r}" for choice in meta["choices"])
-                raise error(f"{name} {shown}: give {_bounds(kind, meta)}{choices}.")
+                raise error(f"{name} {shown}: use {_bounds(kind, meta)}{choices}.")
         elif meta["choices"]:
-            raise error(f"{name} {value}: unknown value. Give one of {', '.join(meta['choices'])}.")
+            raise error(f"{name} {value}: unknown value. Use one of {', '.join(meta['choices'])}.")
 
 
 def option_name(one: Field[Any]) -> str:

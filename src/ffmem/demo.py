@@ -146,7 +146,7 @@ def _explorer(out: Path) -> "Iterator[RunningServer]":
     def open_when_readable() -> None:
         while not _is_readable(out):
             time.sleep(0.5)
-        print(f"The explorer is at {server.url} and fills up from now on.", file=sys.stderr)
+        print(f"The explorer is at {server.url} and fills in as indexing runs.", file=sys.stderr)
         if _has_screen():
             import webbrowser
 

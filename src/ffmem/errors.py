@@ -1,7 +1,7 @@
 """The errors that ffmem raises.
 
-A message says what was asked, what was found, and what to do. The command line prints it without a
-traceback. Any other exception is a bug, and keeps its traceback.
+A message says what was requested, what was found, and what to do. The command line prints it
+without a traceback. Any other exception is a bug, and keeps its traceback.
 """
 
 import copyreg
@@ -102,4 +102,4 @@ class StorageFull(FfmemError):
 
 
 class HubError(FfmemError):
-    """The Hub cannot be reached, refuses, or does not have what was asked."""
+    """The Hub cannot be reached, rejects the request, or does not have the dataset."""

@@ -60,7 +60,7 @@ def parse_repository(name: str, revision: str | None = None) -> tuple[str, str |
             " org/name@revision."
         )
     if revision is not None and found[2] is not None and found[2] != revision:
-        raise HubError(f"{name} names another revision than --revision {revision}. Keep one.")
+        raise HubError(f"{name} names a different revision than --revision {revision}. Keep one.")
     return found[1], revision or found[2]
 
 
@@ -97,13 +97,13 @@ def hub_errors(repository: str, action: str = "read") -> Iterator[None]:
         ) from None
     except errors.RevisionNotFoundError:
         raise HubError(
-            f"The dataset {repository} has no such revision. Give a branch, a tag or a commit."
+            f"The dataset {repository} has no such revision. Use a branch, a tag or a commit."
         ) from None
     except errors.HfHubHTTPError as error:
         if error.response.status_code in (401, 403):
             raise HubError(
-                f"You may not {action} {repository}: the Hub refuses your token, or there is none."
-                f" Log in with `hf auth login` or set HF_TOKEN, as somebody who may {action} it."
+                f"You may not {action} {repository}: the Hub rejects your token, or you have none."
+                f" Log in with `hf auth login` or set HF_TOKEN, as a user who may {action} it."
             ) from None
         raise HubError(f"Cannot {action} {repository}: {one_line(error)}.") from None
     except (HTTPError, OSError, RuntimeError, errors.HFValidationError) as error:
@@ -233,7 +233,7 @@ class HubFolder:
     def _info(self, name: str) -> FileInfo:
         if name not in self.files:
             raise HubError(
-                f"{self.shown} lacks the file {name}, so it is not an index, or not a whole one."
+                f"{self.shown} lacks the file {name}, so it is not an index, or it is incomplete."
                 " Name another dataset, or ask its owner to push the index again."
             )
         return self.files[name]
@@ -300,7 +300,7 @@ class HubFile:
         self._fetch([(first, self._size)])
         length = int.from_bytes(self._map[self._size - 8 : self._size - 4], "little") + 8
         if self._size < 12 or self._map[self._size - 4 :] != MAGIC or length > self._size:
-            raise pa.ArrowInvalid("it does not end as a Parquet file does")
+            raise pa.ArrowInvalid("it does not end like a Parquet file")
         self._fetch([(min(self._size - length, first), first)])
         return pq.read_metadata(pa.BufferReader(MAGIC + self._map[self._size - length :]))
 

@@ -53,7 +53,7 @@ class ExecutionConfig:
 
     workers: int | None = option("Worker processes; with --ray, actors.", None, minimum=1)
     ray: str | None = option(
-        "Run on Ray: start it here, find a running one, or connect to an address.",
+        "Run on Ray: start it here, find a running cluster, or connect to an address.",
         None,
         metavar="local|auto|ADDRESS",
     )
@@ -154,7 +154,7 @@ class Executor(ABC):
 def executor(
     config: ExecutionConfig, worker_factory: WorkerFactory, progress: Progress, threads: int = 1
 ) -> Iterator[Executor]:
-    """Give the workers, and end them afterwards. On Ray, each takes `threads` CPUs."""
+    """Give the workers, and end them afterward. On Ray, each takes `threads` CPUs."""
     if config.is_serial:
         yield SerialExecutor(worker_factory())
         return
@@ -321,7 +321,7 @@ class PoolExecutor(Executor):
         if self._deaths[task.name] >= MAX_DEATHS:
             raise WorkerError(
                 f"{self._deaths[task.name]} workers died while working on {task.name}, the last"
-                f" one: {cause}. What others finished is kept. If memory ran out, use fewer"
+                f" one: {cause}. Finished work is kept. If memory ran out, use fewer"
                 " --workers or a smaller --batch-tokens; then rerun the command to resume."
             )
         self._progress.say(

@@ -61,7 +61,7 @@ class _Actor:
         if self.worker is None:
             if self.versions != _versions():
                 raise WorkerError(
-                    f"{socket.gethostname()} has {_versions()}, and the run was started with"
+                    f"{socket.gethostname()} has {_versions()}, but the run was started with"
                     f" {self.versions}. Install the same versions on every node."
                 )
             self.worker = self.make()
@@ -187,8 +187,8 @@ class RayCluster:
 
 def _cluster_is_gone(which: str) -> ClusterGone:
     return ClusterGone(
-        f"The Ray {which} is gone: none of its nodes answers. What was committed is kept: rerun"
-        " the command to resume."
+        f"The Ray {which} is gone: none of its nodes answers. Committed work is kept: rerun the"
+        " command to resume."
     )
 
 
@@ -306,7 +306,7 @@ def _running_address() -> str:
         if found := path.read_text(encoding="utf-8").strip():
             return found
     raise FfmemError(
-        "No Ray was found for --ray auto. Start one with `ray start --head`, give its address, or"
+        "No Ray was found for --ray auto. Start one with `ray start --head`, pass its address, or"
         " let ffmem start one with --ray local."
     )
 

@@ -370,7 +370,9 @@ class _RemoteFile(io.RawIOBase):
             with self._storage._errors("read", self._name):
                 yield
         except FileNotFoundError as error:
-            raise StoreError(f"Cannot read {error.filename}: it was deleted meanwhile.") from None
+            raise StoreError(
+                f"Cannot read {error.filename}: it was deleted in the meantime."
+            ) from None
 
 
 class _Address:
@@ -400,7 +402,7 @@ class _Address:
         """Return the error for a URL that a library does not accept."""
         reason = self.redact(str(error)).rstrip(".")
         if self._has_password:  # the library may quote any part of it
-            reason = "the URL is not understood, or its user is unknown there"
+            reason = "the URL is invalid, or its user is unknown there"
         return StoreError(
             f"Cannot open {self.shown}: {reason}. Check the URL and your permissions."
         )
@@ -424,7 +426,7 @@ def _open_filesystem(address: _Address) -> tuple[Any, str]:
     if address.scheme not in {*available_protocols(), *registry}:
         raise StoreError(
             f"Cannot open {address.shown}: {address.scheme}:// is not a scheme that pyarrow or"
-            " fsspec knows. Give a path, or a URL such as s3://, gs://, abfs:// or hdfs://."
+            " fsspec knows. Use a path, or a URL such as s3://, gs://, abfs:// or hdfs://."
         )
     try:
         filesystem, root = url_to_fs(address.url)

@@ -291,7 +291,7 @@ def test_stdout_carries_the_protocol_alone_and_bad_folders_end_it(index, tmp_pat
 
 
 def test_an_answer_is_bounded_and_has_numbers_that_json_has():
-    with pytest.raises(ToolError, match=r"at most 100,000 are sent\. Ask for less"):
+    with pytest.raises(ToolError, match=r"at most 100,000 are sent\. Request fewer"):
         _bounded(lambda: {"text": "x" * 200_000})()
     answer = _bounded(lambda: {"a": [1 / 3, float("inf")], "n": 7})()
     assert json.loads(answer.content[0].text) == {"a": [0.333333, None], "n": 7}

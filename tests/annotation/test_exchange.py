@@ -146,10 +146,10 @@ def change(file, edit):
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda c: c[0]["settings"].update(plan="q"), "is of another study"),
-        (lambda c: c[0].update(file="x"), "does not start like an export"),
+        (lambda c: c[0]["settings"].update(plan="q"), "is from another study"),
+        (lambda c: c[0].update(file="x"), "is not an export"),
         (lambda c: c[0].update(format=7), "has format 7, not 2"),
-        (lambda c: c.clear(), "does not start"),
+        (lambda c: c.clear(), "is not an export of a study"),
         (lambda c: c[2].update(item="k9"), "'k9', which is not an item of this study"),
         (lambda c: c[2].update(annotator="zoe"), "not assigned to the annotator 'zoe'"),
         (lambda c: c[2].update(role="adjudicator"), "not assigned to the adjudicator"),

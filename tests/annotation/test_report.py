@@ -146,7 +146,7 @@ def test_machines_stand_beside_people_by_the_same_measures():
     assert machine["coverage"]["kappa"] == pytest.approx((1 + people) / 2)
     assert {row["source"] for row in found["figure2"]} == {"human", "automatic"}
     assert "automatic_adjudicated" not in found["agreement"]
-    assert "not that protocol" in found["protocol"]
+    assert "do not follow it" in found["protocol"]
 
 
 def test_a_machine_is_compared_with_what_was_adjudicated():
@@ -368,7 +368,7 @@ def test_an_index_whose_triggers_people_did_not_see_is_refused(study, own, tmp_p
     path = own.folder / "manifest.json"
     path.write_text(path.read_text() + "\n")
     for action in (lambda: publish(study, own), lambda: write_report(study, own, tmp_path)):
-        with pytest.raises(StoreError, match="drawn from another state of the index"):
+        with pytest.raises(StoreError, match="drawn from a different version of the index"):
             action()
 
 
@@ -426,7 +426,7 @@ def test_the_page_says_what_the_numbers_are(study, own, tmp_path):
     assert found["settings"]["study"]["options"]["seed"] == 0
     for part in (
         *("| human | 1 |", "| automatic | all |", "automatic with people", "| controls |"),
-        *("are not that protocol", "false-pattern rate", "Table 1", "Table 3", "source: human"),
+        *("do not follow it", "false-pattern rate", "Table 1", "Table 3", "source: human"),
     ):
         assert part in text
     assert "built-in" not in text

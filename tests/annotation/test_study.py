@@ -158,7 +158,7 @@ def test_a_finished_sheet_has_no_problems():
     assert Sheet((GOOD,)).problems(LIST) == []
     assert Sheet(no_pattern=True).problems(LIST) == []
     assert Sheet(related=False).problems(CASE) == []
-    assert Sheet().problems(CASE) == ["Say whether the two words are related."]
+    assert Sheet().problems(CASE) == ["Choose whether the two words are related."]
 
 
 # Who sees what
@@ -236,7 +236,7 @@ def test_a_save_from_an_older_version_is_a_conflict_that_shows_what_stands(study
     study.save(ana, "k1", 0, sheet(1))
     study.save(ana, "k1", 1, sheet(1, 2))
     for base in (0, 1, 7):
-        with pytest.raises(SaveConflict, match="version 2 stands") as caught:
+        with pytest.raises(SaveConflict, match="version 2 is newer") as caught:
             study.save(ana, "k1", base, sheet(1, 3))
         assert (caught.value.newest.version, caught.value.newest.sheet) == (2, sheet(1, 2))
     assert study.save(ana, "k1", 2, sheet(1, 3)).version == 3  # looked at, and overwritten

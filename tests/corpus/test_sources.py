@@ -135,7 +135,7 @@ def test_what_is_not_there_is_refused_with_the_forms_that_exist(tmp_path):
     assert "no file or folder" in message
     for form in ".jsonl.gz", ".parquet", "standard input", "wikitext-2:train|valid|test", "hf:ID":
         assert form in message
-    assert "has no part 'all'. Give a file" in refused("wikitext-2:all")
+    assert "has no part 'all'. Use a file" in refused("wikitext-2:all")
 
 
 def test_an_unknown_ending_is_refused_also_in_a_folder(tmp_path):
@@ -143,11 +143,11 @@ def test_an_unknown_ending_is_refused_also_in_a_folder(tmp_path):
     path.write_bytes(b"")
 
     for source in path, tmp_path:
-        assert "notes.docx'. Give a file (.txt" in refused(source)
+        assert "notes.docx'. Use a file (.txt" in refused(source)
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    assert "has no files to read. Give" in refused(tmp_path)
+    assert "has no files to read. Use" in refused(tmp_path)
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path):
@@ -237,7 +237,7 @@ def test_a_digest_follows_names_and_content_of_the_files(tmp_path):
 )
 def test_a_name_of_the_hub_is_id_configuration_and_split(source, name):
     if name is None:
-        with pytest.raises(CorpusError, match=r"does not name a Hub dataset\. Give a file"):
+        with pytest.raises(CorpusError, match=r"does not name a Hub dataset\. Use a file"):
             HubName.parse(source)
     else:
         assert HubName.parse(source) == name

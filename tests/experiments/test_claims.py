@@ -189,7 +189,7 @@ def test_patterns_are_judged_by_people_where_they_looked():
 def test_labels_of_programs_are_shown_and_not_compared_with_those_of_people(source):
     for claim in claims([each(people(), source=source)]):
         assert claim.verdict == INCOMPARABLE
-        assert f"(source: {source}); the paper's labels are people's, these a program's" in (
+        assert f"(source: {source}); the paper's labels are human, these are automatic" in (
             claim.model
         )
 

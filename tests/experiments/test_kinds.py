@@ -68,7 +68,10 @@ def test_the_page_says_what_is_left_out_and_why_and_what_the_kind_changes(report
     assert page.elements.count("svg") == len(MEASURABLE if name == LAMBDA else NAMES)
     assert "Not measured" not in page.text
     for said in (page.text, text.replace("\\", "")):
-        is_said = "Memories of a lambda layer have no static values, and these read values" in said
+        is_said = (
+            "Memories of a lambda layer have no static values, but these experiments need them"
+            in said
+        )
         assert is_said == (name == LAMBDA)
         named = [f"{find(one).title} ({one})" in said for one in FROM_VALUES]
         assert all(named) if name == LAMBDA else not any(named)
@@ -80,7 +83,7 @@ def test_the_figure_of_active_memories_says_that_a_softmax_is_always_above_0(rep
     rows = json.loads((folder / "active-memories.json").read_text())["rows"]
     figure = (folder / "active-memories.svg").read_text()
     of_softmax = kind_of(name) in ("softmax", "persistent")
-    assert ("true of every weight of a softmax" in figure) == of_softmax
+    assert ("true for every softmax weight" in figure) == of_softmax
     shares = {row["median"] for row in rows if row["definition"] == "positive"}
     assert (shares == {1.0}) == of_softmax
     assert any(row["definition"] == "effect" for row in rows) == (name != LAMBDA)
@@ -100,7 +103,7 @@ def lambda_index(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FROM_VALUES)
 def test_what_reads_values_is_refused_before_a_lambda_model_is_loaded(lambda_index, tmp_path, name):
-    with pytest.raises(NoStaticValues, match=rf"{name} reads static values.*token-removal"):
+    with pytest.raises(NoStaticValues, match=rf"{name} needs static values.*token-removal"):
         ffmem.experiment(name, lambda_index, tmp_path, corpus="nowhere.txt", model="nowhere")
     assert list(tmp_path.iterdir()) == []
 
@@ -108,7 +111,7 @@ def test_what_reads_values_is_refused_before_a_lambda_model_is_loaded(lambda_ind
 def test_the_command_refuses_in_one_line(lambda_index, tmp_path, monkeypatch):
     arguments = ["experiment", "agreement", str(lambda_index.folder), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["ffmem", *arguments])
-    with pytest.raises(SystemExit, match=r"\AError: agreement reads static values.*\Z"):
+    with pytest.raises(SystemExit, match=r"\AError: agreement needs static values.*\Z"):
         main()
 
 

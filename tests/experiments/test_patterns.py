@@ -114,7 +114,7 @@ def test_patterns_of_another_state_of_the_index_are_not_read(own):
     keep(own, "automatic", first_three)
     path = own.folder / "patterns/automatic/manifest.json"
     path.write_text(path.read_text().replace('"index": "', '"index": "0'))
-    with pytest.raises(StoreError, match="of an earlier state of it"):
+    with pytest.raises(StoreError, match="has changed since its patterns"):
         patterns(own)
 
 

@@ -157,11 +157,11 @@ def test_what_was_not_measured_is_left_out_and_said(tiny_index, tmp_path):
     page = linked_well(tmp_path)
     assert page.elements.count("svg") == 2
     assert "Figure 2 and Tables 1 and 3 (patterns" in page.text
-    assert "Not measured, so left out: Removing a token of a trigger; Rank of the" in page.text
+    assert "Not measured: Removing a token of a trigger; Rank of the" in page.text
     assert "table-2" not in page.ids
     assert page.text.index("Agreement of keys") < page.text.index("Layers that no memory")
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "Not measured, so left out: Removing" in text
+    assert "Not measured: Removing" in text
 
 
 def test_patterns_are_shown_where_there_are_annotations(tiny_index, tmp_path):
@@ -183,14 +183,16 @@ def test_one_layer_makes_a_report(tiny_index, tmp_path):
 
 
 def test_no_experiment_makes_no_report(tiny_index, tmp_path):
-    with pytest.raises(FfmemError, match=r"no experiment was asked for .* Measure at least one"):
+    with pytest.raises(FfmemError, match=r"no experiment to report .* Measure at least one"):
         write_report(tmp_path, [], tiny_index)
 
 
 def test_a_report_is_of_one_model_and_each_experiment_once(tiny_index, tmp_path):
     one = result("agreement", 2)
     for other in (result("prediction-cases", 2, model_hash="other"), one):
-        with pytest.raises(FfmemError, match=r"was asked for\. A report is of one model, each"):
+        with pytest.raises(
+            FfmemError, match=r"was requested\. A report covers one model, with each"
+        ):
             write_report(tmp_path, [one, other], tiny_index)
 
 

@@ -93,7 +93,7 @@ def test_a_sample_larger_than_the_corpus_takes_all_and_says_so(made, tmp_path, c
     (result,) = measured(made, tmp_path, "active-memories", progress=Progress(), sample=10_000)
     assert result.settings["sample"]["requested"] == 10_000
     assert result.settings["sample"]["prefixes"] == 20
-    assert "has 20 sentences to draw from. All are taken." in capsys.readouterr().err
+    assert "has 20 sentences to draw from. Using all of them." in capsys.readouterr().err
 
 
 def test_section_5_says_which_prefixes_it_drew_of_which_corpus_with_how_many_threads(
@@ -165,7 +165,7 @@ def test_figure_2_is_left_out_among_others_where_there_are_no_patterns(made, tmp
     bare = (index, *made[1:])
     found = measured(bare, tmp_path / "out", ["patterns", "agreement"], progress=Progress())
     assert [result.experiment for result in found] == ["agreement"]
-    assert "Figure 2 is left out." in (told := capsys.readouterr().err)
+    assert "Skipping Figure 2." in (told := capsys.readouterr().err)
     assert "ffmem patterns detect" in told
     with pytest.raises(StoreError, match="ffmem patterns detect"):
         measured(bare, tmp_path / "out", "patterns", corpus=None)
@@ -261,7 +261,7 @@ def test_options_without_use_are_refused(made, tmp_path):
         match=r"limit need .* options to Corpus\(\)",
     ):
         measured(made, tmp_path, "active-memories", corpus=corpus, limit=3)
-    with pytest.raises(FfmemError, match="--sample '5': give a whole number"):
+    with pytest.raises(FfmemError, match="--sample '5': use a whole number"):
         measured(made, tmp_path, "active-memories", sample="5")
     assert measured(made, tmp_path, "active-memories", corpus=made[2])
 

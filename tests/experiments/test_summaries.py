@@ -66,4 +66,4 @@ def test_mid_depth_is_the_middle_layer():
     one.rows[2].update(residual_share=0.444, decided_share=0.333, low=0.4, high=0.5)
     told = shows(one)
     assert "44.4 % at mid-depth (layer 3; 95 % interval 40.0 to 50.0 %)" in told
-    assert "By mid-depth, 33.3 % are decided" in told
+    assert "By mid-depth, 33.3 % are final" in told

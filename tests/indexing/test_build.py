@@ -327,7 +327,7 @@ def test_a_folder_of_other_things_is_refused(tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     (folder / "cat.jpg").write_text("meow")
-    with pytest.raises(StoreError, match="contains other files, and no index"):
+    with pytest.raises(StoreError, match="contains other files, but no index"):
         indexed(folder, corpus)
     assert (folder / "cat.jpg").exists()
 

@@ -111,7 +111,7 @@ def test_line_ends_and_quotes_are_within_these_texts(awkward):
 
 @pytest.mark.parametrize("to", ["xml", "", "JSONL"])
 def test_an_unknown_format_is_refused(tiny_index, tmp_path, to):
-    with pytest.raises(FfmemError, match=r"unknown format\. Give one of parquet, jsonl, csv"):
+    with pytest.raises(FfmemError, match=r"unknown format\. Use one of parquet, jsonl, csv"):
         ffmem.export(tiny_index.folder, to, tmp_path / "out")
 
 

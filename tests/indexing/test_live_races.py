@@ -54,7 +54,7 @@ def test_a_live_index_whose_run_has_finished_says_so(tmp_path, corpus, monkeypat
     opened = []
     at_commit(monkeypatch, lambda n: opened.append(ffmem.open(tmp_path / "index")))
     indexed(tmp_path / "index", corpus)
-    with pytest.raises(StoreError, match=r"has changed since it was opened.* Open it again"):
+    with pytest.raises(StoreError, match=r"has changed since you opened it.* Open it again"):
         opened[0]["L0N0"]
 
 
@@ -75,7 +75,7 @@ def test_a_partial_that_a_worker_commits_again_is_not_merged_with_the_old_count(
         return layers(self, partials)
 
     monkeypatch.setattr(Partials, "layers", commit_in_between)
-    with pytest.raises(StoreError, match=r"partial-.* changed while it was merged"):
+    with pytest.raises(StoreError, match=r"partial-.* changed during the merge"):
         indexed(tmp_path / "index", corpus)
     assert not (tmp_path / "index" / "manifest.json").exists()
 

@@ -103,7 +103,7 @@ def test_what_was_not_made_alike_is_refused_and_the_difference_named(tmp_path, p
     ):
         with pytest.raises(StoreError, match=f"Cannot merge .*: {difference}"):
             ffmem.merge([tmp_path / "a", tmp_path / name], tmp_path / "merged")
-    with pytest.raises(StoreError, match="made with a model whose weights have the hash"):
+    with pytest.raises(StoreError, match="built from a model whose weights have the hash"):
         ffmem.extend(tmp_path / "a", str(b), model=memories(seed=1))
 
 
@@ -207,7 +207,7 @@ def test_a_target_that_is_not_empty_is_refused(tmp_path, parts):
         ffmem.merge([tmp_path / "a"], tmp_path / "merged")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    with pytest.raises(StoreError, match="contains other files, and no index"):
+    with pytest.raises(StoreError, match="contains other files, but no index"):
         ffmem.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "photos")
 
 

@@ -513,7 +513,7 @@ def test_hostile_texts_are_searched_like_any_other(index, opened, everything, qu
 @pytest.mark.parametrize("query", ["\ud800", "the \udfff", "\udc80river"])
 def test_half_a_character_is_refused(tiny_index, query):
     for place in ("values", "triggers"):
-        with pytest.raises(FfmemError, match="contains half a character"):
+        with pytest.raises(FfmemError, match="contains a lone surrogate"):
             ffmem.search(tiny_index, query, place=place)
 
 
@@ -614,11 +614,11 @@ def test_layer_bank_and_activity_keep_the_memories_that_have_them(index, place):
 @pytest.mark.parametrize(
     ("filters", "says"),
     [
-        ({"rank": 0}, "rank is 0. Ranks count from 1"),
-        ({"sign": 0}, "sign is 0. Give 1 or -1"),
+        ({"rank": 0}, "rank is 0. Ranks start at 1"),
+        ({"sign": 0}, "sign is 0. Use 1 or -1"),
         ({"bank": "E3"}, "no bank 'E3' in this index. There are: dense"),
         ({"bank": "E3", "layer": 1}, "no bank 'E3' in layer 1"),
-        ({"kind": "deep"}, "no 'deep' patterns. Give shallow or semantic"),
+        ({"kind": "deep"}, "no 'deep' patterns. Use shallow or semantic"),
         ({"min_active": 1.5}, "min_active is 1.5. It is a share"),
         ({"limit": 0}, "limit is 0"),
         ({"kind": "shallow", "place": "values"}, "no patterns yet"),

@@ -95,10 +95,10 @@ def test_columns_come_alone_and_in_the_order_asked_for(any_index, name):
         ({"name": "neurons"}, "There is no table 'neurons'. There are: stats, values"),
         ({"name": "stats", "layer": 99}, "There is no layer 99"),
         ({"name": "stats", "columns": ["size"]}, "no column 'size'. It has: cell, layer"),
-        ({"name": "stats", "columns": "cell"}, "give a list of names"),
-        ({"name": "stats", "columns": []}, "give a list of names"),
+        ({"name": "stats", "columns": "cell"}, "pass a list of names"),
+        ({"name": "stats", "columns": []}, "pass a list of names"),
         ({"name": "stats", "top": 3}, "for the tables values, keys and triggers"),
-        ({"name": "values", "top": 0}, "from 1 on"),
+        ({"name": "values", "top": 0}, "at least 1"),
     ],
 )
 def test_a_table_that_is_not_there_is_refused(tiny_index, asked, message):

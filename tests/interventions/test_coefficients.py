@@ -59,7 +59,7 @@ def test_one_text_gives_one_result_and_some_layers_only_those():
     assert list(one.layers) == [1]
     torch.testing.assert_close(one.layers[1], both.layers[1])
     assert repr(one) == "TextCoefficients('w3 w4 w5': 3 tokens, 1 layers)"
-    with pytest.raises(FfmemError, match="Layer 0 was not asked for"):
+    with pytest.raises(FfmemError, match="Layer 0 was not requested"):
         one["L0N3"]
     assert ffmem.coefficients(model, []) == []
 
@@ -110,6 +110,6 @@ def test_bad_input_is_told(texts, options, message):
 def test_tensors_that_would_fill_the_memory_are_refused(monkeypatch):
     monkeypatch.setattr(module, "MAX_BYTES", 4 * 24 * 2 * 3 - 1)
     model = loaded("llama")
-    with pytest.raises(FfmemError, match="name the layers that you need"):
+    with pytest.raises(FfmemError, match="only the layers you need"):
         ffmem.coefficients(model, TEXTS[0], start="none")
     assert ffmem.coefficients(model, TEXTS[0], start="none", layers=[0]).layers

@@ -335,13 +335,16 @@ def test_a_router_that_does_not_choose_by_top_k_is_refused():
         ({"off": ["L7E0"]}, "no expert L7E0: the model has layers 0 to 1"),
         ({"off": ["L1S"]}, "no expert L1S"),
         ({"off": ["L1E4N12"]}, "no memory L1E4N12"),
-        ({"forbid": ["L1N3"]}, "Cannot forbid L1N3. Give an expert, like L5E12"),
+        ({"forbid": ["L1N3"]}, "Cannot forbid L1N3. Use an expert, like L5E12"),
         ({"force": ["L1S"]}, "Cannot force L1S: every token reaches a shared expert"),
         ({"set": {"L1E2": 2}}, "'L1E2' is not the name of a memory"),
         ({"forbid": ["L1E2"], "force": ["L1E2"]}, "L1E2 is edited twice"),
         ({"forbid": ["L1E2"], "off": ["L1E2"]}, "L1E2 is edited twice"),
         ({"off": ["L1E2", "L1E2N3"]}, "same edit"),
-        ({"off": ["L1E2"], "scale": {"L1E2N3": 2}}, "L1E2N3 × 2 cannot act, because of L1E2 off"),
+        (
+            {"off": ["L1E2"], "scale": {"L1E2N3": 2}},
+            "L1E2N3 × 2 has no effect, because of L1E2 off",
+        ),
         ({"forbid": [f"L1E{e}" for e in range(5)]}, "All 5 experts of layer 1 are forbidden"),
         ({"forbid": ["L1E0", "L1E1", "L1E2", "L1E3"]}, r"chooses 2 of 5 .* only 1 expert\."),
         ({"force": ["L1E0", "L1E1", "L1E2"]}, "chooses 2 experts for each token, so 3 cannot"),
@@ -349,7 +352,7 @@ def test_a_router_that_does_not_choose_by_top_k_is_refused():
 )
 def test_edits_of_experts_that_cannot_be_are_refused(edits, message):
     if message == "same edit":
-        message = "L1E2N3 off cannot act, because of L1E2 off"
+        message = "L1E2N3 off has no effect, because of L1E2 off"
     with pytest.raises(FfmemError, match=message):
         under(read("mixtral"), **edits)
     assert traces_left(read("mixtral").model)[0] == 0
@@ -555,7 +558,7 @@ def test_the_command_takes_experts(tmp_path):
     assert "L1E3" in ran
     assert not {"L1E0", "L1E1"} & {*ran}
     wrong = run(cli, ["trace", str(folder), PROMPT, "--forbid", "L1N3"])
-    assert str(wrong.exception) == "Cannot forbid L1N3. Give an expert, like L5E12."
+    assert str(wrong.exception) == "Cannot forbid L1N3. Use an expert, like L5E12."
 
 
 # Weights
@@ -622,7 +625,7 @@ def test_a_gated_shared_expert_holds_no_fixed_coefficient():
 
 @pytest.mark.parametrize("how", ["forbid", "force"])
 def test_routes_cannot_be_written(how):
-    with pytest.raises(ModelError, match=r"Cannot write L1E2 for.*weights of a router cannot"):
+    with pytest.raises(ModelError, match=r"Cannot write L1E2 for.*router weights cannot"):
         edit_weights(read("mixtral"), Edits.of(**{how: ["L1E2"]}))
 
 

@@ -234,7 +234,7 @@ def test_a_word_level_model_is_saved_with_its_dictionary(tmp_path, monkeypatch):
     (tmp_path / "dict.txt").write_text("".join(f"{word} 7\n" for word in words))
     monkeypatch.chdir(tmp_path)  # nobody said that this one is the model's
     found = write_edits(ffmem.load(tiny(LAMBDA), tokenizer), tmp_path / "one", off=["L0N1"])
-    assert any("dict.txt says 0" in note for note in found.notes)
+    assert any("dict.txt lists 0" in note for note in found.notes)
     memories = ffmem.load(tmp_path / "one")
     assert memories.tokenizer.fingerprint == tokenizer.fingerprint
     plain = AutoTokenizer.from_pretrained(tmp_path / "one")

@@ -213,7 +213,7 @@ def test_the_sign_is_that_of_the_largest_coefficient_in_the_index(tmp_path):
     [
         ({"L0N1": "w5 w6"}, "not one token"),
         ({"L0N99": "w5"}, "There is no memory L0N99"),
-        ({"L0N1": ""}, "Give one token as text"),
+        ({"L0N1": ""}, "Pass one token as text"),
         (["L0N1"], "takes memories with tokens"),
     ],
 )
@@ -232,7 +232,7 @@ def test_what_has_no_value_or_no_logits_that_add_up_is_refused():
     zero.model.layers[0].mlp.down_proj.weight.data[:, 1] = 0
     with pytest.raises(ModelError, match="promotes nothing"):
         solve_redirects(ffmem.load(zero, tiny_tokenizer()), Edits.of(redirect={"L0N1": "w5"}))
-    with pytest.raises(FfmemError, match="Give redirect too"):
+    with pytest.raises(FfmemError, match="Pass redirect too"):
         Edits.of(off=["L0N1"], margin=1.0)
     with pytest.raises(FfmemError, match="above 0"):
         Edits.of(redirect={"L0N1": "w5"}, margin=-1.0)
@@ -247,7 +247,7 @@ def test_the_command(tmp_path):
     assert f"with −L0N1 → '{token}'" in text
     assert "its value moved by" in err
     for wrong, message in (
-        (("--redirect", "L0N1"), "give a memory and a token"),
+        (("--redirect", "L0N1"), "pass a memory and a token"),
         (("--redirect", "L0N1=w5", "--redirect", "L0N1=w6"), "two tokens"),
     ):
         code, _, err = run_edit(folder, *wrong, "--no-report", "--out", tmp_path / "other")

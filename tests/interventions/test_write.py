@@ -500,16 +500,16 @@ def test_what_is_true_already_is_not_written(idle, tmp_path):
 
 def test_without_an_index_the_memory_must_be_given_and_forced(tmp_path):
     loaded = LoadedModel(read("llama"), None, "id:0")
-    with pytest.raises(FfmemError, match=r"make one with `ffmem index`.*--cell and --force"):
+    with pytest.raises(FfmemError, match=r"build one with `ffmem index`.*--cell and --force"):
         write(loaded, PROMPT, "w9", tmp_path / "out")
-    with pytest.raises(FfmemError, match="Only an index says whether L1N3 is idle"):
+    with pytest.raises(FfmemError, match="Only an index knows whether L1N3 is idle"):
         write(loaded, PROMPT, "w9", tmp_path / "out", cell="L1N3")
-    with pytest.raises(FfmemError, match="Give a corpus, or an index"):
+    with pytest.raises(FfmemError, match="Pass a corpus or an index"):
         write(loaded, PROMPT, "w9", tmp_path / "out", cell="L1N3", force=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("lambda", "Lambda layers"), ("softmax", "shares of a softmax")]
+    ("name", "error"), [("lambda", "Lambda layers"), ("softmax", "softmax weights")]
 )
 def test_models_that_have_no_place_for_a_fact_are_refused(name, error, corpus, tmp_path):
     loaded = LoadedModel(read(OURS[name]), None, "id:0")

@@ -188,7 +188,7 @@ def test_a_folder_without_an_adapter_is_refused(base, tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"peft_type": 3}'])
 def test_a_damaged_config_is_refused(text, lora):
     (lora / "adapter_config.json").write_text(text)
-    with pytest.raises(ModelError, match=r"Give the folder that peft's save_pretrained wrote"):
+    with pytest.raises(ModelError, match=r"Use the folder that peft's save_pretrained wrote"):
         load(lora)
 
 

@@ -123,7 +123,7 @@ def test_a_message_that_the_template_leaves_out_is_refused():
     silent = template.replace("<|im_start|>{{", "{% if message['role'] == 'user' %}<|im_start|>{{")
     silent = silent.replace("<|im_end|>\n{% endfor", "<|im_end|>\n{% endif %}{% endfor")
     messages = [*ASKED, {"role": "critic", "content": "Who"}]
-    with pytest.raises(CorpusError, match=r"leaves out message 2, whose role is 'critic'"):
+    with pytest.raises(CorpusError, match=r"drops message 2, whose role is 'critic'"):
         chat_tokenizer(silent).chat.encode(messages)
 
 

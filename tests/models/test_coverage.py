@@ -101,7 +101,7 @@ REFUSED = {
     "bert": "is an encoder",
     "blt": "it turns bytes into patches",
     "mamba": "it is a state-space model",
-    "musicgen": "it predicts several codes of sound",
+    "musicgen": "it predicts several audio codes",
     "prophetnet": "it runs one stream per future token",
     "rwkv": "gates the sum of values",
 }

@@ -442,7 +442,7 @@ def test_experts_that_other_code_runs_are_refused():
     experts = model.model.layers[1].mlp.experts
     experts.forward = lambda x, *_: x  # as a kernel that replaces the module's forward
 
-    with pytest.raises(MixtureOfExperts, match="layer 1 computes them by other code"):
+    with pytest.raises(MixtureOfExperts, match="layer 1 computes them with other code"):
         Memories(model, tiny_tokenizer())
 
 
@@ -454,7 +454,7 @@ def test_a_checkpoint_whose_config_lies_about_its_experts_is_refused(name, tmp_p
     config["num_local_experts"] = N_EXPERTS + 2
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    stored = rf"has shape \({N_EXPERTS}, .*config asks for \({N_EXPERTS + 2}, .*config.json"
+    stored = rf"has shape \({N_EXPERTS}, .*config requires \({N_EXPERTS + 2}, .*config.json"
     with pytest.raises(ModelError, match=stored):
         load(str(tmp_path))
 

@@ -198,7 +198,7 @@ def test_a_pickle_is_never_read(folder):
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/place", "a/b/c", "model.pt", "x.gguf"])
 def test_what_is_not_there_is_refused_with_the_forms_that_exist(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"no such file or folder\. Give a Hugging Face folder"):
+    with pytest.raises(ModelError, match=r"no such file or folder\. Use a Hugging Face folder"):
         resolve_model(name)
 
 
@@ -215,7 +215,7 @@ def test_a_name_that_is_nearly_right_is_mended():
 
 
 def test_a_file_of_another_kind_is_refused(folder):
-    with pytest.raises(ModelError, match=r"is not a model file\. Give a Hugging"):
+    with pytest.raises(ModelError, match=r"is not a model file\. Use a Hugging"):
         resolve_model(str(folder / "config.json"))
 
 
@@ -409,7 +409,7 @@ def test_a_gguf_file_whose_layers_are_not_those_it_names_is_refused(layers, tmp_
 
 
 def test_a_gguf_file_that_lacks_a_tensor_is_refused(tmp_path, monkeypatch):
-    """transformers would fill it with random numbers."""
+    """transformers would initialize it randomly."""
     monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
     with monkeypatch.context() as changed:
         add = gguf.GGUFWriter.add_tensor

@@ -148,5 +148,5 @@ def test_what_cannot_be_dequantized_is_refused_by_name(settings, message, tmp_pa
     monkeypatch.setattr("ffmem.models.quantization.find_spec", lambda name: None)
     folder = save(tmp_path / "model", TINY["llama"])
     rewrite(folder, load_file(folder / "model.safetensors"), settings)
-    with pytest.raises(ModelError, match=f"{message}.*before it was quantized"):
+    with pytest.raises(ModelError, match=f"{message}.*unquantized checkpoint"):
         load(folder)

@@ -97,7 +97,7 @@ def test_an_encoder_decoder_is_refused(tmp_path):
     config = transformers.T5Config(
         vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2
     )
-    message = "A 't5' model is an encoder-decoder, and ffmem reads decoders only"
+    message = "A 't5' model is an encoder-decoder, and ffmem only reads decoders"
     assert message in refusal(transformers.T5ForConditionalGeneration(config))
     config.save_pretrained(tmp_path)
     assert message in refusal(tmp_path)

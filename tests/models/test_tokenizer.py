@@ -207,7 +207,7 @@ def test_a_token_is_found_by_its_entry_and_by_its_shown_form():
     assert tokenizer.id_of(" the") == tokenizer.id_of("Ġthe") == tokenizer.vocabulary["Ġthe"]
     assert tokenizer.id_of("<|end|>") == tokenizer.eos
     with pytest.raises(
-        ModelError, match=r"' THE' is not a single token .*\. Similar tokens: ' the'\. Give one"
+        ModelError, match=r"' THE' is not a single token .*\. Similar tokens: ' the'\. Use one"
     ):
         tokenizer.id_of(" THE")
 

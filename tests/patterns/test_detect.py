@@ -307,7 +307,7 @@ def test_patterns_move_with_their_memories(found, plain, lists, tmp_path):
     ("asked", "message"),
     [
         ({"alpha": 0.0}, "between 0 and 1"),
-        ({"workers": 0}, "give a whole number at least 1"),
+        ({"workers": 0}, "use a whole number at least 1"),
     ],
 )
 def test_what_cannot_be_done_is_refused(plain, asked, message):

@@ -285,7 +285,7 @@ def test_without_other_prefixes_there_are_no_scores(tmp_path):
 def test_who_to_explain_must_be_said(index):
     one = Endpoint("http://127.0.0.1:9/v1", "m")
     for options in ({}, {"cells": ["L0N0"], "per_layer": 2}):
-        with pytest.raises(FfmemError, match="Say which memories"):
+        with pytest.raises(FfmemError, match="Choose the memories"):
             explain(index, one, **options)
     with pytest.raises(FfmemError, match="is not the address"):
         Endpoint("ftp://x", "m")

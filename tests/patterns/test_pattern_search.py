@@ -202,7 +202,7 @@ def test_an_index_without_patterns_says_how_to_find_some(tiny_index):
 def test_patterns_of_an_earlier_state_are_said_and_not_searched(index):
     manifest = index.folder / "manifest.json"
     manifest.write_text(manifest.read_text() + " ")
-    with pytest.raises(FfmemError, match="of an earlier state"):
+    with pytest.raises(FfmemError, match="has changed since its patterns"):
         PatternSearch(ffmem.open(index.folder))
     assert open_patterns(index) == []
 
@@ -280,7 +280,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(index):
     folder = index.folder / "patterns"
     folder.chmod(0o500)
     try:
-        with pytest.raises(NotSearchable, match="no search file"):
+        with pytest.raises(NotSearchable, match="no current search file"):
             PatternSearch(index)
     finally:
         folder.chmod(0o700)

@@ -111,7 +111,7 @@ def test_patterns_of_another_state_of_the_index_are_refused_and_not_listed(index
     manifest.write_text(manifest.read_text() + "\n")
     assert open_patterns(index) == []
     assert is_stale(index, "automatic")
-    with pytest.raises(StoreError, match=r"another state of the index.*ffmem patterns detect"):
+    with pytest.raises(StoreError, match=r"earlier version of the index.*ffmem patterns detect"):
         Patterns(index, "automatic")
 
 

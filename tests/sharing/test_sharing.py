@@ -149,7 +149,7 @@ def test_a_part_that_is_short_or_changed_is_an_error(kind, hub, wide_index):
     with pytest.raises(HubError, match=r"bytes arrived\. Rerun"):
         ffmem.open(f"hf:{REPOSITORY}")["L1N3"]
     hub.truncate, hub.corrupt = "", file
-    with pytest.raises(StoreError, match=r"What arrived is damaged"):
+    with pytest.raises(StoreError, match=r"The download is damaged"):
         ffmem.open(f"hf:{REPOSITORY}")["L1N3"]
 
 
@@ -190,7 +190,7 @@ def test_a_file_that_was_replaced_on_the_hub_is_refused_before_it_is_read(pushed
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"train.parquet": b"x"}, "a dataset, but not an index of ffmem: it has no manifest.json"),
+        ({"train.parquet": b"x"}, "a dataset, but not an ffmem index: it has no manifest.json"),
         ({"manifest.json": b'{"name": "some app"}'}, "has the format None"),
         ({"manifest.json": b"no JSON"}, "Cannot read the manifest hf:lab/other/manifest.json"),
     ],
@@ -275,7 +275,7 @@ def test_another_index_is_replaced_only_on_request_and_whole(
     ffmem.push(folder, REPOSITORY)
     before = hub.files(REPOSITORY)
     assert any(name.startswith("patterns/") for name in before)
-    with pytest.raises(HubError, match=r"has another index already: .*--replace"):
+    with pytest.raises(HubError, match=r"already has another index: .*--replace"):
         ffmem.push(tiny_index, REPOSITORY)
     assert hub.files(REPOSITORY) == before
     ffmem.push(tiny_index, REPOSITORY, replace=True)
@@ -291,7 +291,7 @@ def test_another_index_is_replaced_only_on_request_and_whole(
 def test_a_dataset_of_another_kind_is_never_overwritten(hub, tiny_index):
     hub.put("lab/other", {".gitattributes": b"", "README.md": b"#", "train.csv": b"a"})
     for replace in (False, True):
-        with pytest.raises(HubError, match=r"not an index of ffmem: it has train\.csv"):
+        with pytest.raises(HubError, match=r"not an ffmem index: it has train\.csv"):
             ffmem.push(tiny_index, "lab/other", replace=replace)
     hub.put("lab/new", {".gitattributes": b"", "README.md": b"#"})
     with pytest.raises(HubError, match="exists and is public"):

@@ -100,7 +100,10 @@ def test_control_tokens_in_the_text_are_counted_and_reported(tmp_path, tokenizer
     made = make_streams(config, corpus_of(path), corpus_of(other))
     assert (made.train_stats.control, made.valid_stats.control) == (2, 0)
     lines = format_plan(config, make_plan(config, made))
-    assert "The text contains 2 control tokens, such as </s>: they are read as such." in lines
+    assert (
+        "The text contains 2 control tokens, such as </s>: they are read as control tokens."
+        in lines
+    )
 
 
 def test_without_a_validation_corpus_the_last_sentences_are_held_out(tmp_path):
@@ -160,7 +163,7 @@ def test_headings_that_are_left_out_are_counted(tmp_path):
     words = make_streams(config, corpus_of(path, **options), None)
     assert words.train_stats.headings_dropped == 60
     lines = format_plan(config, make_plan(config, words))
-    assert "Left out of the corpus: 60 headings." in lines
+    assert "Dropped from the corpus: 60 headings." in lines
     assert ("@.@", 59) in words.vocabulary.counts  # words are as WikiText writes them
     bpe = make_streams(
         tiny_config(tokenizer="bpe", vocabulary=300), corpus_of(path, **options), None

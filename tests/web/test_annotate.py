@@ -234,7 +234,7 @@ def test_a_save_from_an_older_version_gets_the_newer_one_and_may_overwrite_it(an
     assert answer.status_code == 409
     content = answer.json()
     assert (content["version"], content["sheet"]["patterns"][0]["marks"]) == (2, [1, 2])
-    assert "version 2 stands" in content["error"]
+    assert "version 2 is newer" in content["error"]
     assert "L1N17" not in answer.text
     assert save(ana, FIRST, sheet(pattern(marks=[1, 3])), 2).json()["version"] == 3
     marks = [sorted(one.sheet.patterns[0].marks) for one in study.history("Ana", FIRST)]

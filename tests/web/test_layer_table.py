@@ -206,7 +206,7 @@ def test_nothing_found_is_one_empty_page(tiny_index):
 
 def test_what_cannot_be_sorted_or_filtered_by_is_named():
     with pytest.raises(
-        FfmemError, match=r"sorted by 'shoe size'\. Sort by memory, .* with a minus"
+        FfmemError, match=r"sorted by 'shoe size'\. Sort by memory, .* with a leading minus"
     ):
         LayerQuery(sort="shoe size")
     with pytest.raises(FfmemError, match=r"agreement 'maybe'\. There are: agrees, disagrees"):

@@ -133,7 +133,7 @@ def test_values_can_be_searched_before_the_index_is_finished(build, visit, tmp_p
     answer = client.get("/api/search?q=river&limit=50").json()
     assert [group["name"] for group in answer["groups"]] == ["values"]
     page = client.get("/search?q=river").text
-    assert "can be searched when the index is finished" in page
+    assert "can be searched once the index is finished" in page
     refused = client.get("/api/search?q=river&in=triggers")
     assert refused.status_code == 422
     assert "cannot be searched yet" in refused.json()["error"]

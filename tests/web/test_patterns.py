@@ -234,7 +234,7 @@ def test_patterns_of_an_earlier_state_are_said_and_not_shown(changing):
     assert stored_patterns(index).sources == []
     for path in ("/m/L1N3", "/layer/1", "/search?q=zebra"):
         page = text_of(client.get(path).text)
-        assert "(source: automatic) of an earlier state of this index" in page
+        assert "(source: automatic) from before this index changed" in page
         assert "rivers of Europe" not in page
 
 
@@ -255,7 +255,7 @@ def test_damaged_patterns_do_not_take_the_memory_from_sight(changing, damage):
     for path in ("/m/L1N3", "/layer/1", "/layers", "/"):
         page = client.get(path)
         assert page.status_code == 200
-        assert "cannot be read: `ffmem verify`" in text_of(page.text)
+        assert "cannot be read; `ffmem verify`" in text_of(page.text)
         assert str(index.folder) not in page.text
     for path in ("/api/m/L1N3", "/api/search?q=river"):
         assert str(index.folder) not in client.get(path).text

@@ -184,7 +184,7 @@ def test_a_hostile_prompt_is_text_and_nothing_else(client, hostile):
         ({"text": TEXT, "position": 99}, 422, "Position 99 is not in the prompt"),
         ({"text": TEXT, "off": "L7N1"}, 404, "There is no memory L7N1"),
         ({"text": TEXT, "off": "nothing"}, 404, "not the name of a memory"),
-        ({"text": TEXT, "set": "L0N1=1e39"}, 422, "cannot hold"),
+        ({"text": TEXT, "set": "L0N1=1e39"}, 422, "overflow its dtype"),
         ({"text": TEXT, "set": "L0N1=1,L0N1=2"}, 422, "twice"),
         (
             {"text": TEXT, "off": ",".join(f"L0N{n}" for n in range(MAX_EDITS + 1))},
@@ -308,7 +308,7 @@ def test_a_link_from_another_site_shows_the_filled_in_form_and_runs_nothing(clie
     run = next(given["href"] for tag, given in page.tags if given.get("class") == "button go")
     assert query(run) == {key: str(value) for key, value in asked.items()}
     answer = client.get(run, headers={"sec-fetch-site": "same-origin"})
-    assert "Memories at work" in answer.text
+    assert "Top memories" in answer.text
     assert len(worked) == 1
 
 

@@ -191,5 +191,5 @@ def test_an_error_leaves_the_line_moving(catalog, worker):
 
 def test_another_model_is_refused(catalog, ungated_folder):
     elsewhere = ModelWorker(str(ungated_folder.parent / "model"), "cpu")
-    with pytest.raises(StoreError, match="was made with a model whose weights"):
+    with pytest.raises(StoreError, match="was built from a model whose weights"):
         asyncio.run(elsewhere.run(catalog.get(), lambda _: None))

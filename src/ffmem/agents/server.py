@@ -53,7 +53,7 @@ INSTRUCTIONS = """\
 ffmem reads the feed-forward layers of a language model as key-value memories: FF(x) = m·V + b.
 A memory is written L5N1234 (memory 1234 of layer 5; L5E12N345 is in expert 12). Its triggers are
 the prefixes of a corpus on which its coefficient m is largest; its value promotes tokens. In gated
-models m has either sign, and each sign has triggers of its own.
+models m can have either sign, and each sign has its own triggers.
 Start with list_indexes. Find memories with search, read one with show, then test what it does:
 trace a prompt with the memory off, or measure exact effects on the next token with effect. What the
 triggers of a memory share is a hypothesis until an ablation confirms it. Layers and memories count
@@ -63,16 +63,17 @@ from 0, ranks from 1.
 Query = Annotated[str, Field(min_length=1, max_length=500)]
 IndexName = Annotated[
     str | None,
-    Field(description="Name of the index, from list_indexes. Not needed if there is one."),
+    Field(description="Name of the index, from list_indexes. Optional if there is only one."),
 ]
 CellName = Annotated[str, Field(description="A memory, like L5N1234.", max_length=40)]
 Cells = Annotated[list[CellName], Field(description="Memories, like L5N1234.", max_length=20)]
 Numbers = Annotated[
-    dict[str, float], Field(description="Numbers by memory, like {'L5N1234': 2.0}.", max_length=20)
+    dict[str, float],
+    Field(description="Memories with numbers, like {'L5N1234': 2.0}.", max_length=20),
 ]
 Layer = Annotated[int | None, Field(description="Only this layer, from 0.", ge=0)]
 Limit = Annotated[int, Field(description="Rows to return.", ge=1, le=MAX_ROWS)]
-Offset = Annotated[int, Field(description="Rows to skip, to page through a list.", ge=0)]
+Offset = Annotated[int, Field(description="Rows to skip, for paging.", ge=0)]
 Prompt = Annotated[str, Field(description="The text.", min_length=1, max_length=MAX_TEXT)]
 Position = Annotated[
     int, Field(description="Token at which to read; −1 is the last. A start token, if any, is 0.")
@@ -105,7 +106,7 @@ class IndexTools:
         query: Query,
         place: Annotated[
             Literal["all", "values", "triggers", "patterns"],
-            Field(description="values: tokens; triggers: words in a row; patterns: descriptions."),
+            Field(description="values: tokens; triggers: a phrase; patterns: descriptions."),
         ] = "all",
         regex: Annotated[bool, Field(description="query is a regular expression.")] = False,
         layer: Layer = None,
@@ -126,11 +127,15 @@ class IndexTools:
         ] = None,
         min_active: Annotated[
             float | None,
-            Field(description="Only memories active on at least this share.", ge=0, le=1),
+            Field(
+                description="Only memories active on at least this share of prefixes.", ge=0, le=1
+            ),
         ] = None,
         max_active: Annotated[
             float | None,
-            Field(description="Only memories active on at most this share.", ge=0, le=1),
+            Field(
+                description="Only memories active on at most this share of prefixes.", ge=0, le=1
+            ),
         ] = None,
         limit: Limit = 20,
         index: IndexName = None,
@@ -187,7 +192,7 @@ class IndexTools:
         self,
         layer: Annotated[
             int | None,
-            Field(description="List memories of this layer; without it, all layers.", ge=0),
+            Field(description="List memories of this layer. Default: compare all layers.", ge=0),
         ] = None,
         sort: Annotated[
             Literal["active_share", "max", "min", "mean"],
@@ -228,10 +233,10 @@ class IndexTools:
         """Return patterns: what the triggers of a memory, or of all memories of a layer, share.
 
         Shallow: a recurring word or phrase. Semantic: a recurring topic. Patterns of a layer come
-        with the largest lift over chance first. Give either cell or layer.
+        with the largest lift over chance first. Pass either cell or layer.
         """
         if (cell is None) == (layer is None):
-            raise FfmemError("Give either a cell or a layer.")
+            raise FfmemError("Pass either a cell or a layer.")
         opened = self._open(index)
         sources = open_patterns(opened)
         if not sources:
@@ -256,7 +261,7 @@ class IndexTools:
         position: Position = -1,
         top: Annotated[int, Field(description="Tokens and memories per layer.", ge=1, le=20)] = 3,
         layers: Annotated[
-            list[int] | None, Field(description="Only these layers; without it, all.")
+            list[int] | None, Field(description="Only these layers. Default: all.")
         ] = None,
         generate: Annotated[int, Field(description="Tokens to continue by.", ge=0, le=64)] = 0,
         index: IndexName = None,
@@ -295,7 +300,7 @@ class IndexTools:
         self,
         prompt: Prompt,
         target: Annotated[
-            str | None, Field(description="Token to measure; without it, the model's own next one.")
+            str | None, Field(description="Token to measure. Default: the model's own next token.")
         ] = None,
         cells: Cells = [],  # noqa: B006
         position: Position = -1,
@@ -408,7 +413,7 @@ TOOLS = (
 
 ABOUT = {
     "manifest.json": "Model, corpus and settings of the index, and the hash of every file.",
-    "report.md": "The report: every figure and table of the paper, measured on this model.",
+    "report.md": "The report: every figure and table of the paper on this model.",
 }
 """What a file is, for agents."""
 
@@ -511,8 +516,8 @@ def _bounded(tool: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)
         if len(text) > MAX_CHARACTERS:
             raise ToolError(
-                f"The answer has {len(text):,} characters; at most {MAX_CHARACTERS:,} are sent. Ask"
-                " for less: fewer rows, triggers or tokens, or some layers only."
+                f"The answer has {len(text):,} characters; at most {MAX_CHARACTERS:,} are sent."
+                " Request fewer rows, triggers, tokens or layers."
             )
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=found

@@ -41,8 +41,8 @@ from ffmem.stats import bootstrap_interval, bootstrap_weights, number, ratio, wi
 
 Row = dict[str, Any]
 
-NOTHING = "No item was judged by two."
-ALIKE = "Only one answer was ever given: chance explains all of it."
+NOTHING = "No item was judged by two people."
+ALIKE = "All answers are the same, so agreement by chance is complete."
 
 
 # Measures

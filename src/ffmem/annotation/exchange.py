@@ -173,7 +173,7 @@ def _check_header(study: AnnotationStudy, header: Any, path: Path) -> dict[str, 
     """Return the first line if the file is of a study with the same items."""
     if not isinstance(header, dict) or header.get("file") != NAME or "history" not in header:
         raise StoreError(
-            f"{path} does not start like an export of a study. Import .jsonl files that"
+            f"{path} is not an export of a study. Import .jsonl files that"
             " `ffmem annotate export` wrote."
         )
     if header.get("format") != FORMAT:
@@ -185,7 +185,7 @@ def _check_header(study: AnnotationStudy, header: Any, path: Path) -> dict[str, 
     theirs = theirs if isinstance(theirs, dict) else {}
     if theirs.get("plan") != ours["plan"]:
         raise StoreError(
-            f"{path} is of another study (its items differ: `ffmem annotate init` drew them with"
-            " other options, or from another index). Nothing was imported."
+            f"{path} is from another study (its items differ: `ffmem annotate init` drew them with"
+            " different options or from another index). Nothing was imported."
         )
     return header

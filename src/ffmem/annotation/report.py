@@ -60,13 +60,14 @@ from ffmem.stats import wilson
 from ffmem.text import format_number, format_share, pluralize
 
 PROTOCOL = (
-    "The paper's protocol asks people. Labels of programs (automatic, explained) are not that"
-    " protocol; they are shown for comparison."
+    "The paper's protocol uses human annotators. Automatic and explained labels do not follow it;"
+    " they are"
+    " shown for comparison."
 )
 
 RULE = (
-    "Of each memory the adjudicated sheet; where there is none, that of the annotator who agrees"
-    " best with the others."
+    "For each memory, the adjudicated sheet; if there is none, the sheet of the annotator who"
+    " agrees best with the others."
 )
 
 QUESTIONS = {
@@ -239,8 +240,9 @@ def _handed_in(study: AnnotationStudy, index: Index, what: str) -> list[Judgment
     theirs, ours = study.settings["index"]["fingerprint"], fingerprint(index)
     if theirs != ours:
         raise StoreError(
-            f"The study {study.path} was drawn from another state of the index ({theirs[:12]}) than"
-            f" {index.folder} ({ours[:12]}), so its ranks would name other triggers. Use the index"
+            f"The study {study.path} was drawn from a different version of the index"
+            f" ({theirs[:12]}) than"
+            f" {index.folder} ({ours[:12]}), so its ranks refer to other triggers. Use the index"
             " that it was drawn from."
         )
     judgments = study.handed_in()
@@ -251,7 +253,8 @@ def _handed_in(study: AnnotationStudy, index: Index, what: str) -> list[Judgment
 
 def _nothing(study: AnnotationStudy, what: str) -> StoreError:
     return StoreError(
-        f"Nobody has handed in a sheet of the study {study.path} yet: there is nothing to {what}."
+        f"Nobody has handed in a sheet of the study {study.path} yet, so there is nothing to"
+        f" {what}."
         " `ffmem annotate status` shows everyone's progress."
     )
 

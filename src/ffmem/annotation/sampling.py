@@ -68,7 +68,9 @@ def draw_plan(
     }
     memories = [drawn for some in by_layer.values() for drawn in some]
     if not memories:
-        raise FfmemError(f"No memory of {index.folder} has a trigger: there is nothing to judge.")
+        raise FfmemError(
+            f"No memory of {index.folder} has a trigger, so there is nothing to judge."
+        )
     prefixes = _RandomPrefixes(index, rng)
     # Memories whose place a control takes, each once before any again
     places: list[SampledMemory] = []

@@ -95,8 +95,8 @@ class SaveConflict(FfmemError):
 
     def __init__(self, newest: "Judgment") -> None:
         super().__init__(
-            f"This sheet was changed elsewhere: version {newest.version} stands. Look at it, then"
-            " take it or overwrite it."
+            f"This sheet was changed elsewhere: version {newest.version} is newer. Look at it, then"
+            " accept it or overwrite it."
         )
         self.newest = newest
 
@@ -218,9 +218,11 @@ class Sheet:
     def problems(self, item: Item) -> list[str]:
         """Return why the sheet cannot be handed in yet, one sentence each."""
         if item.is_composition:
-            return [] if self.related is not None else ["Say whether the two words are related."]
+            return [] if self.related is not None else ["Choose whether the two words are related."]
         if self.no_pattern and self.patterns:
-            return ["“No pattern here” is ticked, but there are patterns. Remove one or the other."]
+            return [
+                "“No pattern here” is checked, but there are patterns. Remove one or the other."
+            ]
         if not self.patterns and not self.no_pattern:
             return ["Describe a pattern, or say that there is none."]
         found = []
@@ -301,7 +303,7 @@ class AnnotationStudy:
 
     def __init__(self, path: str | Path) -> None:
         if "://" in str(path):
-            raise StoreError("A study is a SQLite file: give its path, not a URL.")
+            raise StoreError("A study is a SQLite file: pass its path, not a URL.")
         self.path = Path(path).resolve()
 
     @classmethod
@@ -369,8 +371,8 @@ class AnnotationStudy:
                 found = person
         if found is None:
             raise UnknownCode(
-                "Nobody in this study has this code. Copy your whole link, or ask whoever runs the"
-                " study: `ffmem annotate people` prints the codes."
+                "Nobody in this study has this code. Copy your whole link, or ask the person who"
+                " runs the study: `ffmem annotate people` prints the codes."
             )
         return found
 

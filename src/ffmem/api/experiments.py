@@ -53,24 +53,24 @@ def experiment(
         names: One or several experiments, named as in `ffmem experiment`.
         folder: The index.
         out: Folder to write.
-        corpus: Corpus of the prefixes for Section 5. One given by name is read as the index's
-            first corpus was, unless unit, column, detokenize, limit or content_only are given.
+        corpus: Corpus to draw Section 5's prefixes from. If given by name, it is read like the
+            index's first corpus, unless you pass unit, column, detokenize, limit or content_only.
         sample: Number of prefixes for Section 5, or "all".
         draw: "sentences" draws one prefix per sentence, "tokens" uniformly over all prefixes.
         seed: Random seed.
-        per_layer: Memories per layer for token removal; the paper took 100.
-        triggers: Triggers per memory for token removal; the paper took 50.
-        unit: What one sentence of the corpus is: "sentence", "line" or "window:N".
+        per_layer: Memories per layer for token removal; the paper used 100.
+        triggers: Triggers per memory for token removal; the paper used 50.
+        unit: How to split the corpus: "sentence", "line" or "window:N".
         column: Field of the text.
         detokenize: "wikitext" undoes WikiText's tokenization.
         limit: Read at most this many sentences.
-        content_only: In conversations, draw no prefix that ends in the chat template.
-        model: The model, or where it is now. Default: the one that the index names.
-        adapter: Where its adapter is now. Default: the one that the index names.
-        dtype: Number format of the model. Default: as the index.
+        content_only: In conversations, skip prefixes that end in the chat template.
+        model: The model, or its location. Default: the one recorded in the index.
+        adapter: Location of its adapter. Default: the one recorded in the index.
+        dtype: Number format of the model. Default: that of the index.
         device: Where the model runs.
-        threads: CPU threads; the last bits of a number may depend on it.
-        progress: Where progress is shown. Default: nowhere.
+        threads: CPU threads; the last bits of a result may depend on it.
+        progress: Progress reporter. Default: none.
     """
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
@@ -106,7 +106,7 @@ def report(
     """Measure every figure and table of the paper, and return the path of the report.
 
     The parameters are those of `experiment`. A stopped report keeps the experiments that it has
-    finished. If memories have no static values, experiments that read values are left out.
+    finished. If memories have no static values, experiments on values are skipped.
     """
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
@@ -118,7 +118,7 @@ def report(
     if not index.manifest.model.has_values:
         names = [one.name for one in find_all() if not one.needs_values]
         left_out = ", ".join(name for name in NAMES if name not in names)
-        progress.say(f"Left out (memories of a lambda layer have no static values): {left_out}.")
+        progress.say(f"Skipped (memories of a lambda layer have no static values): {left_out}.")
     results = _measure(context, names, Path(out))
     from ffmem.experiments.render import write_report
 
@@ -171,7 +171,8 @@ def _context(
         has = str(model.dtype).removeprefix("torch.")
         if dtype not in {None, has}:
             raise ModelError(
-                f"dtype {dtype} does not fit the model in memory, which is in {has}. Load the model"
+                f"dtype {dtype} does not match the model in memory, which is in {has}. Load the"
+                " model"
                 f" in {dtype}, or drop dtype."
             )
     require_models()
@@ -200,7 +201,7 @@ def _measure(
         if needing and not context.index.manifest.model.has_values:
             others = ", ".join(one.name for one in find_all() if not one.needs_values)
             raise NoStaticValues(
-                f"{', '.join(needing)} reads static values, and memories of"
+                f"{', '.join(needing)} needs static values, but memories of"
                 f" {context.index.manifest.model.source} have none. Experiments that need none:"
                 f" {others}."
             )
@@ -234,7 +235,7 @@ def _corpus(
     if not isinstance(corpus, str | Path):
         if asked:
             raise CorpusError(
-                f"{', '.join(asked)} need the name of a corpus. Give --corpus too; if you pass a"
+                f"{', '.join(asked)} need the name of a corpus. Pass --corpus too; if you pass a"
                 " Corpus, pass these options to Corpus()."
             )
         return corpus

@@ -23,7 +23,7 @@ def push(
 ) -> "Pushed":
     """Push a finished index to the Hugging Face Hub as a dataset; return where it is.
 
-    The dataset gets the files of the index, patterns included, and a card. It is one commit, so
+    The dataset has the files of the index, including patterns, and a card. It is one commit, so
     readers see the old dataset or the new one. Log in first: `hf auth login`, or HF_TOKEN.
 
     Args:
@@ -31,9 +31,9 @@ def push(
         repository: Name of the dataset: "org/name".
         private: Create a private dataset.
         revision: Branch to push to, created if necessary. Default: the main one.
-        license: License of the text, by its id on the Hub, such as "cc-by-sa-4.0".
-        replace: Replace another index that the dataset has.
-        progress: Where progress is shown. Default: nowhere.
+        license: License of the text, as an id of the Hub, such as "cc-by-sa-4.0".
+        replace: Replace another index in the dataset.
+        progress: Progress reporter. Default: none.
     """
     from ffmem.sharing.transfer import push as push_index
 
@@ -63,7 +63,7 @@ def pull(
         repository: Name of the dataset: "org/name".
         folder: Folder of the index, which must not exist.
         revision: Branch, tag or commit. Default: the main branch.
-        progress: Where progress is shown. Default: nowhere.
+        progress: Progress reporter. Default: none.
     """
     from ffmem.sharing.transfer import pull as pull_index
 

@@ -64,7 +64,7 @@ def index(
         dtype: Number format of the model, if you pass its name.
         device: Where the model runs, if you pass its name.
         workers: Number of worker processes; with `ray`, of actors.
-        ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
+        ray: "local" starts Ray here, "auto" finds a running cluster; or a cluster's address.
         gpus_per_worker: GPUs that Ray assigns to each worker.
         shared: Shared folder or URL for results, if some workers cannot access `out`.
         bad_sentences: "stop" at sentences that the model cannot read, or "skip" them.
@@ -168,7 +168,7 @@ def open(folder: str | Path) -> Index:
     """Open an index and return it; an unfinished one holds what is committed so far.
 
     `hf:org/name`, or `hf:org/name@revision`, is an index on the Hugging Face Hub: only the parts
-    that you look at are fetched. To search or export it, `pull` it.
+    that you look at are downloaded. To search or export it, `pull` it.
     """
     if is_hub_address(folder):
         remote = HubFolder(str(folder))
@@ -298,7 +298,7 @@ def search(
     Args:
         folder: The index.
         query: The text.
-        place: "all", or one of "values" (tokens), "triggers" (words in a row) and "patterns".
+        place: "all", or one of "values" (tokens), "triggers" (phrases) and "patterns".
         regex: Whether the query is a regular expression.
         layer: Only memories of this layer.
         bank: Only memories of this bank: "dense", "S" or "E12".
@@ -315,7 +315,7 @@ def search(
     filters = Filters(layer, bank, sign, rank, kind, min_active, max_active)
     filters.check(opened)
     if limit < 1:
-        raise FfmemError(f"limit is {limit}. Give 1 or more.")
+        raise FfmemError(f"limit is {limit}. Use 1 or more.")
     from ffmem.indexing.search import GroupedHits, Search
     from ffmem.patterns.search import PatternSearch
 
@@ -357,7 +357,7 @@ def export(
 
 
 def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
-    """Return what is wrong with an index, a sentence each; nothing if it is intact.
+    """Return a list of problems with an index, one sentence each; empty if it is intact.
 
     Search files follow from the rest: if the index is intact, one that is out of date is rebuilt.
     """
@@ -399,20 +399,20 @@ def serve(
 ) -> None:
     """Serve indexes on a local web page until you stop it; returns nothing.
 
-    Indexes may be unfinished: their pages fill up while they are built.
+    Indexes may be unfinished: their pages fill in while they are built.
 
     Args:
         folders: The indexes.
-        reports: Folders that `report` or `experiment` wrote; DIR-report is found without it.
+        reports: Folders that `report` or `experiment` wrote; DIR-report is found automatically.
         host: Address to listen on; any but the local one needs a token.
         port: Port to listen on; 0 picks a free port.
-        token: Token that visitors need; "new" makes one.
+        token: Token that visitors need; "new" generates one.
         allowed: Other names of this machine that browsers may use.
-        model: Where the model is now, if it has moved.
-        adapter: Where its adapter is now, if it has moved.
+        model: New location of the model, if it has moved.
+        adapter: New location of its adapter, if it has moved.
         device: Where the model runs.
-        db: File of the annotation study; DIR-annotations.sqlite is found without it.
-        load_model: Whether to load the model at once; else a page that needs it loads it.
+        db: File of the annotation study; Default: DIR-annotations.sqlite.
+        load_model: Whether to load the model at once, or when a page first needs it.
         ready: Called with the address of the page.
     """
     from ffmem.web.server import serve as run

@@ -60,7 +60,7 @@ def trace(
 ) -> "TraceResult | list[TraceResult]":
     """Return what each layer predicts for a prompt, and which memories contribute.
 
-    With edits, the prompt runs a second time under them. Several prompts give a list.
+    With edits, the prompt runs twice, without and with them. Several prompts give a list.
 
     Args:
         model_or_index: A model, or an index, which adds percentiles of coefficients.
@@ -68,7 +68,7 @@ def trace(
         prompts: File of prompts (.jsonl, .tsv, .txt) instead.
         chat: Whether prompts are conversations, written by the tokenizer's chat template. A text is
             one user turn; messages are dicts with "role" and "content". Read where the answer
-            begins; if the last message is the assistant's, the answer goes on from there.
+            begins; if the last message is the assistant's, it is the start of the answer.
         position: Position to read; the start token, if there is one, is position 0.
         top: Tokens and memories to return per layer.
         off: Memories and whole experts to switch off.
@@ -94,7 +94,7 @@ def trace(
     from ffmem.interventions.edits import Edits
 
     if (prompt is None) == (prompts is None):
-        raise FfmemError("Give either a prompt or a file of prompts.")
+        raise FfmemError("Pass either a prompt or a file of prompts.")
     by_kind: dict[str, Any] = {"off": off, "set": set, "scale": scale, "mean": mean}
     by_kind |= {"redirect": redirect, "margin": margin, "forbid": forbid, "force": force}
     _check_edits(model_or_index, by_kind, positions)
@@ -229,9 +229,9 @@ def effect(
         progress: Where progress is shown. Default: nowhere.
     """
     if (prompt is None) == (prompts is None):
-        raise FfmemError("Give either a prompt or a file of prompts.")
+        raise FfmemError("Pass either a prompt or a file of prompts.")
     if prompt is not None and against is not None:
-        raise FfmemError("against (control prompts) needs prompts, the file to compare with.")
+        raise FfmemError("against (control prompts) needs prompts, the file to compare it with.")
     if prompt is None and not (target is None and position is None and positions is None):
         raise FfmemError("target, position and positions need a prompt, not a file of prompts.")
     options: dict[str, Any] = {
@@ -286,15 +286,15 @@ def circuit(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> "CircuitResult":
-    """Return which memories the next token comes through, and which of them feed which.
+    """Return the memories that lead to the next token, and which of them feed which.
 
     Args:
         model_or_index: A model, or an index, which knows the mean of each memory.
         prompt: The text.
         target: Token to explain. Default: the model's own next token.
         position: Position to read. Default: the last.
-        nodes: Memories at positions to show at most.
-        ablation: What coefficients become: "mean" (of the index), "zero", or "auto".
+        nodes: Maximum number of nodes (memories at positions).
+        ablation: Value of ablated coefficients: "mean" (of the index), "zero", or "auto".
         groups: Nodes, such as "L5N12@3", by a name; each group is ablated together.
         off: Groups to switch off all at once.
         out: Folder for circuit.json, circuit.svg and circuit-tracer.json. Default: none.
@@ -343,7 +343,7 @@ def sources(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> "SourcesResult":
-    """Return the lower memories that feed a memory: by weights and, on a prompt, in fact.
+    """Return the lower memories that feed a memory: by weights and, on a prompt, measured.
 
     Args:
         model_or_index: A model, or an index.
@@ -443,7 +443,7 @@ def edit(
         mean: Memories to set to their mean coefficient in the index.
         redirect: Tokens that values should promote, by memory; "-L5N12" is about −v.
         margin: Lead of these tokens, in standard deviations of a value's logits. Default: 0.5.
-        edits: The edits.json of an edited model, to make the same edits again.
+        edits: The edits.json of an edited model, to repeat its edits.
         corpus: Corpus to measure side effects on; None measures none.
         unit: What one sentence of a corpus given by name is: "sentence", "line" or "window:N".
         column: Field of its text.
@@ -462,7 +462,7 @@ def edit(
     by_kind |= {"redirect": redirect, "margin": margin}
     if any(by_kind.values()) == (edits is not None):
         raise FfmemError(
-            "Give either memories to edit (off, set, scale, mean, redirect) or an edits.json."
+            "Pass either memories to edit (off, set, scale, mean, redirect) or an edits.json."
         )
     # All that can be checked before the model is loaded.
     _check_edits(model_or_index, by_kind, None)
@@ -510,13 +510,13 @@ def write(
         prompt: The text; its last token at the memory's layer becomes the key.
         token: The token to predict after it, with its leading space if it has one.
         out: Folder of the new model.
-        layer: Layer to write into. Default: the best of some that are tried.
-        cell: Memory to overwrite. Default: the idlest of the layer.
-        force: Whether to overwrite a memory that is not idle, or of which nothing is known.
+        layer: Layer to write into. Default: the best of four.
+        cell: Memory to overwrite. Default: the most idle in the layer.
+        force: Whether to overwrite a memory that is not idle, or not known to be.
         margin: How far the token should lead the next one, in nats.
         probability: What the token's probability should be, instead of a margin.
         paraphrases: File of prompts (.txt, .tsv, .jsonl) on which the fact should hold too.
-        neighbours: File of prompts on which nothing should change. Default: text that ends alike.
+        neighbours: File of prompts on which nothing should change. Default: text ending the same.
         controls: Other idle memories that get the same value and a random key, to compare with.
         seed: Random seed of the control.
         corpus: Corpus to measure side effects on; None measures none.
@@ -650,14 +650,14 @@ def compare_models(
     """Index two models over one corpus, in `out`/first and `out`/second, and compare the indexes.
 
     The second model is `other`, or the first one with an adapter. Resumes an unfinished index; a
-    finished one with the same settings is not made again.
+    finished one with the same settings is reused.
 
     Args:
         model: The first model: the base of a fine-tune, for example.
         other: The second model; None if an adapter makes it.
         corpus: The corpus, or its name.
         out: Folder to write.
-        adapter: Adapter to merge into the first model, which gives the second.
+        adapter: Adapter to merge into the first model, to get the second.
         t: Triggers to keep per memory and sign.
         prefixes: "best" keeps the best prefix of each sentence; "all" considers every prefix.
         start: Start token of every sentence; the second index takes that of the first.
@@ -670,7 +670,7 @@ def compare_models(
         progress: Where progress is shown. Default: nowhere.
     """
     if (other is None) == (adapter is None):
-        raise FfmemError("Give either a second model, or an adapter of the first.")
+        raise FfmemError("Pass either a second model, or an adapter of the first.")
     for named in (model, other):
         if isinstance(named, str | Path):
             resolve_model(str(named))

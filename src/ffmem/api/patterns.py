@@ -1,4 +1,4 @@
-"""Patterns in the triggers of memories: detected, asked of a language model, seen by people."""
+"""Patterns in the triggers of memories: from the detector, a language model, or annotators."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,8 +35,8 @@ def detect(
         seed: Random seed.
         shuffled: A control: shuffle triggers among memories, and store nothing.
         workers: Number of worker processes; with `ray`, of actors.
-        ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
-        progress: Where progress is shown. Default: nowhere.
+        ray: "local" starts Ray here, "auto" finds a running cluster; or a cluster's address.
+        progress: Progress reporter. Default: none.
     """
     from ffmem.patterns.detect import detect as detect_patterns
 
@@ -88,7 +88,7 @@ def explain(
         per_layer: Draw this many memories per layer instead of `cells`.
         seed: Random seed.
         timeout: Seconds to wait for an answer.
-        progress: Where progress is shown. Default: nowhere.
+        progress: Progress reporter. Default: none.
     """
     from ffmem.patterns.explain import Endpoint
     from ffmem.patterns.explain import explain as explain_patterns

@@ -16,7 +16,7 @@ from ffmem.errors import FfmemError
 
 GROUPS = {
     "Index": {
-        "describe": ("index", "Show what ffmem sees in a model."),
+        "describe": ("index", "Show what ffmem reads in a model."),
         "index": ("index", "Index the memories of a model over a corpus."),
         "status": ("index", "Show indexing progress."),
         "extend": ("index", "Add a corpus to a finished index."),
@@ -33,8 +33,8 @@ GROUPS = {
         "trace": ("trace", "Trace a prompt through the layers of a model."),
         "effect": ("trace", "Measure how memories affect the next token."),
         "circuit": ("trace", "Show which memories feed a prediction, and each other."),
-        "experiment": ("experiment", "Measure one figure or table of the paper."),
-        "report": ("experiment", "Measure all figures and tables, and write a report."),
+        "experiment": ("experiment", "Reproduce one figure or table of the paper."),
+        "report": ("experiment", "Reproduce all figures and tables in a report."),
         "compare": ("edit", "Compare two indexes, or two models, memory by memory."),
     },
     "Change": {
@@ -49,11 +49,11 @@ GROUPS = {
     "Share": {
         "push": ("hub", "Push an index to the Hugging Face Hub."),
         "pull": ("hub", "Pull an index from the Hugging Face Hub."),
-        "mcp": ("mcp", "Give indexes to a language-model agent as tools."),
+        "mcp": ("mcp", "Serve indexes as tools for language-model agents."),
     },
     "Serve": {
         "serve": ("serve", "Serve indexes on a local web page."),
-        "demo": ("serve", "Index a model, measure the paper, open the explorer."),
+        "demo": ("serve", "Index a model, run the paper's figures, open the explorer."),
     },
 }
 """Groups of commands, as the help lists them: the module and the help of each command."""
@@ -127,7 +127,7 @@ def main() -> None:
             name = str(error.filename)
             raise SystemExit(
                 f"Error: {name[:100]}… is too long for a file name ({len(name):,} characters)."
-                " Give a shorter one."
+                " Use a shorter one."
             ) from None
         if error.errno != errno.ENOSPC:
             raise

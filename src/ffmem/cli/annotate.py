@@ -50,7 +50,7 @@ def annotate() -> None:
 @count_option("--per-layer", 10, "Memories per layer, drawn from those with triggers.")
 @count_option("--top", 25, "Triggers to show per memory.")
 @count_option("--annotators", None, "Number of annotators. Default: 3.")
-@click.option("--names", metavar="NAMES", help="Annotators by name, like ana,ben,cai.")
+@click.option("--names", metavar="NAMES", help="Names of annotators, like ana,ben,cai.")
 @count_option("--adjudicators", 1, "Number of adjudicators; they share one sheet per item.")
 @click.option(
     "--controls",
@@ -65,7 +65,7 @@ def annotate() -> None:
     type=NumberOrAll(),
     default="all",
     show_default=True,
-    help="Annotators per item; the paper had 1.",
+    help="Annotators per item; the paper used 1.",
 )
 @click.option(
     "--composition",
@@ -99,7 +99,7 @@ def init(
     from ffmem.annotation.study import AnnotationStudy, study_path
 
     if names is not None and annotators is not None:
-        raise click.UsageError("Give --annotators or --names, not both.")
+        raise click.UsageError("Pass --annotators or --names, not both.")
     index = as_index(folder)
     options["annotators"] = names.split(",") if names is not None else annotators or 3
     cases = None if composition is None else read_cases(composition, index)
@@ -117,7 +117,7 @@ def init(
     if not as_json:
         click.echo(
             f"Run `ffmem serve {folder}` and send each person the address of that page with their"
-            " own link. The code in a link is secret."
+            " personal link. The code in a link is secret."
         )
 
 
@@ -158,8 +158,8 @@ def status(folder: Path, db: str | None, as_json: bool) -> None:
 def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool) -> None:
     """Write all sheets to a .jsonl or .csv file.
 
-    The file tells controls from memories, and holds no codes. The first line of a .jsonl has the
-    settings of the study.
+    The file marks controls and contains no codes. The first line of a .jsonl file has the settings
+    of the study.
     """
     from ffmem.annotation.exchange import export_sheets
 
@@ -178,8 +178,8 @@ def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool
 def import_(folder: Path, file: Path, db: str | None, as_json: bool) -> None:
     """Import sheets from a .jsonl file that `export` wrote.
 
-    Fills sheets that are still empty here; the others stay, and those that differ are listed.
-    Importing a file twice changes nothing.
+    Fills empty sheets; existing ones stay, and those that differ are listed. Importing a file
+    twice changes nothing.
     """
     from ffmem.annotation.exchange import import_sheets
 
@@ -216,7 +216,7 @@ def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
 @db_option
 @json_option
 def publish(folder: Path, db: str | None, as_json: bool) -> None:
-    """Add people's patterns to the index.
+    """Add the annotators' patterns to the index.
 
     Pages, search and Figure 2 then show them. After this, annotators are no longer blind.
     """

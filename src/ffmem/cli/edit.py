@@ -64,14 +64,14 @@ def edit(
 ) -> None:
     """Write edits of memories into a model's weights.
 
-    Writes a Hugging Face folder and measures side effects (side-effects.md and .json). Its
-    edits.json repeats the edit: pass it with --edits. --mean needs an index instead of a model.
-    --off also takes a whole expert, such as L5E12.
+    Writes a Hugging Face folder and measures side effects (side-effects.md and .json). To repeat
+    the edit, pass its edits.json with --edits. --mean needs an index instead of a model. --off
+    also takes a whole expert, such as L5E12.
     """
     named = parse_edits(off, set, scale, mean, redirect, margin)
     if any(named.values()) == (edits is not None):
         raise click.UsageError(
-            "Give either edits (--off, --set, --scale, --mean, --redirect) or --edits FILE."
+            "Pass either edits (--off, --set, --scale, --mean, --redirect) or --edits FILE."
         )
     written = ffmem.edit(
         model_or_index,
@@ -91,9 +91,11 @@ def edit(
 @click.argument("token")
 @out_option
 @click.option(
-    "--layer", type=WholeNumber(min=0), help="Layer to write into. Default: the best of some."
+    "--layer", type=WholeNumber(min=0), help="Layer to write into. Default: the best of four."
 )
-@click.option("--cell", metavar="CELL", help="Memory to overwrite. Default: the layer's idlest.")
+@click.option(
+    "--cell", metavar="CELL", help="Memory to overwrite. Default: the most idle in the layer."
+)
 @click.option("--force", is_flag=True, help="Overwrite CELL even if it is not idle.")
 @click.option(
     "--margin",
@@ -101,23 +103,25 @@ def edit(
     default=1.0,
     show_default=True,
     metavar="X",
-    help="How far the token should lead the next one, in nats.",
+    help="Lead of the token over the next one, in nats.",
 )
 @click.option(
     "--probability", type=float, metavar="P", help="Probability to reach, instead of a margin."
 )
-@click.option("--paraphrases", type=PATH, help="File of prompts on which it should hold too.")
+@click.option(
+    "--paraphrases", type=PATH, help="File of other prompts on which the fact should hold."
+)
 @click.option(
     "--neighbours",
     type=PATH,
-    help="File of prompts on which nothing should change. Default: text that ends alike.",
+    help="File of prompts on which nothing should change. Default: text with the same ending.",
 )
 @click.option(
     "--controls",
     type=WholeNumber(min=0),
     default=3,
     show_default=True,
-    help="Idle memories with a random key, to compare with.",
+    help="Idle memories to give a random key, as a control.",
 )
 @click.option(
     "--corpus",
@@ -161,10 +165,10 @@ def write(
 ) -> None:
     """Write a fact into an idle memory.
 
-    The written model continues PROMPT with TOKEN, given with its leading space if it has one. The
-    key comes from the prompt, the value points to the token, and its strength is the smallest that
-    is enough. Pass the folder of an index: it says which memories are idle. Writes a Hugging Face
-    folder with edits.json, and measures what else changes.
+    The new model continues PROMPT with TOKEN (include its leading space if it has one). The key
+    comes from the prompt, the value points to the token, with the smallest strength that works.
+    Pass the folder of an index, which knows the idle memories. Writes a Hugging Face folder with
+    edits.json, and measures what else changes.
     """
     written = ffmem.write(
         model_or_index,
@@ -199,18 +203,22 @@ def write(
 @click.argument("second", metavar="[DIR|MODEL]", required=False)
 @out_option
 @click.option(
-    "--corpus", metavar="CORPUS", help="Index two models over this corpus, and compare them."
+    "--corpus", metavar="CORPUS", help="Index two models over this corpus and compare them."
 )
 @click.option(
-    "--adapter", metavar="FOLDER", help="With --corpus: merge it into MODEL to get the second."
+    "--adapter",
+    metavar="FOLDER",
+    help="With --corpus: merge it into MODEL to get the second model.",
 )
 @click.option(
-    "--first-model", metavar="MODEL", help="Where the first index's model is now, if it has moved."
+    "--first-model",
+    metavar="MODEL",
+    help="New location of the first index's model, if it has moved.",
 )
 @click.option(
     "--second-model",
     metavar="MODEL",
-    help="Where the second index's model is now, if it has moved.",
+    help="New location of the second index's model, if it has moved.",
 )
 @click.option("--no-models", is_flag=True, help="Load no models; do not compare value directions.")
 @click.option(
@@ -239,11 +247,11 @@ def compare(
 ) -> None:
     """Compare two indexes, or two models, memory by memory.
 
-    The models must share an architecture and the indexes a corpus: a model before and after
-    fine-tuning, for example. With --corpus, gives the indexes to be made: of two models, or of
-    MODEL without and with --adapter. They are in OUT/first and OUT/second; rerun the command to
-    resume. Compares triggers, values and activity, and writes compare.json, memories.parquet,
-    compare.svg and compare.pdf to OUT.
+    The models must have the same architecture and the indexes the same corpus: for example, a
+    model before and after fine-tuning. With --corpus, first indexes two models, or MODEL without
+    and with --adapter, in OUT/first and OUT/second; rerun the command to resume. Compares
+    triggers, values and activity, and writes compare.json, memories.parquet, compare.svg and
+    compare.pdf to OUT.
     """
     if corpus is None:
         _check_for_indexes(second, adapter)
@@ -260,7 +268,7 @@ def compare(
         )
     else:
         if (second is None) == (adapter is None):
-            raise click.UsageError("With --corpus, give either a second MODEL or --adapter.")
+            raise click.UsageError("With --corpus, pass either a second MODEL or --adapter.")
         if first_model or second_model or no_models:
             raise click.UsageError("--first-model, --second-model, --no-models need two indexes.")
         source = Corpus(corpus, **take_options(indexing, Corpus))
@@ -284,7 +292,7 @@ def _check_for_indexes(second: str | None, adapter: str | None) -> None:
     """Raise unless the options fit two indexes that are made already."""
     if second is None:
         raise click.UsageError(
-            "Give two indexes; or with --corpus, two models, or one model and --adapter."
+            "Pass two indexes; or with --corpus, two models, or one model and --adapter."
         )
     if adapter is not None:
         raise click.UsageError("--adapter needs --corpus: it makes a second model to index.")

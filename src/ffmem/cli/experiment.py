@@ -32,17 +32,17 @@ experiment_options = add_options(
 @click.argument("name", metavar="NAME", type=click.Choice(NAMES))
 @folder_argument
 @out_option
-@click.option("--corpus", metavar="CORPUS", help="Corpus of the prefixes for Section 5.")
+@click.option("--corpus", metavar="CORPUS", help="Corpus to draw Section 5's prefixes from.")
 @experiment_options
 def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
-    """Measure one figure or table of the paper.
+    """Reproduce one figure or table of the paper.
 
     NAME is patterns, token-removal, agreement, next-token-rank, max-probability, predictive-values,
     active-memories, zero-agreement, stop-words, residual-prediction, residual-probability,
     prediction-cases, last-layer-composition or neural-memory.
 
     Writes NAME.json, NAME.svg and NAME.pdf to OUT, unless OUT has a result with the same index,
-    settings and versions. The corpus is read as that of the index by default.
+    settings and versions. By default, the corpus is read like that of the index.
     """
     (result,) = ffmem.experiment(name, folder, out, progress=Progress(), **options)
     click.echo(result)
@@ -52,8 +52,8 @@ def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
 @click.command()
 @click.argument("folders", metavar="DIR|REPORT...", nargs=-1, required=True)
 @out_option
-@click.option("--corpus", metavar="CORPUS", help="Corpus of the prefixes for Section 5.")
-@click.option("--compare", is_flag=True, help="Set reports of several models side by side.")
+@click.option("--corpus", metavar="CORPUS", help="Corpus to draw Section 5's prefixes from.")
+@click.option("--compare", is_flag=True, help="Compare the reports of several models.")
 @experiment_options
 @click.pass_context
 def report(
@@ -65,7 +65,7 @@ def report(
     compare: bool,
     **options: Any,
 ) -> None:
-    """Measure all figures and tables, and write a report.
+    """Reproduce all figures and tables in a report.
 
     Writes report.html (a single self-contained file), report.md, and JSON, SVG and PDF of every
     experiment to OUT. Interrupted? Rerun the command: finished experiments are kept.

@@ -21,9 +21,9 @@ repository_argument = click.argument("repository", metavar="ORG/NAME")
     default="unknown",
     show_default=True,
     metavar="ID",
-    help="License of the text, by its id on the Hub.",
+    help="License of the text, as an id of the Hub.",
 )
-@click.option("--replace", is_flag=True, help="Replace another index that the dataset has.")
+@click.option("--replace", is_flag=True, help="Replace another index in the dataset.")
 def push(
     folder: Path,
     repository: str,
@@ -34,7 +34,7 @@ def push(
 ) -> None:
     """Push an index to the Hugging Face Hub.
 
-    It becomes a dataset with a card; patterns go with it. Log in first with `hf auth login`, or set
+    Creates a dataset with a card, including patterns. Log in first with `hf auth login`, or set
     HF_TOKEN. The index contains its corpus: push only text that you may publish.
     """
     pushed = ffmem.push(

@@ -37,10 +37,10 @@ WATCH_SECONDS = 5.0
 @device_option
 @json_option
 def describe(model: str, adapter: str | None, dtype: str, device: str, as_json: bool) -> None:
-    """Show what ffmem sees in a model.
+    """Show what ffmem reads in a model.
 
-    Prints its family, layers, memories, activation, norms and output head, and how exactly the
-    paper's equations hold on it.
+    Prints its family, layers, memories, activation, norms and output head, and the errors of the
+    self-check of the paper's equations.
     """
     memories = ffmem.load(model, adapter=adapter, dtype=dtype, device=device)
     from ffmem.indexing.estimate import index_bytes

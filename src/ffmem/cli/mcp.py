@@ -28,10 +28,10 @@ def mcp(
     adapter: str | None,
     device: str,
 ) -> None:
-    """Give indexes to a language-model agent as tools.
+    """Serve indexes as tools for language-model agents.
 
-    A server of the Model Context Protocol on stdin and stdout: your agent's host starts this
-    command. The model is loaded when a tool first needs it.
+    A Model Context Protocol server on stdin and stdout, started by your agent's host. The model
+    loads when a tool first needs it.
     """
     if find_spec("mcp") is None:
         raise FfmemError("Agents need the package mcp. Install it: pip install 'ffmem[mcp]'.")

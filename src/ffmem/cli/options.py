@@ -52,19 +52,21 @@ dtype_option = click.option(
 index_dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Model dtype. Default: as the index.",
+    help="Model dtype. Default: that of the index.",
 )
 adapter_option = click.option(
     "--adapter", metavar="FOLDER", help="Merge an adapter, such as LoRA, into the model."
 )
 index_model_option = add_options(
-    click.option("--model", metavar="MODEL", help="Where the model is now, if it has moved."),
-    click.option("--adapter", metavar="FOLDER", help="Where its adapter is now, if it has moved."),
+    click.option("--model", metavar="MODEL", help="New location of the model, if it has moved."),
+    click.option(
+        "--adapter", metavar="FOLDER", help="New location of its adapter, if it has moved."
+    ),
 )
 index_start_option = click.option(
     "--start",
     metavar="TOKEN",
-    help="Start token: auto, none, bos, eos, or a token. Default: as the index.",
+    help="Start token: auto, none, bos, eos, or a token. Default: that of the index.",
 )
 chat_option = click.option(
     "--chat",
@@ -80,13 +82,11 @@ db_option = click.option(
 
 
 model_or_index_options = add_options(
-    click.option(
-        "--model", metavar="MODEL", help="Where the model of DIR is now, if it has moved."
-    ),
+    click.option("--model", metavar="MODEL", help="New location of DIR's model, if it has moved."),
     click.option(
         "--adapter",
         metavar="FOLDER",
-        help="Merge an adapter, such as LoRA, into MODEL; or where that of DIR is now.",
+        help="Merge an adapter, such as LoRA, into MODEL; or new location of DIR's adapter.",
     ),
 )
 """For MODEL_OR_DIR."""
@@ -106,7 +106,7 @@ edit_options = add_options(
         "--redirect",
         metavar="CELL=TOKEN",
         multiple=True,
-        help="Change a value as little as makes it promote a token; -CELL: where m is negative.",
+        help="Make a value promote a token, with the smallest change; -CELL: for negative m.",
     ),
     click.option(
         "--margin",
@@ -156,7 +156,7 @@ def _parse_numbers(name: str, values: tuple[str, ...]) -> dict[str, float]:
             value = math.nan
         if not equals or not math.isfinite(value):
             raise click.UsageError(
-                f"--{name} {part}: give a memory and a finite number, like L5N1234=2.5."
+                f"--{name} {part}: pass a memory and a finite number, like L5N1234=2.5."
             )
         if found.setdefault(cell.strip(), value) != value:
             raise click.UsageError(f"--{name} gives {cell.strip()} two numbers. Keep one.")
@@ -170,7 +170,7 @@ def _parse_tokens(values: tuple[str, ...]) -> dict[str, str]:
         cell, equals, token = value.partition("=")
         if not equals or not token:
             raise click.UsageError(
-                f"--redirect {value}: give a memory and a token, like 'L5N1234= Paris'."
+                f"--redirect {value}: pass a memory and a token, like 'L5N1234= Paris'."
             )
         if found.setdefault(cell.strip(), token) != token:
             raise click.UsageError(f"--redirect gives {cell.strip()} two tokens. Keep one.")
@@ -185,7 +185,7 @@ def read_chat_file(prompt: str | None) -> Any:
         found = json.loads(Path(prompt).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise CorpusError(
-            f"Cannot read the messages of {prompt}: {error}. Give a file with a list of messages:"
+            f"Cannot read the messages of {prompt}: {error}. Use a file with a list of messages:"
             ' [{"role": "user", "content": "…"}, …].'
         ) from None
     return found["messages"] if isinstance(found, dict) and "messages" in found else found

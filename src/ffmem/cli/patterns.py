@@ -87,7 +87,7 @@ def show(folder: Path, cell: str, as_json: bool) -> None:
 def export(folder: Path, out: Path) -> None:
     """Write all patterns to a .parquet, .jsonl or .csv file.
 
-    In a CSV, text that a spreadsheet would take for a formula gets an apostrophe in front.
+    In a CSV, text that looks like a formula gets a leading apostrophe.
     """
     n = ffmem.export_patterns(folder, out)
     click.echo(f"Wrote {pluralize(n, 'patterns')} to {out}.", err=True)

@@ -31,7 +31,7 @@ from ffmem.cli.options import (
     type=WholeNumber(0, 65535),
     default=8800,
     show_default=True,
-    help="Port to listen on; 0 takes a free one.",
+    help="Port to listen on; 0 picks a free one.",
 )
 @click.option(
     "--token",
@@ -39,14 +39,14 @@ from ffmem.cli.options import (
     flag_value="new",
     envvar="FFMEM_TOKEN",
     metavar="TOKEN",
-    help="Require this token; without a value, make one. Needed with --host.",
+    help="Require this token; without a value, generate one. Required with --host.",
 )
 @click.option(
     "--allow-host",
     "allowed",
     multiple=True,
     metavar="NAME",
-    help="Another host name that browsers may use.",
+    help="Additional host name that browsers may use.",
 )
 @click.option(
     "--report",
@@ -70,7 +70,7 @@ from ffmem.cli.options import (
 def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None:
     """Serve indexes on a local web page.
 
-    Browse, search and trace them in a browser. An index may be unfinished: its pages fill up while
+    Browse, search and trace them in a browser. An index may be unfinished: its pages fill in while
     it is built.
     """
 
@@ -83,7 +83,7 @@ def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None
 
 
 @click.command()
-@click.option("--tiny", is_flag=True, help="Use mini-wiki: a minute, no network.")
+@click.option("--tiny", is_flag=True, help="Use mini-wiki: about a minute, offline.")
 @click.option("--out", type=PATH, help="Folder to write. Default: demo, or demo-tiny.")
 @click.option(
     "--limit",
@@ -92,10 +92,10 @@ def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None
 )
 @click.option("--no-serve", is_flag=True, help="Do not open the explorer.")
 def demo(tiny: bool, out: Path | None, limit: int | None, no_serve: bool) -> None:
-    """Index a model, measure the paper, open the explorer.
+    """Index a model, run the paper's figures, open the explorer.
 
     Indexes smollm2-135m over part of WikiText-2; with --tiny, a small model and text that come with
-    ffmem. On a terminal, the explorer opens as soon as there is something to see.
+    ffmem. In a terminal, the explorer opens as soon as there is something to see.
     """
     from ffmem.demo import FULL, TINY
     from ffmem.demo import demo as run_demo

@@ -25,14 +25,14 @@ SHARE = click.FloatRange(0, 1)
 @click.command()
 @folder_argument
 @click.argument("cell")
-@click.option("--cases", is_flag=True, help="List triggers by gate and sign; gated models.")
+@click.option("--cases", is_flag=True, help="List triggers by gate and sign (gated models).")
 @click.option("--sources", is_flag=True, help="Also show lower memories that feed it.")
-@click.option("--prompt", metavar="TEXT", help="Measure sources on this prompt, exactly.")
+@click.option("--prompt", metavar="TEXT", help="Measure sources exactly on this prompt.")
 @click.option(
     "--position",
     type=int,
     metavar="N",
-    help="Position of the prompt to read. Default: that of its largest |coefficient|.",
+    help="Position to read in the prompt. Default: where |coefficient| is largest.",
 )
 @index_model_option
 @device_option
@@ -52,7 +52,7 @@ def show(
     """Show a memory: its triggers, value, key and patterns.
 
     CELL names the memory: L5N1234 is memory 1234 of layer 5. DIR may be hf:ORG/NAME, an index on
-    the Hugging Face Hub, of which only the necessary parts are fetched. --sources loads the model.
+    the Hugging Face Hub; only the necessary parts are downloaded. --sources loads the model.
     """
     if not sources and (prompt is not None or position is not None):
         raise click.UsageError("--prompt and --position need --sources.")
@@ -64,7 +64,8 @@ def show(
     memory = index[cell]
     if cases and not memory.gated:
         raise FfmemError(
-            "--cases: this model is not gated, so its memories have no sign cases. Leave it out."
+            "--cases: this model is not gated, so its memories have no sign cases. Drop this"
+            " option."
         )
     try:
         patterns = [one for source in open_patterns(index) for one in source.of(memory.cell)]
@@ -109,7 +110,7 @@ def show(
 @click.option("--sign", type=click.Choice(["1", "-1"]), help="Only m > 0 (1) or m < 0 (-1).")
 @click.option("--rank", type=AT_LEAST_1, help="Only matches at rank N or better.")
 @click.option("--kind", type=click.Choice(PATTERN_KINDS), help="Only memories with such a pattern.")
-@click.option("--min-active", type=SHARE, metavar="X", help="Least share of active prefixes.")
+@click.option("--min-active", type=SHARE, metavar="X", help="Smallest share of active prefixes.")
 @click.option("--max-active", type=SHARE, metavar="X", help="Largest share of active prefixes.")
 @click.option(
     "--limit", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show per place."
@@ -164,17 +165,17 @@ def search(
     "--to",
     type=click.Choice(["parquet", "jsonl", "csv", "neuronpedia"]),
     required=True,
-    help="Format; parquet and neuronpedia make a new folder.",
+    help="Format; parquet and neuronpedia create a new folder.",
 )
 def export(folder: Path, out: Path, to: str) -> None:
     """Export every memory for other programs.
 
-    parquet: a folder of tidy tables (stats, values, keys, triggers, samples, patterns), as
-    Python's index.table() returns them. jsonl: a line per memory, as show --json prints it. csv: a
-    row per trigger. neuronpedia: a folder in Neuronpedia's layout.
+    parquet: a folder of tidy tables (stats, values, keys, triggers, samples, patterns), as from
+    index.table() in Python. jsonl: one line per memory, as printed by show --json. csv: one row
+    per trigger. neuronpedia: a folder in Neuronpedia's layout.
 
-    In a CSV, text that a spreadsheet would take for a formula (it begins with = + - @, a tab or a
-    carriage return) gets an apostrophe in front. OUT must not be a symbolic link.
+    In a CSV, text that looks like a formula (starts with = + - @, a tab or a carriage return) gets
+    a leading apostrophe. OUT must not be a symbolic link.
     """
     index = ffmem.open(folder)
     ffmem.export(index, to, out, progress=Progress())

@@ -38,7 +38,7 @@ from ffmem.progress import Progress
     type=AT_LEAST_1,
     default=10,
     show_default=True,
-    help="Tokens and memories per layer, in --json.",
+    help="Tokens and memories per layer in --json.",
 )
 @click.option(
     "--position",
@@ -52,7 +52,7 @@ from ffmem.progress import Progress
     "--forbid", metavar="EXPERT", multiple=True, help="Never let the router choose an expert."
 )
 @click.option(
-    "--force", metavar="EXPERT", multiple=True, help="Let the router always choose an expert."
+    "--force", metavar="EXPERT", multiple=True, help="Make the router always choose an expert."
 )
 @click.option(
     "--at", "positions", type=int, multiple=True, metavar="N", help="Edit only at this position."
@@ -96,14 +96,14 @@ def trace(
     """Trace a prompt through the layers of a model.
 
     Shows what each layer predicts and which memories contribute most. Pass an index instead of a
-    model to also see percentiles: how unusual each coefficient is. With edits, the prompt runs a
-    second time under them. In a mixture of experts, --off also takes a whole expert, such as
-    L5E12 or L5S (shared).
+    model to also see percentiles: how unusual each coefficient is. With edits, the prompt runs
+    twice, without and with them. In a mixture of experts, --off also takes a whole expert, such
+    as L5E12 or L5S (shared).
     """
     edits = parse_edits(off, set, scale, mean, redirect, margin)
     edits |= {"forbid": split_commas(forbid), "force": split_commas(force)}
     if (prompt is None) == (prompts is None):
-        raise click.UsageError("Give either PROMPT or --prompts.")
+        raise click.UsageError("Pass either PROMPT or --prompts.")
     if positions and not any(edits.values()):
         raise click.UsageError("--at needs an edit, such as --off.")
     if temperature is not None and generate is None:
@@ -184,12 +184,12 @@ def effect(
 ) -> None:
     """Measure how memories affect the next token.
 
-    Ablates memories one at a time, and shows the exact change in the log-probability of the token
-    after PROMPT, beside cheap estimates. Negative: the memory supported the token. With --prompts,
-    averages over a file.
+    Ablates memories one at a time and shows the exact change in the log-probability of the token
+    after PROMPT, next to cheap estimates. A negative change means that the memory supported the
+    token. With --prompts, averages over a file.
     """
     if (prompt is None) == (prompts is None):
-        raise click.UsageError("Give either PROMPT or --prompts.")
+        raise click.UsageError("Pass either PROMPT or --prompts.")
     if steps is not None and not integrated:
         raise click.UsageError("--steps needs --integrated.")
     if prompt is None and (target is not None or position is not None or positions):
@@ -230,14 +230,14 @@ def effect(
     type=AT_LEAST_1,
     default=64,
     show_default=True,
-    help="Memories at positions to show at most.",
+    help="Maximum number of nodes.",
 )
 @click.option(
     "--ablation",
     type=click.Choice(["auto", "mean", "zero"]),
     default="auto",
     show_default=True,
-    help="What coefficients become: their mean in the index, or 0.",
+    help="Ablate coefficients to their mean in the index, or to 0.",
 )
 @click.option(
     "--group",
@@ -271,9 +271,9 @@ def circuit(
 ) -> None:
     """Show which memories feed a prediction, and each other.
 
-    A node is a memory at a position, such as L5N12@3; an edge is what flows from one to another
-    past no third one. RelP estimates choose nodes and edges; exact ablations measure those shown,
-    and how much of the target's logit they carry.
+    A node is a memory at a position, such as L5N12@3; an edge is what flows from one node to
+    another without passing through a third. RelP estimates choose nodes and edges; exact ablations
+    measure them, and how much of the target's logit they carry.
     """
     by_name: dict[str, list[str]] = {}
     for group in groups:

@@ -21,7 +21,7 @@ from ffmem.training.config import TrainConfig
 @click.option(
     "--valid",
     metavar="CORPUS",
-    help="Validation corpus, read whole. Default: the last 1% of the sentences.",
+    help="Validation corpus. Default: the last 1% of the sentences.",
 )
 @dataclass_options(TrainConfig)
 @dataclass_options(Corpus, only=("unit", "column", "detokenize", "limit"))

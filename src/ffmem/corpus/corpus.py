@@ -26,7 +26,7 @@ class Corpus:
         "How to split the text: sentence, line, or window:N (tokens).", "sentence", metavar="UNIT"
     )
     column: str = option(
-        "Field of the text, or of the messages, in JSON Lines, Parquet and Hub data.",
+        "Field with the text or messages, in JSON Lines, Parquet and Hub data.",
         "text",
         metavar="NAME",
     )
@@ -35,7 +35,7 @@ class Corpus:
     )
     limit: int | None = option("Read at most this many sentences.", None, minimum=1)
     content_only: bool = option(
-        "In conversations, count no prefix that ends in the chat template.", False
+        "In conversations, skip prefixes that end in the chat template.", False
     )
 
     def __post_init__(self) -> None:
@@ -110,12 +110,12 @@ class CorpusReader(Iterator[TokenSentence]):
         if self.n_sentences == 0:
             if self.n_lines == 0:
                 raise CorpusError(
-                    f"{self.corpus.source!r} is empty. Give a corpus that contains text."
+                    f"{self.corpus.source!r} is empty. Use a corpus that contains text."
                 )
             raise CorpusError(
                 f"There is no sentence in {self.corpus.source!r}: of {self.n_lines} lines,"
                 f" {self.n_headings} are headings, and the others are blank or without tokens"
-                f" ({self.n_without_tokens} sentences). Give a corpus that contains text."
+                f" ({self.n_without_tokens} sentences). Use a corpus that contains text."
             )
 
     def _count_controls(self, windows: Iterable[TokenSentence]) -> Iterator[TokenSentence]:
@@ -134,7 +134,7 @@ class CorpusReader(Iterator[TokenSentence]):
             if line.conversation is not None and is_window:
                 raise CorpusError(
                     f"{line.conversation.place} is a conversation, which is one sentence; --unit"
-                    f" {self.corpus.unit} would cut it. Leave out --unit."
+                    f" {self.corpus.unit} would split it. Drop --unit."
                 )
             if unchanged or line.text is None:
                 yield line
@@ -191,8 +191,8 @@ class CorpusReader(Iterator[TokenSentence]):
             is_content = None
         elif is_content is None:
             raise CorpusError(
-                "--content-only needs a tokenizer that knows where its tokens stand in the text,"
-                " and this model's does not. Leave it out."
+                "--content-only needs a tokenizer that maps tokens to positions in the text, and"
+                " this model's does not. Drop it."
             )
         if ids[0] != self.tokenizer.own_start:
             return TokenSentence(text, ids, starts, ends, is_content)

@@ -56,7 +56,7 @@ def window_size(unit: str) -> int | None:
     match = _WINDOW.fullmatch(unit)
     if match is None and unit not in ("sentence", "line"):
         raise CorpusError(
-            f"--unit {unit}: unknown unit. Give sentence, line, or window:N with at least 1 token."
+            f"--unit {unit}: unknown unit. Use sentence, line, or window:N with at least 1 token."
         )
     return int(match[1]) if match is not None else None
 

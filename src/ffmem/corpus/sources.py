@@ -26,7 +26,7 @@ _NAMED: Mapping[str, Mapping[str, registry.Package | Path]] = {
     mini_wiki.NAME: mini_wiki.TEXTS,
 }
 _FORMS = (
-    f"Give a file ({', '.join(ENDINGS)}), a folder of them, - for standard input,"
+    f"Use a file ({', '.join(ENDINGS)}), a folder of them, - for standard input,"
     f" {', '.join(f'{name}:' + '|'.join(parts) for name, parts in _NAMED.items())},"
     " or hf:ID[:CONFIG][:SPLIT]."
 )
@@ -281,7 +281,7 @@ def _read_record(record: dict[str, Any], column: str, document: int, place: str)
     if not isinstance(text, str):
         raise CorpusError(
             f"{place} has {type(text).__name__} {str(text)[:40]!r} instead of text in {column!r}."
-            " Choose a text field with --column, or give token ids as a list of integers in `ids`."
+            " Choose a text field with --column, or pass token ids as a list of integers in `ids`."
         )
     if not text.isascii():
         _check_surrogates(text, place)

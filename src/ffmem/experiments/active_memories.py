@@ -52,8 +52,8 @@ OF = {"all": "", "reached": ", of the memories that the router reaches"}
 """What a share is of, in models with experts: how the figure calls it."""
 
 NOT_ACTIVITY = {
-    "softmax": "every weight of a softmax is above 0",
-    "persistent": "every weight of a softmax is above 0",
+    "softmax": "every softmax weight is above 0",
+    "persistent": "every softmax weight is above 0",
     "lambda": "coefficients are linear: m > 0 is a sign, not activity",
 }
 """Why m > 0 does not mean active, by kind of memory."""
@@ -143,7 +143,7 @@ def chart(result: ExperimentResult) -> charts.Chart:
         box = charts.boxes(numbers, result.n_layers, y, "layer" if is_last else None)
         title, _ = DEFINITIONS[name]
         if result.kind in ("softmax", "persistent") and name == "positive":
-            title += ": true of every weight of a softmax"
+            title += ": true for every softmax weight"
         title += OF[of]
         panels.append(box.properties(height=180 if len(present) == 1 else 90, title=title))
     return charts.panels(panels)
@@ -174,8 +174,8 @@ def _rows_to_judge(result: ExperimentResult, of: str = "all") -> list[Row]:
 
 @claim(
     "A tenth to a half of a layer's memories are active",
-    "the median lies between 10 and 50 % in every layer; in part if in half of them (gated models:"
-    " active is an open gate)",
+    "the median is between 10 and 50 % in every layer; in part if in half of the layers (gated"
+    " models: active means an open gate)",
     ACTIVE,
 )
 def _share(result: ExperimentResult) -> Evidence | None:
@@ -200,8 +200,8 @@ def _share(result: ExperimentResult) -> Evidence | None:
 
 @claim(
     "Fewest memories are active where semantic patterns take over",
-    "the layer with the lowest median lies within an eighth of the depth of the paper's layer 10;"
-    " in part if in the middle half (with experts: the median of the memories that the router"
+    "the layer with the lowest median is within an eighth of the depth of the paper's layer 10; in"
+    " part if it is in the middle half (with experts: the median of the memories that the router"
     " reaches)",
     ACTIVE,
     over_depth=True,
@@ -217,7 +217,7 @@ def _dip(result: ExperimentResult) -> Evidence | None:
     depth = (least["layer"] + 1) / n_layers
     shown = (
         f"fewest in {layer_of(least)} of {n_layers}, {format_share(least['median'])}; the paper's"
-        f" layer 10 lies at layer {upper_layers(n_layers, 10)[0] + 1}"
+        f" layer 10 corresponds to layer {upper_layers(n_layers, 10)[0] + 1}"
     )
     good = abs(depth - 10 / 16) <= 2 / 16, 0.25 < depth <= 0.75
     return Evidence(shown, smallest_n(rows), "prefixes", *good)
@@ -229,8 +229,8 @@ def _active(result: ExperimentResult) -> list[Row]:
 
 
 _ALL_POSITIVE = (
-    "Coefficients are weights of a softmax, all of them positive: m > 0 holds of every memory,"
-    " whatever the model does, unless a weight rounds to 0."
+    "Coefficients are softmax weights and thus positive: m > 0 holds for every memory, unless a"
+    " weight rounds to 0."
 )
 
 EXPERIMENT = Experiment(
@@ -239,8 +239,8 @@ EXPERIMENT = Experiment(
     title="Active memories",
     description="Share of a layer's memories that are active on a prefix: by a coefficient m > 0,"
     " by an open gate (gated models), or in the smallest set that carries 90 % of Σ|m|·‖v‖.",
-    finding="The paper found that hundreds of memories are active in every layer, fewest where"
-    " semantic patterns take over from shallow ones.",
+    finding="The paper found that hundreds of memories are active in every layer, and fewest"
+    " where semantic patterns take over from shallow ones.",
     measure=measure,
     chart=chart,
     summary=summary,
@@ -268,11 +268,11 @@ EXPERIMENT = Experiment(
     notes={
         "softmax": _ALL_POSITIVE,
         "persistent": _ALL_POSITIVE,
-        "experts": "A prefix reaches a few experts, and all other memories have m = 0: a share of a"
-        " layer's memories is small by design. The same share of the memories in banks that the"
-        " prefix reaches stands beside it.",
-        "lambda": "Coefficients are linear in x: a negative one does as much as a positive one, and"
-        " all are 0 where no token lies so far in front. The definition “effect” is left out: it"
-        " needs static values, which memories of a lambda layer do not have.",
+        "experts": "A prefix reaches only a few experts, and all other memories have m = 0, so"
+        " the share of a layer's memories is small by design. The share of the memories in banks"
+        " that the prefix reaches is shown next to it.",
+        "lambda": "Coefficients are linear in x: a negative one has as much effect as a positive"
+        " one, and all are 0 where no token is that far back. The definition “effect” is omitted:"
+        " it needs static values, which memories of a lambda layer do not have.",
     },
 )

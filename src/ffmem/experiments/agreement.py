@@ -150,8 +150,8 @@ def summary(result: ExperimentResult) -> str:
 @claim(
     "Values predict what follows their keys' triggers in upper layers, not in lower ones",
     "the mean rate of the upper layers (the paper's 11–16) is at least twice that of the lower"
-    " ones, and the highest layer's interval lies above the permuted baseline; in part if one of"
-    " the two",
+    " ones, and the highest layer's interval is above the permuted baseline; in part if only one"
+    " is true",
     LOWER_RATE,
     UPPER_RATE,
     over_depth=True,
@@ -173,7 +173,7 @@ def _upper_layers(result: ExperimentResult) -> Evidence | None:
 
 @claim(
     "This agreement is far above chance",
-    "the highest layer's interval lies above always guessing the most frequent token; in part if"
+    "the highest layer's interval is above always guessing the most frequent token; in part if"
     " above a random token",
     UPPER_RATE,
     RANDOM_RATE,
@@ -197,7 +197,7 @@ EXPERIMENT = Experiment(
     paper="Fig. 4",
     title="Agreement of keys and values",
     description="Share of a layer's memories whose value v, read as a distribution over the"
-    " vocabulary, has on top the token that follows the memory's strongest trigger.",
+    " vocabulary, ranks first the token that follows the memory's strongest trigger.",
     finding="The paper found almost no agreement in the lower layers, and a rate far above chance"
     " in the upper ones.",
     measure=measure,

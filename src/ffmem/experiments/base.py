@@ -64,13 +64,13 @@ class ExperimentConfig:
     )
     seed: int = option("Random seed.", 0, minimum=0)
     per_layer: int = option(
-        "Memories per layer for token removal; the paper took 100.", 10, minimum=1
+        "Memories per layer for token removal; the paper used 100.", 10, minimum=1
     )
     triggers: int = option(
-        "Triggers per memory for token removal; the paper took 50.", 20, minimum=1
+        "Triggers per memory for token removal; the paper used 50.", 20, minimum=1
     )
     threads: int | None = option(
-        "CPU threads. The last bits of a number may depend on it.",
+        "CPU threads. The last bits of a result may depend on it.",
         None,
         minimum=1,
         maximum=MAX_THREADS,
@@ -98,9 +98,9 @@ class ExperimentResult:
     settings: Row
     rows: list[Row]
     also: Row = field(default_factory=dict)
-    """What belongs to no row, such as `auc`; in the file, it is next to `rows`."""
+    """Values that belong to no row, such as `auc`; in the file, they are next to `rows`."""
     fingerprint: str | None = None
-    """SHA-256 of everything that decides the numbers; None if they are always measured again."""
+    """SHA-256 of everything that determines the numbers; None if they are always measured again."""
 
     @property
     def quoted(self) -> list[dict[str, str]]:
@@ -353,9 +353,9 @@ def _judge(check: ClaimCheck, result: ExperimentResult) -> Claim:
         if evidence.incomparable:
             shown = f"{shown}; {evidence.incomparable}" if shown else evidence.incomparable
         elif evidence.n < MIN_CASES:
-            shown += f"; too few to judge, {MIN_CASES} are needed"
+            shown += f"; too few: {MIN_CASES} are needed"
         elif check.over_depth and result.n_layers < MIN_LAYERS:
-            shown += f"; too few layers to judge, {MIN_LAYERS} are needed"
+            shown += f"; too few layers: {MIN_LAYERS} are needed"
         else:
             verdict = HOLDS if evidence.holds else PARTLY if evidence.partly else FAILS
     values = check.values

@@ -156,7 +156,7 @@ class ExperimentContext:
         """The source of Section 5's sample."""
         if self.corpus is None:
             raise CorpusError(
-                "This experiment runs the model on prefixes. Give a corpus, such as --corpus"
+                "This experiment runs the model on prefixes. Use a corpus, such as --corpus"
                 " wikitext-2:valid."
             )
         return self.corpus
@@ -176,11 +176,11 @@ class ExperimentContext:
         if size is not None and found < size:
             what = "sentences" if config.draw == "sentences" else "prefixes"
             self.progress.say(
-                f"{size:,} prefixes were asked for; {corpus.source} has {found:,} {what} to"
-                " draw from. All are taken."
+                f"{size:,} prefixes were requested; {corpus.source} has {found:,} {what} to draw"
+                " from. Using all of them."
             )
         if sample.n_cut:
-            self.progress.say(f"Cut at the model's context: {sample.n_cut:,} sentences.")
+            self.progress.say(f"Truncated to the model's context: {sample.n_cut:,} sentences.")
         return sample
 
     def measured(self, metric: type[T]) -> T:
@@ -207,7 +207,7 @@ def run_experiments(
 
     done = {one.name: found for one in experiments if (found := finished(context, one, out))}
     if done:
-        context.progress.say(f"Already measured in {out}, not measured again: {', '.join(done)}.")
+        context.progress.say(f"Already measured in {out}, so skipped: {', '.join(done)}.")
     context.metrics = {m for one in experiments if one.name not in done for m in one.metrics}
     results = []
     try:
@@ -220,7 +220,7 @@ def run_experiments(
                 except NoPatterns as error:
                     if len(experiments) == 1:
                         raise
-                    context.progress.say(f"Figure 2 is left out. {error}")
+                    context.progress.say(f"Skipping Figure 2. {error}")
                     continue
                 if experiment.needs_model:
                     result = replace(result, fingerprint=context.fingerprint(experiment))

@@ -206,7 +206,7 @@ def summary(result: ExperimentResult) -> str:
     """Say how many compositions go to a related token."""
     rows = result.rows_with("related")
     if not rows:
-        return "The last layer composed no prediction in the sample that could be judged."
+        return "The sample has no composition in the last layer that can be judged."
     related = sum(bool(row["related"]) for row in rows)
     layer = result.also.get("layer", result.n_layers - 1) + 1
     return (
@@ -220,8 +220,8 @@ def summary(result: ExperimentResult) -> str:
 
 @claim(
     "Most compositions of the last layer go to a distant word",
-    "the interval of the distant share lies above 50 %; in part if the share does (only people's"
-    " judgements can be compared with the paper's)",
+    "the interval of the distant share is above 50 %; in part if only the share is (only human"
+    " judgments can be compared with the paper's)",
     *PAPER_VALUES,
 )
 def _distant(result: ExperimentResult) -> Evidence | None:

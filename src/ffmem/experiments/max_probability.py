@@ -107,7 +107,7 @@ def summary(result: ExperimentResult) -> str:
         "As a detector of agreement, the largest probability has an area under the curve of"
         f" {format_number(auc)} (0.5 is chance)."
         if auc is not None
-        else "No area under the curve is defined: no memory agrees, or all do."
+        else "The area under the curve is undefined: no memory agrees, or all do."
     )
     if not rows:
         return f"No bin holds {MIN_CASES} memories or more. {detector}"
@@ -139,8 +139,8 @@ EXPERIMENT = Experiment(
     name="max-probability",
     paper="Fig. 6",
     title="Agreement by largest probability",
-    description="Share of memories that agree, among memories whose value's largest probability"
-    " lies in the same bin; all layers together.",
+    description="Share of agreeing memories among those whose value's largest probability falls"
+    " in the same bin, over all layers.",
     finding="The paper found that the larger a value's maximum probability, the more often it"
     " agrees with its key; its text gives no number.",
     measure=measure,

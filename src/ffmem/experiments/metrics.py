@@ -17,8 +17,8 @@ SECTION_5_SAMPLE = PaperValue("sample of Section 5", "4,000 validation prefixes"
 STREAM_NOTES = {
     "persistent": "Here y is what the slots add, and r holds what the same attention read from the"
     " tokens; there is no feed-forward layer.",
-    "lambda": "Here y is what the static keys of the lambda layer add, and r holds all else, the"
-    " feed-forward layer's output too.",
+    "lambda": "Here y is what the static keys of the lambda layer add, and r holds everything"
+    " else, including the feed-forward layer's output.",
 }
 """What r and y are where the memories are no feed-forward layer."""
 

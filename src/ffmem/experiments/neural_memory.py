@@ -187,11 +187,11 @@ def summary(result: ExperimentResult) -> str:
 EXPERIMENT = Experiment(
     name="neural-memory",
     paper="Eq. 1, 2",
-    title="The layer beside a softmax memory",
-    description="FF(x) = f(x·Kᵀ)·V beside MN(x) = softmax(x·Kᵀ)·V with the same keys K and values"
-    " V: cosine of the outputs, entropy of the softmax, and its largest weight.",
+    title="The layer compared with a softmax memory",
+    description="FF(x) = f(x·Kᵀ)·V compared with MN(x) = softmax(x·Kᵀ)·V for the same keys K and"
+    " values V: cosine of the outputs, entropy of the softmax, and its largest weight.",
     finding="The paper notes that the two formulas differ only in the normalization of the"
-    " coefficients, and measures nothing on it.",
+    " coefficients, but does not measure it.",
     measure=measure,
     chart=chart,
     summary=summary,
@@ -202,14 +202,14 @@ EXPERIMENT = Experiment(
         Panel(title="largest weight of the softmax (mean)", value="top1_mass"),
     ),
     notes={
-        "softmax": "This memory is a neural memory itself, FF(x) = MN(x): a cosine of 1 and a"
-        " distance of 0 are its definition, not a finding.",
-        "experts": "MN has a softmax of its own in each expert, and keeps the router's weights:"
+        "softmax": "This memory is itself a neural memory, FF(x) = MN(x): a cosine of 1 and a"
+        " distance of 0 follow from the definition.",
+        "experts": "MN has a separate softmax in each expert, and keeps the router's weights:"
         " keys of experts that a prefix does not reach do not compete. Entropy, largest weight and"
-        " effective number are means over the experts that a prefix reaches, the shared one"
-        " included.",
+        " effective number are means over the experts that a prefix reaches, including the shared"
+        " one.",
         "persistent": "FF(x) is what the slots add. MN is the softmax over the slots of each head"
         " alone, without the tokens; entropy, largest weight and effective number are means over"
-        " heads. slot_mass is the part of the attention that slots get beside the tokens.",
+        " heads. slot_mass is the share of attention on slots rather than tokens.",
     },
 )

@@ -62,7 +62,7 @@ def summary(result: ExperimentResult) -> str:
 
 
 @claim(
-    "The next token's rank improves through the layers",
+    "The next token's rank improves with depth",
     "Spearman's correlation of layer and median rank is −0.5 or lower; in part if negative",
     over_depth=True,
 )
@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
     title="Rank of the next token",
     description="Rank of the token that follows a memory's strongest trigger in the distribution"
     " of its value; 0 is the top.",
-    finding="The paper found that the rank of the next token improves through the layers; its text"
+    finding="The paper found that the rank of the next token improves with depth; its text"
     " gives no number.",
     measure=measure,
     chart=chart,

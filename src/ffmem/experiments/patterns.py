@@ -157,16 +157,16 @@ def _labelled(result: ExperimentResult) -> list[Row]:
 
 def _evidence(shown: str, rows: Sequence[Row], holds: bool, partly: bool) -> Evidence:
     source = rows[0]["source"]
-    why = None if source == "human" else "the paper's labels are people's, these a program's"
+    why = None if source == "human" else "the paper's labels are human, these are automatic"
     n = sum(int(row.get("keys") or 0) for row in rows)
     return Evidence(f"{shown} (source: {source})", n, "memories", holds, partly, why)
 
 
 @claim(
-    "Lower layers catch shallow patterns, upper layers semantic ones",
-    "semantic patterns outnumber shallow ones in at most 20 % of the lower layers and at least 80 %"
-    " of the upper (the paper's 10–16); in part if in a larger share of the upper than of the"
-    " lower (people's labels only)",
+    "Lower layers capture shallow patterns, upper layers semantic ones",
+    "semantic patterns outnumber shallow ones in at most 20 % of the lower layers and at least 80"
+    " % of the upper (the paper's 10–16); in part if in a larger share of the upper than of the"
+    " lower (human labels only)",
     DEPTHS,
     over_depth=True,
 )
@@ -179,7 +179,7 @@ def _halves(result: ExperimentResult) -> Evidence | None:
     if parts is None:
         return None
     shown = (
-        f"semantic prevails in {format_share(parts.below)} of {parts.lower} and"
+        f"semantic patterns dominate in {format_share(parts.below)} of {parts.lower} and"
         f" {format_share(parts.above)} of {parts.upper}"
     )
     # With patterns of only one kind, half of the rule would hold everywhere.
@@ -188,9 +188,9 @@ def _halves(result: ExperimentResult) -> Evidence | None:
 
 
 @claim(
-    "The share of semantic triggers grows through the layers",
+    "The share of semantic triggers grows with depth",
     "Spearman's correlation of layer and semantic share is 0.5 or higher; in part if positive"
-    " (people's labels only)",
+    " (human labels only)",
     over_depth=True,
 )
 def _semantic_trend(result: ExperimentResult) -> Evidence | None:
@@ -201,7 +201,7 @@ def _semantic_trend(result: ExperimentResult) -> Evidence | None:
 
 @claim(
     "Every key has a pattern that people see",
-    "all memories have one; in part if nine in ten (people's labels only)",
+    "all memories have one; in part if nine in ten do (human labels only)",
 )
 def _every_key(result: ExperimentResult) -> Evidence | None:
     rows = _labelled(result)
@@ -214,7 +214,7 @@ def _every_key(result: ExperimentResult) -> Evidence | None:
 
 @claim(
     "A key has several patterns",
-    "the mean is within 1 of the paper's; in part if above 1 (people's labels only)",
+    "the mean is within 1 of the paper's; in part if above 1 (human labels only)",
     PER_KEY,
 )
 def _several(result: ExperimentResult) -> Evidence | None:
@@ -227,8 +227,8 @@ def _several(result: ExperimentResult) -> Evidence | None:
 
 @claim(
     "Most of a key's triggers show a pattern",
-    "the share of all layers together lies within the paper's range; in part if above 50 %"
-    " (people's labels only)",
+    "the share over all layers is within the paper's range; in part if above 50 % (human labels"
+    " only)",
     COVERED,
 )
 def _covered(result: ExperimentResult) -> Evidence | None:
@@ -249,8 +249,8 @@ EXPERIMENT = Experiment(
     title="Patterns in triggers",
     description="Share of a layer's trigger examples (the first 25 of a memory) that show a shallow"
     " pattern (such as a shared last word), a semantic one (a shared topic), both, or none."
-    " Source human: people's labels, the paper's protocol. Sources automatic (a detector) and"
-    " explained (a language model) are not that protocol.",
+    " Source human follows the paper's protocol. Sources automatic (the detector) and explained"
+    " (a language model) do not.",
     finding="The paper's annotators saw mostly shallow patterns in the lower layers and more"
     " semantic ones in the upper; every key had at least one.",
     measure=measure,

@@ -66,8 +66,8 @@ def summary(result: ExperimentResult) -> str:
         for name in ("veto_rank_median", "kept_rank_median")
     )
     ranks = (
-        f" A token that loses its place ranks {format_number(round(veto))} under y, one that keeps"
-        f" it {format_number(round(stay))} (mean over layers of the median)."
+        f" A token that is replaced ranks {format_number(round(veto))} under y, one that is kept"
+        f" {format_number(round(stay))} (mean over layers of the median)."
         if veto is not None and stay is not None
         else ""
     )
@@ -80,7 +80,7 @@ def summary(result: ExperimentResult) -> str:
 
 @claim(
     "Layers mostly keep the residual's prediction",
-    "residual and agreement together exceed 50 % in every layer; in part if in half of them",
+    "residual and agreement together exceed 50 % in every layer; in part if in half of the layers",
 )
 def _kept(result: ExperimentResult) -> Evidence | None:
     rows = result.rows_with("residual", "agreement")
@@ -97,7 +97,7 @@ def _kept(result: ExperimentResult) -> Evidence | None:
 
 @claim(
     "A changed prediction is rarely the feed-forward part's own, mostly a composition",
-    "composition is the majority of changes in every layer; in part if in half of them",
+    "composition is the majority of changes in every layer; in part if in half of the layers",
 )
 def _composition(result: ExperimentResult) -> Evidence | None:
     rows = [
@@ -108,7 +108,7 @@ def _composition(result: ExperimentResult) -> Evidence | None:
     ffn, composition = (sum(row[name] for row in rows) for name in ("ffn", "composition"))
     inside = [row["composition"] > row["ffn"] for row in rows]
     shown = (
-        f"composition is {format_share(composition / (ffn + composition))} of the changes of all"
+        f"composition is {format_share(composition / (ffn + composition))} of the changes over all"
         f" layers; the majority in {sum(inside)} of {len(rows)} layers"
     )
     n = round(sum((row["ffn"] + row["composition"]) * (row.get("n") or 0) for row in rows))
@@ -121,8 +121,8 @@ EXPERIMENT = Experiment(
     title="Residual, feed-forward, or both",
     description="Whether the top token of a layer's output o is that of the residual r, of the"
     " feed-forward output y (ffn), of both (agreement), or of neither (composition).",
-    finding="The paper found that layers mostly keep the residual's prediction; where one changes"
-    " it, the new token is rarely the feed-forward part's own and mostly a composition.",
+    finding="The paper found that layers mostly keep the residual's prediction; where a layer"
+    " changes it, the new token is rarely the feed-forward part's own, but mostly a composition.",
     measure=measure,
     chart=chart,
     summary=summary,

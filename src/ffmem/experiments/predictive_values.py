@@ -158,7 +158,7 @@ def summary(result: ExperimentResult) -> str:
         else ""
     )
     return (
-        f"Of the {n} values with the largest probabilities, {inside} lie in {format_layers(upper)}"
+        f"Of the {n} values with the largest probabilities, {inside} are in {format_layers(upper)}"
         f" and {_n_agreeing(result)} have a trigger whose next token they predict"
         f" ({format_interval(*wilson(_n_agreeing(result), n))}){beside}."
     )
@@ -171,9 +171,9 @@ def _layer_widths(result: ExperimentResult) -> list[int]:
 
 
 @claim(
-    "The most predictive values lie in the upper layers",
-    "the share in the upper layers is at most 10 points below the paper's; in part if its interval"
-    " lies above an even spread over layers",
+    "The most predictive values are in the upper layers",
+    "the share in the upper layers is at most 10 points below the paper's; in part if its"
+    " interval is above an even spread over layers",
     UPPER_VALUES,
     over_depth=True,
 )
@@ -193,7 +193,7 @@ def _layers(result: ExperimentResult) -> Evidence | None:
 
 @claim(
     "Many of them have a trigger that they predict",
-    "the share is at most 10 points below the paper's, and its interval lies above the share of"
+    "the share is at most 10 points below the paper's, and its interval is above the share of"
     " random values; in part if only the latter",
     AGREEING,
 )
@@ -224,7 +224,7 @@ EXPERIMENT = Experiment(
     description="The 100 values with the largest probability of one token: their layers, and"
     " precision, the share of a memory's triggers that this token follows.",
     finding="The paper found the most predictive values almost only in the upper layers, and"
-    " nearly half of them borne out by a trigger.",
+    " nearly half of them confirmed by a trigger.",
     measure=measure,
     chart=chart,
     summary=summary,

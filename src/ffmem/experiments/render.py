@@ -35,15 +35,16 @@ def write_report(folder: Path, results: Sequence[ExperimentResult], index: Index
     """Write report.html and report.md beside the results' own files; return the page's path."""
     if not results:
         raise FfmemError(
-            f"A report of no experiment was asked for in {folder}."
+            f"There is no experiment to report in {folder}."
             " Measure at least one: `ffmem experiment`."
         )
     models = sorted({str(result.settings["model_hash"]) for result in results})
     names = [result.experiment for result in results]
     if len(models) > 1 or len(set(names)) < len(names):
         raise FfmemError(
-            f"One report of {len(models)} models with {', '.join(names)} was asked for."
-            " A report is of one model, each experiment once: give every model a folder of its own."
+            f"One report of {len(models)} models with {', '.join(names)} was requested."
+            " A report covers one model, with each experiment once: give every model its own"
+            " folder."
         )
     report = Report(results, index)
     folder.mkdir(parents=True, exist_ok=True)

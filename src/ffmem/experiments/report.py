@@ -135,7 +135,7 @@ def sample_line(result: ExperimentResult) -> str:
     prefixes = format_number(sample["prefixes"])
     drawn = "one per sentence" if sample["draw"] == "sentences" else "over all tokens"
     requested = sample["requested"]
-    how = "all" if requested == "all" else f"{format_number(requested)} asked for, {drawn}"
+    how = "all" if requested == "all" else f"{format_number(requested)} requested, {drawn}"
     if sample["cut"]:
         how += f"; {format_number(sample['cut'])} sentences cut at the context"
     return f"{prefixes} prefixes of {sample['corpus']} ({how})"
@@ -228,9 +228,9 @@ class Report:
         depths = f"{format_layers(upper_layers(n, 10))} and {format_layers(upper_layers(n, 11))}"
         return (
             "The paper’s model has 16 layers; its layers are compared with those of the same"
-            f" relative depth. Its layers 10–16 and 11–16 are {depths} of {n} here. Values of the"
-            " paper are those of its text. A verdict follows from the rows by the rule beside its"
-            " claim, and rests on the n beside it."
+            f" relative depth. Its layers 10–16 and 11–16 are {depths} of {n} here. The paper's"
+            " numbers are those in its text. A verdict follows from the data by the rule listed"
+            " with its claim, and is based on the n listed with it."
         )
 
     @property
@@ -246,14 +246,14 @@ class Report:
         parts = ["Layers count from 1 as in the paper; names of memories, such as L0N12, from 0."]
         if "patterns" not in there:
             parts.append(
-                "Figure 2 and Tables 1 and 3 (patterns that people or programs see in triggers) are"
-                " left out: nobody has looked for patterns in this index. `ffmem patterns detect"
-                " DIR` does."
+                "Figure 2 and Tables 1 and 3 (patterns that people or programs find in triggers)"
+                " are missing: this index has no patterns yet. Find them with `ffmem patterns"
+                " detect DIR`."
             )
         if self.left_out:
             parts.append(self.left_out)
         if missing:
-            parts.append(f"Not measured, so left out: {'; '.join(missing)}.")
+            parts.append(f"Not measured: {'; '.join(missing)}.")
         return " ".join(parts)
 
     @property
@@ -263,9 +263,9 @@ class Report:
             return ""
         titles = [f"{one.title} ({one.name})" for one in find_all() if one.needs_values]
         return (
-            "Memories of a lambda layer have no static values, and these read values:"
+            "Memories of a lambda layer have no static values, but these experiments need them:"
             f" {'; '.join(titles)}; so does the definition “effect” of active memories. They are"
-            " left out."
+            " skipped."
         )
 
     @property
@@ -274,7 +274,7 @@ class Report:
         settings, corpus = self.settings, self.settings["corpus"]
         memories = settings["memories"]
         shape = (
-            f"{self.n_layers} layers with {format_number(sum(memories))} memories in all"
+            f"{self.n_layers} layers with {format_number(sum(memories))} memories in total"
             if isinstance(memories, list)
             else f"{self.n_layers} layers × {format_number(memories)} memories"
         )
@@ -328,12 +328,12 @@ class Report:
     def _pattern_table(self, examples: list[KeyExample]) -> Table:
         source = examples[0].source
         note = (
-            "In each of five layers, spread evenly, one shallow and one semantic pattern, where"
-            " there are any: the one that most of a memory’s first triggers show; ties go to the"
-            " memory with more patterns, then to the lower one."
+            "For each of five evenly spaced layers, one shallow and one semantic pattern, if there"
+            " are any: the one that most of a memory’s first triggers show; ties go to the memory"
+            " with more patterns, then to the lower number."
         )
         if source != "human":
-            note += " Labels of programs are not the paper’s protocol."
+            note += " Automatic labels are not the paper’s protocol."
         rows: list[list[list[Piece]]] = [
             [
                 self._place(row),
@@ -352,8 +352,8 @@ class Report:
     def _key_table(self, key: KeyTable) -> Table:
         note: list[Piece] = [
             Link(key.cell),
-            f", layer {key.layer + 1}: of the memories above, the one with patterns of both kinds,"
-            " if any, then of most patterns.",
+            f", layer {key.layer + 1}: of the memories above, one with patterns of both kinds, if"
+            " any, then the one with the most patterns.",
         ]
         legend: list[list[Piece]] = [
             [f"{one.number}: {visible(one.description)}", Small(one.kind)] for one in key.patterns
@@ -368,9 +368,8 @@ class Report:
 
     def _predictive_table(self) -> Table:
         note = (
-            "Of the most predictive values, first those that a trigger bears out, then by"
-            " probability. Precision: the share of a memory’s triggers that the predicted token"
-            " follows."
+            "The most predictive values: first those that a trigger confirms, then by probability."
+            " Precision is the share of a memory’s triggers that the predicted token follows."
         )
         rows: list[list[list[Piece]]] = []
         for row in self._predictive:
@@ -398,8 +397,8 @@ class Report:
         )
         if "wikitext" in self.sources + self.sample:
             note += (
-                " WikiText: text of Wikipedia's contributors, under CC BY-SA; excerpts of at most"
-                " ten words."
+                " WikiText is by Wikipedia's contributors, CC BY-SA; excerpts have at most ten"
+                " words."
             )
         return note
 

@@ -100,7 +100,7 @@ def summary(result: ExperimentResult) -> str:
         f" {format_share(middle['residual_share'])} at mid-depth ({layer_of(middle)};"
         f" {format_interval(middle.get('low'), middle.get('high'))}) and"
         f" {format_share(last['residual_share'])} in {layer_of(last)}."
-        f" By mid-depth, {format_share(middle.get('decided_share'))} are decided for good."
+        f" By mid-depth, {format_share(middle.get('decided_share'))} are final."
     )
     if len(rows) == 1:
         return shown
@@ -112,8 +112,8 @@ def summary(result: ExperimentResult) -> str:
 
 
 @claim(
-    "A third of the predictions stand in the bottom few layers",
-    "a quarter or more stand in some layer of the bottom quarter; in part if an eighth",
+    "A third of the predictions are already in the bottom few layers",
+    "a quarter or more are already in one layer of the bottom quarter; in part if an eighth are",
     EARLY,
     over_depth=True,
 )
@@ -128,9 +128,9 @@ def _early(result: ExperimentResult) -> Evidence | None:
 
 
 @claim(
-    "From the paper's layer 10 on their number grows fast",
-    "the mean step per layer from there on is at least 1.5 times that before; in part if it is"
-    " larger and a growth",
+    "From the paper's layer 10 on, their number grows fast",
+    "the mean step per layer from there on is at least 1.5 times the one before; in part if it is"
+    " larger and positive",
     GROWTH,
     over_depth=True,
 )
@@ -150,7 +150,7 @@ EXPERIMENT = Experiment(
     paper="Fig. 9",
     title="Predictions already in the residual",
     description="Share of prefixes on which the top token of a layer's residual r, or of its output"
-    " o, is the model's prediction; decided for good: no later layer changes it.",
+    " o, is the model's prediction; decided: no later layer changes it.",
     finding="The paper found that about a third of the predictions are fixed in the bottom few"
     " layers, and that the share grows fast from layer 10 on.",
     measure=measure,

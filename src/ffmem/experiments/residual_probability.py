@@ -38,7 +38,7 @@ def summary(result: ExperimentResult) -> str:
 
 
 @claim(
-    "The residual grows surer of the prediction through the layers",
+    "The residual becomes more confident in the prediction with depth",
     "Spearman's correlation of layer and median probability is 0.5 or higher; in part if positive",
     over_depth=True,
 )
@@ -49,7 +49,7 @@ def _rising(result: ExperimentResult) -> Evidence | None:
 EXPERIMENT = Experiment(
     name="residual-probability",
     paper="Fig. 10",
-    title="The prediction's probability in the residual",
+    title="Probability of the prediction in the residual",
     description="Probability of the model's prediction when a layer's residual r is read by the"
     " output head.",
     finding="The paper found that the probability of the final prediction rises through the layers;"

@@ -129,8 +129,8 @@ def draw_sample(
     drawn = list(candidates()) if size is None else heapq.nsmallest(size, candidates())
     if not drawn:
         raise CorpusError(
-            f"No prefix can be drawn: of {n_read:,} sentences none has {shortest} tokens or more."
-            " Give a corpus of longer sentences."
+            f"No prefix can be drawn: none of {n_read:,} sentences has {shortest} tokens or more."
+            " Use a corpus of longer sentences."
         )
     drawn.sort(key=itemgetter(1, 2))
     found = []

@@ -135,7 +135,7 @@ def summary(result: ExperimentResult) -> str:
     groups = {row["group"]: row for row in result.rows}
     agreeing, every = groups.get("agreeing"), groups.get("all")
     if agreeing is None or not agreeing.get("n"):
-        return "No memory agreed with its layer on any prefix: there is no case to describe."
+        return "No memory agreed with its layer on any prefix."
 
     def shown(field: str) -> str:
         interval = format_interval(*case_interval(result, agreeing, field))
@@ -150,7 +150,7 @@ def summary(result: ExperimentResult) -> str:
 
 
 _RULE = (
-    "the share is at most 10 points below the paper's and its interval above the share of all"
+    "the share is at most 10 points below the paper's and its interval is above the share of all"
     " cases; in part if only the latter"
 )
 
@@ -204,8 +204,8 @@ EXPERIMENT = Experiment(
     name="stop-words",
     paper="Sec. 5.1",
     title="Stop words and short prefixes",
-    description="Among the pairs of prefix and layer in which some memory agrees with the layer:"
-    " how often the target is a stop word, and the prefix shorter than five tokens.",
+    description="Among the (prefix, layer) pairs in which some memory agrees with the layer: how"
+    " often the target is a stop word, and how often the prefix is shorter than five tokens.",
     finding="The paper found that where a memory does agree with its layer, the target is mostly a"
     " stop word or the prefix very short.",
     measure=measure,

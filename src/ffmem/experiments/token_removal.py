@@ -316,7 +316,7 @@ def summary(result: ExperimentResult) -> str:
 @claim(
     "The last token matters most to a key, less so in upper layers",
     "removing the last token lowers the median most in at least 80 % of the layers, and less on"
-    " average in the upper layers (the paper's 10–16); in part if one of the two",
+    " average in the upper layers (the paper's 10–16); in part if only one is true",
     over_depth=True,
 )
 def _last_token(result: ExperimentResult) -> Evidence | None:
@@ -354,7 +354,7 @@ EXPERIMENT = Experiment(
     paper="Fig. 3",
     title="Removing a token of a trigger",
     description="Relative change of a memory's coefficient m on its trigger when the first, the"
-    " last or a random token is removed, or replaced in its place.",
+    " last or a random token is removed, or replaced.",
     finding="The paper found that removing the last token changes the coefficient most, and less so"
     " in the upper layers.",
     measure=measure,
@@ -374,14 +374,14 @@ EXPERIMENT = Experiment(
         _panel("first", "removed"),
     ),
     notes={
-        "softmax": "A coefficient is a weight of a softmax over the layer's memories: it also"
-        " changes where only the scores of others do. raw_mean and raw_median are of the memory's"
+        "softmax": "A coefficient is a softmax weight over the layer's memories: it also changes"
+        " if only the scores of other memories do. raw_mean and raw_median are for the memory's"
         " own score x·k.",
         "persistent": "A coefficient is the attention on a slot, in one softmax with every token"
-        " of the context: it depends on all of them, and what a token no longer takes is shared"
-        " among the others and the slots. raw_mean and raw_median are of the slot's own score x·k.",
-        "lambda": "A coefficient is x·k where a token lies at the key's distance, and 0"
-        " where none does: a trigger that becomes too short loses it wholly (−100 %). raw_mean and"
-        " raw_median are of x·k, whether there is a token or not.",
+        " of the context: it depends on all of them, and the attention of a removed token goes to"
+        " the others and the slots. raw_mean and raw_median are for the slot's own score x·k.",
+        "lambda": "A coefficient is x·k where a token is at the key's distance, and 0 elsewhere:"
+        " a trigger that becomes too short loses all of it (−100 %). raw_mean and raw_median are"
+        " for x·k, with or without such a token.",
     },
 )

@@ -188,9 +188,9 @@ def summary(result: ExperimentResult) -> str:
 
 
 @claim(
-    "In most examples no single memory predicts what the layer does",
-    "the share reaches 68 % in every layer (all memories against top(y)); in part if in half of"
-    " them",
+    "In most examples, no single memory predicts what the layer predicts",
+    "the share reaches 68 % in every layer (all memories, compared with top(y)); in part if in"
+    " half of the layers",
     NO_MEMORY,
 )
 def _zero(result: ExperimentResult) -> Evidence | None:
@@ -219,8 +219,8 @@ def _panel(memories: str, *paper: PaperMark) -> Panel:
 
 
 _ALL_COUNT = (
-    "Coefficients are weights of a softmax, all of them positive: every memory is active, and as"
-    " such counts with top(m·v) in place of top(v)."
+    "Coefficients are softmax weights and thus positive: every memory is active, and counts with"
+    " top(m·v) instead of top(v)."
 )
 
 EXPERIMENT = Experiment(
@@ -228,9 +228,9 @@ EXPERIMENT = Experiment(
     paper="Fig. 8",
     title="Layers that no memory agrees with",
     description="Share of prefixes on which no memory's top token is the layer's: top(y) of the"
-    " feed-forward output y, or top(o) of the layer's output o = r + y, r being the residual.",
-    finding="The paper found that on most inputs the layer's prediction is that of none of its"
-    " memories: the layer composes them.",
+    " feed-forward output y, or top(o) of the layer's output o = r + y, where r is the residual.",
+    finding="The paper found that on most inputs none of a layer's memories predicts what the"
+    " layer predicts: the layer composes them.",
     measure=measure,
     chart=chart,
     summary=summary,
@@ -242,8 +242,8 @@ EXPERIMENT = Experiment(
     notes={
         "softmax": _ALL_COUNT,
         "persistent": _ALL_COUNT,
-        "experts": "“All” are the memories of all experts of a layer: those that a prefix does not"
-        " reach count with top(v), like any memory with m = 0. “Active” are in experts that it"
-        " reaches.",
+        "experts": "“All” means the memories of all experts of a layer: those that a prefix does"
+        " not reach count with top(v), like any memory with m = 0. “Active” memories are in"
+        " experts that it reaches.",
     },
 )

@@ -249,7 +249,7 @@ def lock_folder(folder: Path) -> Iterator[bool]:
             yield True
             return
         raise StoreError(
-            f"{folder} contains other files, and no index. Choose a new or empty folder."
+            f"{folder} contains other files, but no index. Choose a new or empty folder."
         )
     busy = f"Another process is working on {folder}. Wait for it, or choose another folder."
     with locked(folder / "partials" / "lock", busy):

@@ -79,7 +79,7 @@ class BuildOptions(ExecutionConfig):
     """How a run is carried out; none of it changes the bytes of the index."""
 
     shared: str | None = option(
-        "Folder or URL that all workers share, if some cannot see the index folder.",
+        "Folder or URL that all workers can access, if they do not share the index folder.",
         None,
         metavar="FOLDER|URL",
     )

@@ -50,9 +50,9 @@ CSV_TOKENS = 10
 def export(index: Index, to: str, out: Path, step: Step) -> None:
     """Write every memory of an index to a file, or to a new folder (parquet, neuronpedia)."""
     if to not in FORMATS:
-        raise FfmemError(f"--to {to}: unknown format. Give one of {', '.join(FORMATS)}.")
+        raise FfmemError(f"--to {to}: unknown format. Use one of {', '.join(FORMATS)}.")
     if str(out) == "-":
-        raise FfmemError("Exports cannot write to standard output. Give a path instead of -.")
+        raise FfmemError("Exports cannot write to standard output. Use a path instead of -.")
     if to in ("neuronpedia", "parquet"):
         with _committing_folder(out) as folder:
             write_folder = _write_neuronpedia if to == "neuronpedia" else _write_parquet
@@ -227,7 +227,7 @@ class _NeuronpediaExporter:
         if len(set(layout.widths)) == 1:
             text = f"{layout.n_layers} layers of {layout.widths[0]:,} memories"
         else:
-            text = f"{layout.n_layers} layers with {len(layout):,} memories in all"
+            text = f"{layout.n_layers} layers with {len(layout):,} memories in total"
         return f"{text}, some in experts" if layout.has_experts else text
 
     def _about_banks(self, layer: int) -> str:

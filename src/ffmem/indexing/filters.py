@@ -45,16 +45,16 @@ class Filters:
             where = "this index" if self.layer is None else f"layer {self.layer}"
             raise FfmemError(f"There is no bank {self.bank!r} in {where}. There are: {shown}.")
         if self.sign not in (None, 1, -1):
-            raise FfmemError(f"sign is {self.sign!r}. Give 1 or -1.")
+            raise FfmemError(f"sign is {self.sign!r}. Use 1 or -1.")
         if self.rank is not None and self.rank < 1:
-            raise FfmemError(f"rank is {self.rank}. Ranks count from 1: give 1 or more.")
+            raise FfmemError(f"rank is {self.rank}. Ranks start at 1.")
         if self.kind is not None and self.kind not in PATTERN_KINDS:
             kinds = " or ".join(PATTERN_KINDS)
-            raise FfmemError(f"There are no {self.kind!r} patterns. Give {kinds}.")
+            raise FfmemError(f"There are no {self.kind!r} patterns. Use {kinds}.")
         for name in ("min_active", "max_active"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
-                raise FfmemError(f"{name} is {share}. It is a share of prefixes, from 0 to 1.")
+                raise FfmemError(f"{name} is {share}. It is a share of prefixes: use 0 to 1.")
         least, most = self.min_active, self.max_active
         if least is not None and most is not None and least > most:
             raise FfmemError(f"min_active {least} is above max_active {most}. Swap them.")

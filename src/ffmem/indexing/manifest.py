@@ -212,7 +212,7 @@ class Manifest(Record):
         if format != FORMAT:
             raise StoreError(
                 f"{path} has the format {format!r}; this version of ffmem reads format {FORMAT}."
-                " Use the version that wrote it, or make the index again."
+                " Use the version that wrote it, or build the index again."
             )
         try:
             return cls.of(content)
@@ -225,13 +225,13 @@ def _why_missing(folder: Path) -> str:
     if is_hub_address(folder):
         name = str(folder).removeprefix(PREFIX)
         return (
-            f"{folder} is on the Hub, and this needs an index on this machine. Run `ffmem pull"
+            f"{folder} is on the Hub, but this needs a local index. Run `ffmem pull"
             f" {name} DIR`, then use DIR. (`ffmem show` and ffmem.open read it from the Hub.)"
         )
     if folder.is_file():
-        return f"{folder} is a file, not an index, which is a folder. Make one with `ffmem index`."
+        return f"{folder} is a file; an index is a folder. Build one with `ffmem index`."
     if not folder.is_dir():
-        return f"There is no index at {folder}: no such folder. Make one with `ffmem index`."
+        return f"There is no index at {folder}: no such folder. Build one with `ffmem index`."
     if (folder / "partials").is_dir():
         return (
             f"The index at {folder} is not finished."
@@ -239,8 +239,8 @@ def _why_missing(folder: Path) -> str:
             " `ffmem index` command to resume it."
         )
     return (
-        f"{folder} is not an index: it has no manifest.json. Make an index with `ffmem index` in"
-        " an empty folder."
+        f"{folder} is not an index: it has no manifest.json. Build one with `ffmem index` in an"
+        " empty folder."
     )
 
 

@@ -18,7 +18,7 @@ NO_VALUE = (
 NO_VALUE_YET = "The values of this layer are not computed yet. The index is unfinished."
 
 ZERO_VALUE = (
-    "This memory's value gives every token the same logit, like a value of zeros: it promotes and"
+    "This memory's value gives every token the same logit, like a zero value: it promotes and"
     " suppresses nothing."
 )
 
@@ -29,7 +29,7 @@ NO_KEY_TOKENS = (
     " are listed for its keys."
 )
 
-ZERO_KEY = "This memory's key gives every token the same score, like a key of zeros."
+ZERO_KEY = "This memory's key gives every token the same score, like a zero key."
 
 NO_VALUES = (
     "These memories have no static values: a lambda layer multiplies their coefficients by vectors"
@@ -46,12 +46,13 @@ _DEFINITIONS = {
 }
 
 _NOTES = {
-    "softmax": "The coefficient is the memory's weight in a softmax over all memories of its layer:"
-    " it is above 0, so active, on every prefix but where it rounds to 0.",
+    "softmax": "The coefficient is the memory's weight in a softmax over all memories of its"
+    " layer: it is above 0, and so active, on every prefix, unless it rounds to 0.",
     "persistent": "The coefficient is the attention weight on the slot, in one softmax with the"
-    " tokens: it is above 0, so active, on every prefix but where it rounds to 0.",
-    "lambda": "The coefficient is a head's query times its static key for a distance: of either"
-    " sign, and 0 where no token is so far back. Prefixes on which it is above 0 trigger.",
+    " tokens: it is above 0, and so active, on every prefix, unless it rounds to 0.",
+    "lambda": "The coefficient is a head's query times its static key for a distance: it can have"
+    " either sign, and is 0 where no token is that far back. Only prefixes on which it is above 0"
+    " are triggers.",
 }
 
 _EXPERT_NOTE = (
@@ -168,7 +169,7 @@ class Trigger(NamedTuple):
     coefficient: float
     sentence: int
     length: int
-    """p: tokens of the prefix."""
+    """p, the number of tokens in the prefix."""
     prefix: str
     last_token: str | None
     next_token: str | None
@@ -200,7 +201,7 @@ class Value(NamedTuple):
     top: list[ValueToken]
     bottom: list[ValueToken]
     note: str | None = None
-    """Why both ends are empty: no static value, or one of zeros; else None."""
+    """Why both ends are empty (no static value, or a zero value); else None."""
 
 
 class KeyToken(NamedTuple):
@@ -215,16 +216,16 @@ class KeyToken(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The key's side of a memory: what it reads, and how that compares with what it writes."""
+    """The key side of a memory: what it reads, and how that compares with what it writes."""
 
     tokens: list[KeyToken]
     """Best match first."""
     cosines: dict[str, float]
     """Between key (gate, up) and value, as they act on the residual stream."""
     weight_class: str | None
-    """By these cosines (`indexing/weights.py`); None without static values."""
+    """Follows from the cosines (`indexing/weights.py`); None without static values."""
     note: str | None = None
-    """Why no tokens are listed, if so."""
+    """Why no tokens are listed; else None."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `show --json` prints."""
@@ -248,16 +249,16 @@ class SignCase:
     """Prefixes of the corpus in this case, of those that reach the memory's bank; exact."""
     share: float
     triggers: list[Trigger]
-    """Those of its kept triggers that are in this case."""
+    """The memory's stored triggers in this case."""
 
     @property
     def name(self) -> str:
-        """What it is, in words."""
+        """A description of the case."""
         return f"gate {'open' if self.gate > 0 else 'closed'}, m {'>' if self.sign > 0 else '≤'} 0"
 
     @property
     def note(self) -> str | None:
-        """How much of the case its triggers show."""
+        """How much of the case the triggers cover."""
         n = len(self.triggers)
         if n == self.count:
             return None
@@ -336,7 +337,7 @@ class Memory:
 
     @property
     def sign_cases(self) -> list[SignCase]:
-        """The four sign cases with their kept triggers; none in ungated models."""
+        """The four sign cases with their stored triggers; empty in ungated models."""
         if self.case_counts is None:
             return []
         cases = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
@@ -355,7 +356,7 @@ class Memory:
 
     @property
     def gated(self) -> bool:
-        """Whether a coefficient of either sign triggers."""
+        """Whether coefficients of both signs trigger."""
         return self.kind.gated
 
     @property

@@ -46,7 +46,7 @@ def merge(folders: Sequence[str | Path], out: str | Path, progress: Progress) ->
     target = Path(out)
     indexes = [Index(folder) for folder in folders]
     if len(indexes) < 2:
-        raise StoreError("Give at least two indexes to merge.")
+        raise StoreError("Pass at least two indexes to merge.")
     for other in indexes[1:]:
         check_compatible(indexes[0], other)
     _check_distinct(indexes)
@@ -158,7 +158,7 @@ def extend(
         if request["digest"] is not None and any(
             _matches(source, request) for source in index.manifest.corpus.sources
         ):
-            progress.say(f"{corpus.source} is in {index.folder} already: nothing to do.")
+            progress.say(f"{corpus.source} is already in {index.folder}: nothing to do.")
             shutil.rmtree(work)
             return index
         before = read_run(Storage(work / "index"))
@@ -177,7 +177,7 @@ def extend(
                 f" not added yet. Extend with {source.source} first, or delete that folder."
             )
         if source.hash in {known.hash for known in index.manifest.corpus.sources}:
-            progress.say(f"{source.source} is in {index.folder} already: nothing to do.")
+            progress.say(f"{source.source} is already in {index.folder}: nothing to do.")
         else:
             _swap(index.folder, added.folder, progress)
         shutil.rmtree(work)

@@ -170,8 +170,8 @@ class Partials:
 
     def _unchanged_layers(self, partial: Partial) -> Iterator[LayerResult]:
         changed = StoreError(
-            f"{partial.name} in {self.storage.shown} changed while it was merged: a worker of this"
-            " run is still alive. Wait until it ends, then rerun the command."
+            f"{partial.name} in {self.storage.shown} changed during the merge: a worker of this run"
+            " is still running. Wait until it ends, then rerun the command."
         )
         try:
             with self._open(partial.name) as reader:
@@ -272,7 +272,7 @@ def _read_batch(reader: pa.RecordBatchFileReader, layer: int) -> dict[str, ndarr
     """Return the columns of a layer; raise if their hash is wrong."""
     batch, custom = reader.get_batch_with_custom_metadata(layer)
     if custom is None or custom[b"sha256"].decode() != _digest(batch):
-        raise pa.ArrowInvalid("its bytes do not match their hash")
+        raise pa.ArrowInvalid("its hash does not match")
     return {column: as_array(batch.column(column)) for column in batch.schema.names}
 
 

@@ -171,8 +171,8 @@ def _read_corpus(
         )
     if corpus.content_only and config.compat:
         raise FfmemError(
-            f"--content-only does not fit --compat {COMPAT}, whose prefixes end before their last"
-            " token. Leave one of them out."
+            f"--content-only does not work with --compat {COMPAT}, whose prefixes end before their"
+            " last token. Drop one of them."
         )
     progress.say(f"Reading {corpus.source}.")
     reading = corpus.sentences(memories.tokenizer)
@@ -181,7 +181,7 @@ def _read_corpus(
     if totals.n_sentences == 0:
         raise CorpusError(
             f"No conversation of {corpus.source!r} has content within the model's context of"
-            f" {context} tokens. Give shorter ones, or leave out --content-only."
+            f" {context} tokens. Use shorter ones, or drop --content-only."
         )
     if totals.n_places > MAX_PREFIXES:
         raise CorpusError(
@@ -248,7 +248,7 @@ def _summary(source: SourceRecord, start: StartRecord) -> Iterator[str]:
             f" {pluralize(source.cut_tokens, 'tokens')}."
         )
     if source.conversations:
-        left_out = f"; {pluralize(source.left_out, 'tokens')} of the template end no prefix"
+        left_out = f"; {pluralize(source.left_out, 'tokens')} of the template are not counted"
         n = pluralize(source.conversations, "sentences")
         are = "is a conversation" if source.conversations == 1 else "are conversations"
         yield f"{n} {are}{left_out if source.content_only else ''}."

@@ -68,11 +68,11 @@ class Query(NamedTuple):
     def check(self) -> None:
         """Raise if nothing can be searched for this."""
         if not self.text.strip():
-            raise FfmemError("The query is empty. Give a word, a phrase or a token.")
+            raise FfmemError("The query is empty. Use a word, a phrase or a token.")
         if any("\ud800" <= character <= "\udfff" for character in self.text):
             raise FfmemError(
-                f"The query {self.text!r} contains half a character (a lone surrogate), which no"
-                " text does. Search for whole characters."
+                f"The query {self.text!r} contains a lone surrogate (half a character), which no"
+                " text contains. Search for whole characters."
             )
 
     def _seconds(self) -> float:
@@ -195,7 +195,7 @@ def check_expression(text: str) -> str | None:
         if sizes[-1] > MAX_UNROLLED or len(sizes) > MAX_NESTED:
             raise FfmemError(
                 f"The regular expression {text!r} is too large: at most {MAX_NESTED} nested"
-                f" groups and {MAX_UNROLLED:,} characters once repeats are written out. Use smaller"
+                f" groups and {MAX_UNROLLED:,} characters once repeats are expanded. Use smaller"
                 " counts, or * and +."
             )
         if kind == "count" and not part["least"]:

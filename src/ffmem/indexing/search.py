@@ -521,7 +521,7 @@ def _check_place(place: str, index: Index) -> None:
         )
     if place not in {"values", "triggers"}:
         raise FfmemError(
-            f"--in {place}: unknown value. Give one of all, values, triggers, patterns."
+            f"--in {place}: unknown value. Use one of all, values, triggers, patterns."
         )
     if place == "values" and not index.manifest.model.has_values:
         raise NoStaticValues(

@@ -40,7 +40,7 @@ def choose_start(
     elif tokenizer.own_start is not None:
         candidates, reason = [tokenizer.own_start], "the tokenizer's own"
     elif not sample:
-        candidates, reason = [tokenizer.bos], "no sentence of two tokens to measure on"
+        candidates, reason = [tokenizer.bos], "no sentence has two tokens to measure on"
     else:
         candidates, reason = _candidates(memories), "lowest loss"
     losses = {candidate: _loss(memories, sample, candidate) for candidate in candidates if sample}
@@ -120,7 +120,7 @@ def _loss(memories: Memories, sentences: list[list[int]], start: int | None) -> 
                 total, n, n_finite = total + loss, n + length - 1, n_finite + 1
     if 2 * n_finite < len(sentences):
         raise ModelError(
-            "The model's loss on the corpus is not finite: it overflows on ordinary text."
+            "The model's loss on the corpus is not finite: the model overflows on ordinary text."
             " Use --dtype float32, or check its weights."
         )
     return total / n

@@ -187,8 +187,8 @@ class LiveRun:
             return self._sample(layer) if kind == "samples" else self._result(layer)
         except FileNotFoundError:
             raise RunChangedError(
-                f"The run in {self.partials.storage.shown} has changed since it was opened. It has"
-                " probably finished. Open it again."
+                f"The run in {self.partials.storage.shown} has changed since you opened it,"
+                " probably because it finished. Open it again."
             ) from None
 
     @lru_cache(maxsize=64)  # noqa: B019 (a search reads all layers; the cache goes with the index)

@@ -108,8 +108,8 @@ class Tokens(Sequence[str]):
 class Index:
     """An index: `index["L5N1234"]` is a `Memory`.
 
-    With `unfinished`, you can also open one that is still being made: it holds what its workers
-    had committed by then. With `remote`, the files are on the Hub, and it fetches the parts that
+    With `unfinished`, you can also open one that is still being built: it holds what its workers
+    have committed so far. With `remote`, the files are on the Hub, and it fetches the parts that
     you look at.
     """
 
@@ -288,7 +288,7 @@ class Index:
     def sampled_prefixes(self) -> ndarray:
         """The prefixes whose coefficients `samples` holds, in order; of a finished index."""
         if self.live is not None:
-            raise StoreError(f"{self.folder} is unfinished: its sample is not drawn yet.")
+            raise StoreError(f"{self.folder} is unfinished: its sample has not been drawn yet.")
         return read_columns(self.file(SAMPLED_PREFIXES), ["prefix"])["prefix"]
 
     @cached_property
@@ -446,8 +446,8 @@ def _read_remote_manifest(remote: HubFolder) -> Manifest:
     """Return the manifest of an index on the Hub; raise if the repository is not an index."""
     if "manifest.json" not in remote.files:
         raise HubError(
-            f"{remote.shown} is a dataset, but not an index of ffmem: it has no manifest.json."
-            " Check the name; `ffmem push` makes such a dataset from an index."
+            f"{remote.shown} is a dataset, but not an ffmem index: it has no manifest.json."
+            " Check the name; `ffmem push` creates such a dataset from an index."
         )
     advice = "Ask the dataset's owner to push the index again."
     content = remote.read("manifest.json")
@@ -458,9 +458,9 @@ def check_weights(index: Index, weights: str) -> None:
     """Raise if an index was made with another model than the loaded one."""
     if weights != index.manifest.model.hash:
         raise StoreError(
-            f"{index.folder} was made with a model whose weights have the hash"
+            f"{index.folder} was built from a model whose weights have the hash"
             f" {index.manifest.model.hash}; the loaded one has {weights}. Use the model that the"
-            " index was made with, or another index."
+            " index was built from, or another index."
         )
 
 

@@ -92,12 +92,12 @@ def read_errors(path: TableFile) -> Iterator[None]:
         reason = " ".join(str(error).split()).rstrip(".")
         if isinstance(path, HubFile):
             raise StoreError(
-                f"Cannot read {path}: {reason}. What arrived is damaged: rerun the command. If that"
+                f"Cannot read {path}: {reason}. The download is damaged: rerun the command. If that"
                 " does not help, ask the dataset's owner to push the index again."
             ) from None
         raise StoreError(
-            f"Cannot read {path}: {reason}. A file of the index is damaged or missing. Run"
-            " `ffmem verify` to see which, and make the index again."
+            f"Cannot read {path}: {reason}. A file of the index is damaged or missing. Run `ffmem"
+            " verify` to see which, and build the index again."
         ) from None
 
 

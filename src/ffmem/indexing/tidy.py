@@ -131,7 +131,7 @@ def layer_tables(
     schema = _schema(name, columns)
     if top is not None and (name not in ("values", "keys", "triggers") or top < 1):
         raise FfmemError(
-            f"table({name!r}, top={top}): `top` is a number of tokens or triggers from 1 on, for"
+            f"table({name!r}, top={top}): `top` is a number of tokens or triggers, at least 1, for"
             " the tables values, keys and triggers."
         )
     if layer is not None:
@@ -151,7 +151,7 @@ def _schema(name: str, columns: Sequence[str] | None) -> pa.Schema:
     if columns is None:
         return schema
     if isinstance(columns, str) or not columns:
-        raise FfmemError(f"columns={columns!r}: give a list of names, like ['cell', 'layer'].")
+        raise FfmemError(f"columns={columns!r}: pass a list of names, like ['cell', 'layer'].")
     for column in columns:
         if column not in schema.names:
             raise FfmemError(

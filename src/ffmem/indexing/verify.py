@@ -213,7 +213,7 @@ def _check_list(
     elif sentences.is_content is not None:
         tokens = (np.cumsum(sentences.lengths) - sentences.lengths)[owners] + places - 1
         if not sentences.is_content[tokens[filled]].all():
-            yield f"a {name}trigger ends at a token that is left out."
+            yield f"a {name}trigger ends at a token that is not content."
     if which == "best":
         ordered = np.sort(np.where(filled, owners, -1 - np.arange(owners.shape[1])), axis=1)
         if (np.diff(ordered, axis=1) == 0).any():

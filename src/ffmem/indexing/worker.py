@@ -137,7 +137,7 @@ class IndexWorker:
         """Raise if the cumulative result holds only parts of a chunk."""
         if not self._is_whole:
             raise WorkerError(
-                "This worker was interrupted while it added a chunk to its result, which is not"
+                "This worker was interrupted while adding a chunk to its result, which is not"
                 " committed. Rerun the command to resume."
             )
 
@@ -187,7 +187,7 @@ class IndexWorker:
         """Raise unless the bad sentences of a chunk may be skipped."""
         if not bad:
             raise FfmemError(
-                f"Every sentence of {chunk.name} works on its own, but together they fail: {error}"
+                f"Every sentence of {chunk.name} works alone, but together they fail: {error}"
             )
         number, reason = next(iter(bad.items()))
         if len(bad) > MAX_BAD_SENTENCES:

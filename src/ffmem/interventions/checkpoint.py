@@ -82,7 +82,7 @@ class EditResult:
     model: str
     edits: list[Edit]
     config: dict[str, bool]
-    """Settings that were switched on, to give the value maps a bias."""
+    """Settings that were switched on to give the value maps a bias."""
     hash_before: str
     """SHA-256 of the weights."""
     hash_after: str
@@ -133,13 +133,13 @@ def edit_checkpoint(
         other = Memories(edited.model, memories.tokenizer, str(folder), None, after)
     except SelfCheckFailed as error:
         raise ModelError(
-            "With this edit the model fails its self-check: its numbers may be too large for its"
+            "With this edit, the model fails its self-check: numbers may be too large for its"
             f" dtype. Use smaller ones. ({str(error).partition(' ffmem will not')[0]})"
         ) from None
     tokens = _tokenizer_to_save(memories)
     notes = _notes(memories, edited, before == after)
     if isinstance(tokens, WordVocabulary) and not any(count for _, count in tokens.counts):
-        notes.append("Word counts are not known; dict.txt says 0 for each.")
+        notes.append("Word counts are unknown; dict.txt lists 0 for each.")
     if recorded_hash not in (None, after):
         notes.append(
             f"The edited weights have the hash {after}; {EDITS_FILE} records {recorded_hash}."
@@ -202,8 +202,8 @@ def _notes(memories: Memories, edited: "EditedModel", unchanged: bool) -> list[s
                     found.append(f"The {what} of {edit.cell} was all zeros: {edit} has no effect.")
     if memories.family == AdaptiveConfig.model_type:
         found.append(
-            "To load it with transformers, `import ffmem.networks.model` first: it registers the"
-            " type."
+            "To load it with transformers, first `import ffmem.networks.model`, which registers"
+            " the type."
         )
     if unchanged:
         found.append("The weights do not change.")
@@ -395,7 +395,7 @@ def _check_rounding(layer: int, rounded: Tensor, exact: Tensor) -> float:
     """Return the largest relative rounding error; raise if a number overflowed."""
     if not torch.isfinite(rounded).all():
         raise ModelError(
-            f"The edits of layer {layer} give numbers that {rounded.dtype} cannot hold. Use"
+            f"The edits of layer {layer} lead to numbers that overflow {rounded.dtype}. Use"
             " smaller numbers."
         )
     largest = exact.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
@@ -405,16 +405,16 @@ def _check_rounding(layer: int, rounded: Tensor, exact: Tensor) -> float:
 def _check_edits(memories: Memories, edits: Edits, is_stored: bool) -> None:
     """Raise if weights cannot hold the edits."""
     if not edits:
-        raise ModelError("There is nothing to edit. Give off, set, scale, mean or redirect.")
+        raise ModelError("There is nothing to edit. Pass off, set, scale, mean or redirect.")
     if routes := [str(edit) for edit in edits if edit.how in ROUTES]:
         raise ModelError(
-            f"Cannot write {', '.join(routes)}: the weights of a router cannot hold it. Use trace;"
-            " or switch the expert off, which can be written."
+            f"Cannot write {', '.join(routes)}: router weights cannot express it. Use trace, or"
+            " switch the expert off, which can be written."
         )
     if edits.positions is not None:
         raise ModelError(
-            "Weights act at every position, so an edit at some positions cannot be written. Leave"
-            " out the positions, or try the edit on a prompt with trace."
+            "Weights act at every position, so an edit at some positions cannot be written. Drop"
+            " the positions, or try the edit on a prompt with trace."
         )
     if not is_stored:
         check_stored(memories)
@@ -461,8 +461,9 @@ def _needed_bias_flag(memories: Memories, edits: Edits) -> str | None:
         bank = memories.banks[cell.layer].at(cell.memory)
         if isinstance(bank, ExpertBank) or bank.is_weighted:
             raise ModelError(
-                f"Cannot write {edit}: all that an expert adds is multiplied by its weight, which"
-                " depends on the token, so weights cannot hold a fixed coefficient. off and scale"
+                f"Cannot write {edit}: an expert's output is multiplied by its weight, which"
+                " depends on the token, so weights cannot express a fixed coefficient. off and"
+                " scale"
                 " can be written; for set and mean use trace."
             )
         if getattr(bank.values, "bias", None) is None:
@@ -543,7 +544,8 @@ def save_checkpoint(
         )
         if found != expected:
             raise ModelError(
-                f"transformers would load the checkpoint {folder} with other weights: their hash is"
+                f"transformers would load the checkpoint {folder} with different weights: their"
+                " hash is"
                 f" {found}, not {expected}. Nothing was written; please report this model."
             )
 
@@ -653,8 +655,8 @@ class SideEffects:
     def to_markdown(self) -> str:
         """Return the numbers as Markdown."""
         start = "none" if self.start is None else _code(self.start)
-        cut = f" {pluralize(self.cut, 'sentences')} cut at the context." if self.cut else ""
-        short = f" {self.too_short:,} of one token left out." if self.too_short else ""
+        cut = f" {pluralize(self.cut, 'sentences')} truncated to the context." if self.cut else ""
+        short = f" {self.too_short:,} of one token skipped." if self.too_short else ""
         lines = [
             f"{pluralize(self.tokens, 'tokens')} in {pluralize(self.sentences, 'sentences')} of"
             f" {self.corpus['source']}, in {self.dtype}; start token {start}.{cut}{short}",

@@ -64,7 +64,7 @@ class CircuitQuestion(NamedTuple):
             raise FfmemError(f"There is no ablation {ablation!r}. Use auto, mean or zero.")
         if ablation == "mean" and loaded.index is None:
             raise FfmemError(
-                "Mean ablation needs an index, which knows the means; only a model was given."
+                "Mean ablation needs an index, which has the means; you passed a model."
             )
         if ablation == "auto":
             ablation = "zero" if loaded.index is None else "mean"
@@ -74,7 +74,7 @@ class CircuitQuestion(NamedTuple):
         fixed = 0 if loaded.start is None else 1
         if at < fixed:
             raise FfmemError(
-                "Position 0 is the start token, which no memory of the prompt reaches."
+                "Position 0 is the start token, whose memories are never ablated. Use a later one."
             )
         forward = PartialForward(memories, read.ids, at)
         if target is None:

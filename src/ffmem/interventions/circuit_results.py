@@ -50,7 +50,7 @@ class CircuitNode:
     cell: str
     layer: int
     memory: int
-    """Its number in the layer, through all banks."""
+    """Its number in the layer, across all banks."""
     position: int
     coefficient: float
     baseline: float
@@ -58,7 +58,7 @@ class CircuitNode:
     estimate: float
     """The part of the target's logit that comes through it: (m − baseline) · ∂logit/∂m."""
     exact: float
-    """The target's logit, minus that with this node ablated."""
+    """The target's logit, minus the logit with this node ablated."""
     value_top: list[str]
     """The tokens that m · v promotes most."""
 
@@ -78,7 +78,7 @@ class TokenEnd:
 
 @dataclass(frozen=True)
 class CircuitEdge:
-    """What flows from a token or node to a node or the target, past no third node.
+    """What flows from a token or node to a node or the target, without passing a third node.
 
     Numbers are in the unit of where the edge ends: a coefficient, or the target's logit.
     """
@@ -128,7 +128,7 @@ class SwitchedOff:
 
 @dataclass(frozen=True, repr=False)
 class CircuitResult(TableResult):
-    """The memories that a prediction comes through, and which of them feed which."""
+    """The memories that lead to a prediction, and which of them feed which."""
 
     prompt: str
     tokens: list[str]
@@ -141,7 +141,7 @@ class CircuitResult(TableResult):
     """logit: the target's, minus the mean over the vocabulary; log p: with an adaptive softmax,
     which has no logits."""
     logit: float
-    """The target's, by this measure."""
+    """The target's logit, by this measure."""
     ablated_logit: float
     """The same with every memory ablated."""
     top: list[TokenProbability]
@@ -149,14 +149,14 @@ class CircuitResult(TableResult):
     ablation: str
     """mean: of the index; zero."""
     estimated_by: str
-    """relp, or gradient where the rules of RelP do not reach every step of the model."""
+    """relp, or gradient if the rules of RelP do not cover every step of the model."""
     nodes: list[CircuitNode]
     """The largest |estimate| first."""
     ends: list[TokenEnd]
     edges: list[CircuitEdge]
     """The largest |relevance| first."""
     edges_found: int
-    """Before small ones were left out."""
+    """Number of edges before small ones were dropped."""
     faithfulness: float | None
     """(logit of the nodes alone − ablated) / (logit − ablated): 1 if they carry all of it."""
     completeness: float | None
@@ -164,7 +164,7 @@ class CircuitResult(TableResult):
     curve: list[FaithfulnessPoint]
     random_sets: int
     correlation: float | None
-    """Spearman's, of the nodes' estimates with the exact numbers."""
+    """Spearman's correlation of the nodes' estimates with the exact numbers."""
     edge_correlation: float | None
     groups: list[NodeGroup] = field(default_factory=list)
     switched_off: SwitchedOff | None = None

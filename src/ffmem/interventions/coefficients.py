@@ -44,12 +44,12 @@ class TextCoefficients:
     text: str
     ids: list[int]
     tokens: list[str]
-    """As they are shown; the start token comes first, if there is one."""
+    """As displayed; the start token comes first, if there is one."""
     layers: dict[int, Float32[Tensor, "position memory"]]
-    """By layer, the memories that every token reaches: columns are memory numbers."""
+    """The memories that every token reaches, by layer: columns are memory numbers."""
     layout: Layout = field(repr=False)
     experts: dict[int, dict[str, ExpertCoefficients]] = field(default_factory=dict)
-    """By layer and name (E12), the experts that some position is routed to."""
+    """The experts that some position is routed to, by layer and name (E12)."""
 
     def __repr__(self) -> str:
         return f"TextCoefficients({self.text!r}: {len(self.ids)} tokens, {len(self.layers)} layers)"
@@ -79,7 +79,7 @@ class TextCoefficients:
     def _require(self, layer: int) -> Float32[Tensor, "position memory"]:
         self.layout.check_layer(layer)
         if layer not in self.layers:
-            raise FfmemError(f"Layer {layer} was not asked for. Add it to `layers`.")
+            raise FfmemError(f"Layer {layer} was not requested. Add it to `layers`.")
         return self.layers[layer]
 
 
@@ -126,8 +126,8 @@ def _check_size(loaded: LoadedModel, prompts: list[Prompt], layers: list[int]) -
     if size > MAX_BYTES:
         raise FfmemError(
             f"The coefficients of {len(prompts):,} texts in {len(layers)} layers would take"
-            f" {size / 1e9:.0f} GB. Ask for fewer texts at a time, or name the layers that you"
-            " need: layers=[5, 6]."
+            f" {size / 1e9:.0f} GB. Pass fewer texts at a time, or only the layers you need:"
+            " layers=[5, 6]."
         )
 
 

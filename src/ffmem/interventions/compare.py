@@ -653,7 +653,7 @@ def _heading(settings: Row) -> list[str]:
     corpus, memories = settings["corpus"], settings["memories"]
     layers = pluralize(settings["layers"], "layers")
     if isinstance(memories, list):
-        shape = f"{layers} with {pluralize(sum(memories), 'memories')} in all"
+        shape = f"{layers} with {pluralize(sum(memories), 'memories')} in total"
     else:
         shape = f"{layers} × {pluralize(memories, 'memories')}"
     lines = [

@@ -12,7 +12,7 @@ from ffmem.models.memories import Memories
 DRIFT_TOKENS = 1024
 """Tokens of text on which models are compared."""
 N_NEIGHBOURS = 20
-"""Neighbouring prompts to take from text."""
+"""Neighboring prompts to take from text."""
 BATCH_TOKENS = 512
 """Tokens that run at once."""
 

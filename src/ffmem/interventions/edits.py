@@ -92,7 +92,7 @@ class Edit(Record):
             raise NotARecord(f"write {self.cell} has no weights")
         expert = Expert.parse(self.cell)
         if expert is None and self.how in ROUTES:
-            raise FfmemError(f"Cannot {self.how} {self.cell}. Give an expert, like L5E12.")
+            raise FfmemError(f"Cannot {self.how} {self.cell}. Use an expert, like L5E12.")
         if expert is not None and expert.is_shared and self.how in ROUTES:
             raise FfmemError(
                 f"Cannot {self.how} {expert}: every token reaches a shared expert. You can switch"
@@ -161,7 +161,7 @@ class Edits:
         for cell in parse_cells("mean", mean):
             if index is None:
                 raise FfmemError(
-                    f"The mean of {cell} is stored in an index; only a model was given."
+                    f"The mean of {cell} is stored in an index, but you passed a model."
                     " Pass the folder of an index instead of the model."
                 )
             stats = index[cell].stats
@@ -233,7 +233,7 @@ def _as_list(name: str, cells: Any) -> list[Any]:
     if isinstance(cells, str | Cell):
         return [cells]
     if isinstance(cells, Mapping) or not isinstance(cells, Iterable):
-        raise FfmemError(f"{name} takes a list of names, without numbers.")
+        raise FfmemError(f"{name} takes a list of names without numbers.")
     return list(cells)
 
 
@@ -254,7 +254,7 @@ def _parse_numbers(name: str, numbers: Any) -> list[tuple[str, float]]:
     found = []
     for cell, number in (numbers or {}).items():
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
-            raise FfmemError(f"Cannot {name} {cell} to {number!r}. Give a finite number.")
+            raise FfmemError(f"Cannot {name} {cell} to {number!r}. Use a finite number.")
         found.append((str(Cell.of(cell)), float(number)))
     return found
 
@@ -264,13 +264,13 @@ def _parse_redirects(redirect: Any, margin: float | None, index: Index | None) -
     if redirect is not None and not isinstance(redirect, Mapping):
         raise FfmemError("redirect takes memories with tokens, like {'L5N1234': ' Paris'}.")
     if margin is not None and not redirect:
-        raise FfmemError("margin is the lead of a redirected memory's token. Give redirect too.")
+        raise FfmemError("margin is the lead of a redirected memory's token. Pass redirect too.")
     if margin is not None and not (isinstance(margin, Real) and 0 < margin < math.inf):
         raise FfmemError(f"The margin must be a number above 0; got {margin!r}.")
     found = []
     for name, token in (redirect or {}).items():
         if not isinstance(token, str) or not token:
-            raise FfmemError(f"Cannot redirect {name} to {token!r}. Give one token as text.")
+            raise FfmemError(f"Cannot redirect {name} to {token!r}. Pass one token as text.")
         sign, cell = None, name
         if isinstance(name, str) and (match := re.match(r"\s*([+−-])(.*)", name, re.DOTALL)):
             sign, cell = (1 if match[1] == "+" else -1), match[2]
@@ -334,7 +334,7 @@ def _check_experts(edits: Iterable[Edit], layout: Layout) -> None:
         if isinstance(target := edit.target, Cell):
             cell = layout.resolve(target)
             if (stop := stopped.get(Expert(cell.layer, cell.bank))) is not None:
-                raise FfmemError(f"{edit} cannot act, because of {stop}. Keep one of the two.")
+                raise FfmemError(f"{edit} has no effect, because of {stop}. Keep one of the two.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +374,7 @@ class EditsFile(Record):
             if not found.to_edits():
                 raise NotARecord("it has no edits")
         except FileNotFoundError:
-            raise StoreError(f"No file {path}. Give the {EDITS_FILE} of an edited model.") from None
+            raise StoreError(f"No file {path}. Use the {EDITS_FILE} of an edited model.") from None
         except (OSError, ValueError, RecursionError, FfmemError) as error:
             reason = str(error).rstrip(".") or type(error).__name__
             raise StoreError(f"Cannot read the edits of {path}: {reason}.") from None

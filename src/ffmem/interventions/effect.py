@@ -101,7 +101,8 @@ def effect(
         off = sorted({resolve_position(one, len(read.ids)) for one in positions})
         if not off or off[0] > at:
             raise FfmemError(
-                f"Memories cannot have an effect: they would be off at {off}, after position {at},"
+                f"The memories cannot have an effect: they would be off at {off}, after position"
+                f" {at},"
                 " where the prompt is read. Choose earlier positions, or a later --position."
             )
     question = Question(
@@ -206,7 +207,7 @@ def _check_request(
             raise FfmemError(f"{name} must be {least} or more; got {number!r}.")
     named = [memories.layout.resolve(cell) for cell in parse_cells("cells", cells)]
     if not (candidates or named):
-        raise FfmemError("There is nothing to measure: give at least one candidate or cell.")
+        raise FfmemError("There is nothing to measure: pass at least one candidate or cell.")
     return named
 
 
@@ -240,7 +241,7 @@ def read_prompt_file(path: str | Path, chat: bool = False) -> tuple[PromptFile, 
     path = Path(path)
     if path.suffix not in READERS:
         raise CorpusError(
-            f"{path} is not a file of prompts. Give one whose name ends in {', '.join(READERS)}."
+            f"{path} is not a file of prompts. Use one whose name ends in {', '.join(READERS)}."
         )
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -265,7 +266,7 @@ def read_prompt_file(path: str | Path, chat: bool = False) -> tuple[PromptFile, 
             raise CorpusError(f"Cannot read line {number} of {path}: {error}.") from None
         facts.append(Fact(number, prompt, target))
     if not facts:
-        raise CorpusError(f"{path} has no prompts. Give one prompt per line.")
+        raise CorpusError(f"{path} has no prompts. Write one prompt per line.")
     return PromptFile(str(path), len(facts), empty), facts
 
 

@@ -99,7 +99,7 @@ def open_model(
         if any((Path(model_or_index) / name).exists() for name in ("manifest.json", "partials")):
             index = Index(model_or_index)  # raises if it is unfinished
     if index is None and model is not None:
-        raise ModelError("Pass either a model, or an index with the model that it was made from.")
+        raise ModelError("Pass either a model, or an index with the model that it was built from.")
     source: Any = model or (model_or_index if index is None else index.manifest.model.source)
     if isinstance(source, Memories):
         if adapter is not None:
@@ -143,7 +143,7 @@ def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prom
     if chat:
         template = memories.tokenizer.chat
         if isinstance(prompt, str) and not prompt.strip():
-            raise CorpusError("The prompt is empty. Give a text of at least one token.")
+            raise CorpusError("The prompt is empty. Use a text of at least one token.")
         found = template.encode(as_messages(prompt), ask=True)
         text, tokens, answer = found.text, found.ids, found.answer - 1
         ends.add(template.end_of_turn)
@@ -179,7 +179,7 @@ def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
             " in Python)."
         )
     if not text:
-        raise CorpusError("The prompt is empty. Give a text of at least one token.")
+        raise CorpusError("The prompt is empty. Use a text of at least one token.")
     (encoding,) = memories.tokenizer.encode([text])
     if not encoding.ids:
         raise CorpusError(f"The prompt {text!r} has no token for this model's tokenizer.")
@@ -189,7 +189,7 @@ def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
 def find_target(memories: Memories, target: object) -> int:
     """Return the id of a target token, given as in the vocabulary, as shown, or as text."""
     if not isinstance(target, str) or not target:
-        raise ModelError(f"The target {target!r} is not a token. Give one as text.")
+        raise ModelError(f"The target {target!r} is not a token. Pass one as text.")
     try:
         id = memories.tokenizer.id_of(target)
     except ModelError:
@@ -198,7 +198,7 @@ def find_target(memories: Memories, target: object) -> int:
             shown = memories.tokenizer.token_texts(memories.vocabulary)
             pieces = ", ".join(repr(shown[id]) for id in encoding.ids) or "none"
             raise ModelError(
-                f"The target {target!r} is not one token: the tokenizer gives {pieces}. Give a"
+                f"The target {target!r} is not one token: the tokenizer gives {pieces}. Use a"
                 " single token, with its leading space if it has one."
             ) from None
         id = encoding.ids[0]
@@ -292,7 +292,7 @@ def apply_edits(memories: Memories, edits: Edits) -> Iterator[None]:
         return total
 
     if any(edit.how == "write" for edit in edits):
-        raise ModelError("A memory is written into weights. Use edit, then trace the new model.")
+        raise ModelError("A written memory needs new weights. Use edit, then trace the new model.")
     with ExitStack() as hooks:
         if edits.positions is not None:
             # OPT's language model calls its decoder past its own trunk, so both are hooked.

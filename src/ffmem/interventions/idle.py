@@ -43,12 +43,12 @@ def choose_places(
     if cell is not None:
         own = layout.resolve(cell)
         if layer not in (None, own.layer):
-            raise FfmemError(f"{own} is not in layer {layer}. Give either a cell or a layer.")
+            raise FfmemError(f"{own} is not in layer {layer}. Pass either a cell or a layer.")
         return [_given_place(loaded, run, own, force)]
     if loaded.index is None:
         raise FfmemError(
-            "Which memories are idle is in an index: make one with `ffmem index` and pass its"
-            " folder instead of the model; or choose a memory yourself, with --cell and --force."
+            "Only an index knows which memories are idle: build one with `ffmem index` and pass"
+            " its folder instead of the model; or choose a memory with --cell and --force."
         )
     if layer is not None:
         layout.check_layer(layer)
@@ -86,7 +86,8 @@ def _given_place(loaded: LoadedModel, run: PartialForward, cell: Cell, force: bo
     if index is None:
         if not force:
             raise FfmemError(
-                f"Only an index says whether {cell} is idle. Pass the folder of an index instead of"
+                f"Only an index knows whether {cell} is idle. Pass the folder of an index instead"
+                " of"
                 " the model, or --force to overwrite it anyway."
             )
         return Place(cell, bank, None)
@@ -117,8 +118,8 @@ def _check_bank(memories: Memories, run: PartialForward, bank: Bank) -> None:
     """Raise if nothing can be written into a bank, or the prompt does not reach it."""
     if memories.rows[bank.layer].softmax_groups is not None:
         raise ModelError(
-            "The coefficients of this model are shares of a softmax: a new key would take from all"
-            " others. Facts can be written into feed-forward memories only."
+            "The coefficients of this model are softmax weights: a new key would take weight from"
+            " all others. Facts can only be written into feed-forward memories."
         )
     if not router_weight(memories, run, bank):
         name = memories.layout.cell(bank.layer, bank.offset).bank

@@ -20,11 +20,12 @@ NO_DIRECT = (
     " them reaches the vocabulary by itself."
 )
 NO_RELP = (
-    "relp is not defined: this model has steps that its linear rules do not reach, such as"
-    " state-space layers, attention without a softmax, or feed-forward parts beside the memories."
+    "relp is not defined: this model has steps that its linear rules do not cover, such as"
+    " state-space layers, attention without a softmax, or feed-forward parts next to the memories."
 )
 INPUT_VALUES = (
-    f"{NO_VALUES} Tokens beside a memory are what those vectors promote here; ff is their sum, what"
+    f"{NO_VALUES} The tokens listed for a memory are what those vectors promote here; ff is their"
+    " sum, what"
     " the static keys read."
 )
 """Said of lambda layers, whose results have `values` = "input"."""
@@ -40,7 +41,7 @@ class TokenProbability:
 
 
 class TableResult:
-    """A result that shows itself as lines, a table with a header, and more lines."""
+    """A result that displays as lines, a table with a header, and more lines."""
 
     def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Return the lines above the table, its rows (the header first), and the lines below.
@@ -109,15 +110,15 @@ class MemoryContribution:
     coefficient: float
     """m; in an expert, w · m."""
     contribution: float
-    """|m| · ‖v‖; in output-normed blocks, divided by what the norm divides y by."""
+    """|m| · ‖v‖; in blocks with a post-norm, divided by the norm's divisor."""
     share: float
-    """Of the contributions of all memories of the layer."""
+    """Share of the contributions of all memories of the layer."""
     percentile: float | None
     """Share of the index's sampled prefixes whose coefficient is not larger; None without index."""
     value_top: list[str]
     """The tokens that m · v promotes most; none if v is all zeros."""
     weight: float | None = None
-    """w of the memory's expert; None if it is in none."""
+    """w of the memory's expert; None if it is not in an expert."""
     m: float | None = None
     """m of a memory in an expert, without w; where w multiplies the expert's input, with it."""
 
@@ -129,7 +130,7 @@ class ExpertWeight:
     expert: str
     """Its name, such as L5E12, or L5S if every token reaches it."""
     weight: float
-    """The router's, or that of the shared expert's gate; 1 if it has none."""
+    """The router's weight, or that of the shared expert's gate; 1 if it has none."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class OutputChange:
 
 @dataclass(frozen=True, repr=False)
 class TraceResult(TableResult):
-    """A prompt traced, and traced again under edits if there are any."""
+    """The trace of a prompt, and a second one with edits if there are any."""
 
     prompt: str
     tokens: list[str]
@@ -319,7 +320,7 @@ def _format_layer(layer: TracedLayer, has_experts: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Target(TokenProbability):
-    """The token whose log p is measured, and what the unchanged model gives it."""
+    """The token whose log p is measured, and its probability in the unchanged model."""
 
     log_probability: float
     rank: int
@@ -328,7 +329,7 @@ class Target(TokenProbability):
 
 @dataclass(frozen=True)
 class MemoryEffect:
-    """One memory: the exact change of log p(target) when it is off, beside the estimates.
+    """One memory: the exact change of log p(target) when it is off, next to the estimates.
 
     Over a file of prompts, all numbers are means.
     """
@@ -353,7 +354,7 @@ class FactsEffect(MemoryEffect):
     lowers: float
     """Share of prompts whose target becomes less likely without the memory."""
     largest: float
-    """The change of largest size."""
+    """The largest change by absolute value."""
     largest_prompt: int
     """The prompt on which it occurs, counted from 0."""
     against: float | None
@@ -377,9 +378,9 @@ class EffectResult(TableResult):
     candidates: int
     """Memories that were measured; those with the largest changes are listed."""
     correlation: dict[str, float | None]
-    """Spearman's, of each estimate with the exact change, over the candidates."""
+    """Spearman's correlation of each estimate with the exact change, over the candidates."""
     sum: dict[str, float | None]
-    """Of the exact change and of each estimate, over the candidates."""
+    """Sums of the exact change and of each estimate, over the candidates."""
     memories: list[MemoryEffect]
     ablation: str = "off"
     values: str = "static"
@@ -446,7 +447,7 @@ class FactsResult(TableResult):
     candidates: int
     """Memories that were measured, each on every prompt."""
     correlation: dict[str, float | None]
-    """Spearman's, of each mean estimate with the mean change, over the candidates."""
+    """Spearman's correlation of each mean estimate with the mean change."""
     sorted_by: str
     """change, or difference if there are control prompts; the most negative first."""
     memories: list[FactsEffect]
@@ -503,7 +504,7 @@ class WeightSource:
 
     cell: str
     cosine: float
-    """Of its value with the key; in gated models, the gate's."""
+    """Cosine of its value with the key; in gated models, with the gate's."""
     product: float
     """What a coefficient of 1 adds to the product x · k, times σ of the norm before it."""
     up_cosine: float | None
@@ -512,7 +513,7 @@ class WeightSource:
 
     @property
     def strength(self) -> float:
-        """The larger |cosine|: what sources rank by."""
+        """The larger |cosine|, by which sources are ranked."""
         return max(abs(self.cosine), abs(self.up_cosine or 0.0))
 
 
@@ -525,14 +526,14 @@ class PromptSource:
     """Of the coefficient when the lower memory is off everywhere, exact; with a coefficient above
     0, negative: it fed the memory."""
     estimate: float
-    """The change that relp expects; a plain gradient where a note says so."""
+    """The change estimated by relp, or by a plain gradient if a note says so."""
     coefficient: float
-    """Its own, at the position."""
+    """Its own coefficient at the position."""
 
 
 @dataclass(frozen=True, repr=False)
 class SourcesResult(TableResult):
-    """The lower memories that feed a memory: by weights alone and, on a prompt, in fact."""
+    """The lower memories that feed a memory: by weights alone and, on a prompt, measured."""
 
     cell: str
     by_weights: list[WeightSource]
@@ -542,11 +543,11 @@ class SourcesResult(TableResult):
     tokens: list[str] | None = None
     position: int | None = None
     coefficient: float | None = None
-    """Of the memory at the position."""
+    """The memory's coefficient at the position."""
     candidates: int = 0
     """Lower memories that were measured on the prompt."""
     correlation: float | None = None
-    """Spearman's, of the estimated changes with the exact ones."""
+    """Spearman's correlation of the estimated changes with the exact ones."""
     on_prompt: list[PromptSource] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

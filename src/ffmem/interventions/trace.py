@@ -55,8 +55,7 @@ CASES = {
 """By whether the output's top token is the residual's, and whether it is the feed-forward's."""
 
 OVERFLOW = (
-    "The model computes numbers that its dtype cannot hold. If coefficients are set or scaled, use"
-    " smaller numbers."
+    "The model's numbers overflow its dtype. If you set or scale coefficients, use smaller numbers."
 )
 
 T = TypeVar("T")

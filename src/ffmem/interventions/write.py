@@ -13,7 +13,7 @@ probability, in exact passes with the new weights.
 
 The memory that is overwritten should be idle (`idle.py`). Where you do not choose the layer, the
 fact is written into the idlest memory of some layers in turn, and the one is kept that changes
-other text least (KL). Measured (`drift.py`): paraphrases, neighbouring prompts, text of a corpus;
+other text least (KL). Measured (`drift.py`): paraphrases, neighboring prompts, text of a corpus;
 and as a control, the same value behind random keys of equal norm, in other idle memories.
 """
 
@@ -88,7 +88,7 @@ MARGIN = 1.0
 KNOWN_TOKENS = 4096
 """Tokens of text that C is measured on."""
 KNOWN_SENTENCES = 20_000
-"""Sentences of an index that are searched for neighbouring prompts."""
+"""Sentences of an index that are searched for neighboring prompts."""
 
 WRITE_FILE = "write.json"
 
@@ -181,7 +181,7 @@ def write(
         raise FfmemError(
             f"No strength gives {before.token!r} {goal} in"
             f" {', '.join(one.cell for one in trials)}: later layers undo it, or a norm limits it."
-            " Choose another layer, or ask for a smaller margin or probability."
+            " Choose another layer, or a smaller margin or probability."
         )
 
     questions = [(prompt, read.ids), *rewordings, *others]
@@ -281,13 +281,15 @@ def _read_text(
         known = [row.ids[:longest] for row in rows]
     else:
         if corpus is None:
-            raise FfmemError("A key is made from text. Give a corpus, or an index.")
+            raise FfmemError("The key is computed from text. Pass a corpus or an index.")
         further = replace(corpus, limit=None).sentences(memories.tokenizer)
         start = len(measured)
         known = [one.ids[:longest] for one in islice(further, start, start + KNOWN_SENTENCES // 10)]
     known, measured = known or measured, measured or known
     if not first_sentences(known, 1):
-        raise FfmemError("No sentence of the text has two tokens, so no key can be made from it.")
+        raise FfmemError(
+            "No sentence of the text has two tokens, so no key can be computed from it."
+        )
     return known, measured
 
 
@@ -534,10 +536,10 @@ def _notes(found: Solution, written: PromptChange, asked: int, controls: int) ->
         notes.append("Only text that the router sends to this expert can reach the memory.")
     if not written.holds:
         notes.append(
-            "Rounded to the dtype of the checkpoint, the fact does not hold. Ask for more."
+            "Rounded to the dtype of the checkpoint, the fact does not hold. Use a larger margin."
         )
     if activity is None:
-        notes.append("Without an index, idle memories are not known, so there is no control.")
+        notes.append("Without an index, idle memories are unknown, so there is no control.")
     elif controls < asked:
         notes.append(
             f"The control has {pluralize(controls, 'memories')}: not enough others are idle."

@@ -68,7 +68,7 @@ class TextChange:
     holds: bool
     """Whether it makes the prompt's next token the written one."""
     neighbours_changed: float | None
-    """Share of neighbouring prompts whose most probable token changed; None without any."""
+    """Share of neighboring prompts whose most probable token changed; None without any."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,9 +79,9 @@ class WriteResult(TableResult):
     model: str
     prompt: str
     tokens: list[str]
-    """Of the prompt, as they are shown."""
+    """Tokens of the prompt, as displayed."""
     target: Target
-    """The written token, and what the model gave it before."""
+    """The written token, and its probability before."""
     goal: str
     """What the strength was solved for."""
     cell: str
@@ -101,9 +101,9 @@ class WriteResult(TableResult):
     neighbours: list[PromptChange]
     change: TextChange
     control: list[TextChange]
-    """The same value behind random keys of equal norm, in other idle memories."""
+    """The same value with random keys of equal norm, in other idle memories."""
     side_effects: SideEffects | None = None
-    """On the corpus; None if they were not measured."""
+    """Side effects on the corpus; None if not measured."""
     hash_before: str = ""
     hash_after: str = ""
     notes: list[str] = field(default_factory=list)
@@ -142,7 +142,7 @@ class WriteResult(TableResult):
             changed = sum(one.changed for one in self.neighbours)
             lines.append(
                 f"Changes the prediction of {changed} of"
-                f" {pluralize(len(self.neighbours), 'neighbouring prompts')}."
+                f" {pluralize(len(self.neighbours), 'neighboring prompts')}."
             )
         lines.append(f"On corpus text: {_format_change(self.change)}.")
         if self.control:

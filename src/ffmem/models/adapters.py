@@ -65,11 +65,11 @@ def read_adapter(source: str, folder: Path) -> Adapter:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"Cannot read {path}: {error}. Give the folder that peft's save_pretrained wrote."
+            f"Cannot read {path}: {error}. Use the folder that peft's save_pretrained wrote."
         ) from None
     if not isinstance(settings, dict) or not isinstance(settings.get("peft_type"), str):
         raise ModelError(
-            f"{path} is not the config of an adapter: it names no peft_type. Give the folder that"
+            f"{path} is not the config of an adapter: it names no peft_type. Use the folder that"
             " peft's save_pretrained wrote."
         )
     adapter = Adapter(source, folder, settings)
@@ -181,7 +181,7 @@ def _read_config(adapter: Adapter) -> Any:
             f" {peft.__version__} does not know. Use another version of peft."
         )
     if adapter.settings.get("megatron_config"):  # peft would import a module that the file names
-        raise _cannot_merge(adapter, "it was trained with Megatron, whose code it names")
+        raise _cannot_merge(adapter, "it was trained with Megatron and needs its code")
     try:
         kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(adapter.kind)]
         with warnings.catch_warnings():
@@ -189,13 +189,13 @@ def _read_config(adapter: Adapter) -> Any:
             config: Any = kind.from_peft_type(**adapter.settings)
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"Cannot read {adapter.folder / ADAPTER_CONFIG}: {one_line(error)}. Give the folder"
+            f"Cannot read {adapter.folder / ADAPTER_CONFIG}: {one_line(error)}. Use the folder"
             " that peft's save_pretrained wrote."
         ) from error
     if config.is_prompt_learning or config.is_adaption_prompt:
         raise _cannot_merge(adapter, "it adds tokens or attention, and changes no weights")
     if getattr(config, "alora_invocation_tokens", None):
-        raise _cannot_merge(adapter, "it acts after its invocation tokens only (aLoRA)")
+        raise _cannot_merge(adapter, "it acts only after its invocation tokens (aLoRA)")
     config.inference_mode = True
     return config
 

@@ -24,7 +24,7 @@ NAMED_MODELS: dict[str, Package | JoinedFile | Path] = {
 """Models you can name: a GGUF file in packages of the Python registry, or a folder in ffmem."""
 
 MODEL_FORMS = (
-    "Give a Hugging Face folder, a LoRA folder, a .gguf file, a fairseq model.pt with its dict.txt,"
+    "Use a Hugging Face folder, a LoRA folder, a .gguf file, a fairseq model.pt with its dict.txt,"
     f" a Hub id such as org/name@revision, or a named model: {', '.join(NAMED_MODELS)}."
 )
 
@@ -92,7 +92,7 @@ def resolve_adapter(adapter: str) -> str:
     if path.exists() or _HUB_ID.fullmatch(adapter) is None:
         found = f"it has no {ADAPTER_CONFIG}" if path.exists() else "no such folder"
         raise ModelError(
-            f"{adapter!r} is not an adapter: {found}. Give a folder that peft's save_pretrained"
+            f"{adapter!r} is not an adapter: {found}. Use a folder that peft's save_pretrained"
             " wrote, or a Hub id such as org/name@revision."
         )
     return adapter

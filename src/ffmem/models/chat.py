@@ -85,7 +85,7 @@ def check_messages(messages: object) -> list[Message]:
             ' Write [{"role": "user", "content": "…"}, …].'
         )
     if not messages:
-        raise CorpusError("The conversation is empty. Give at least one message.")
+        raise CorpusError("The conversation is empty. Add at least one message.")
     found = []
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -99,10 +99,10 @@ def check_messages(messages: object) -> list[Message]:
         if content is None and any(key for key in kept if key not in ("role", "name")):
             kept["content"] = ""  # tool calls, for example
         elif content is None:
-            raise CorpusError(f"Message {number} ({message['role']}) has no content; give text.")
+            raise CorpusError(f"Message {number} ({message['role']}) has no content; add text.")
         elif not isinstance(content, str) and not _is_parts(content):
             raise CorpusError(
-                f"The content of message {number} ({message['role']}) is {_shown(content)}; give"
+                f"The content of message {number} ({message['role']}) is {_shown(content)}; use"
                 " text."
             )
         found.append(kept)
@@ -195,7 +195,7 @@ class ChatTemplate:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"{one_line(error)}. The conversation has the roles: {roles}."
             raise CorpusError(
-                "The model's chat template refuses the conversation:"
+                "The model's chat template rejects the conversation:"
                 f" {_restore(reason, self.control_tokens)}"
             ) from error
         return text
@@ -256,8 +256,8 @@ class ChatTemplate:
             if span is None and text and messages[owner]["role"] != "assistant":
                 role = _restore(messages[owner]["role"], self.control_tokens)
                 raise CorpusError(
-                    f"The model's chat template leaves out message {owner + 1}, whose role is"
-                    f" {role!r}. Use the roles that the template knows."
+                    f"The model's chat template drops message {owner + 1}, whose role is"
+                    f" {role!r}. Use roles that the template supports."
                 )
             cursor = cursor if span is None else span[1]
             found.append(span)
@@ -292,8 +292,8 @@ class ChatTemplate:
             own, own_starts, own_ends = self._encode_piece(text, is_mark, is_first=place == 0)
             if is_mark and self.tokenizer.convert_tokens_to_ids(text) in own:
                 raise CorpusError(
-                    f"A message contains {text!r}, which this tokenizer reads as a control token"
-                    " wherever it stands. Remove it from the message."
+                    f"A message contains {text!r}, which this tokenizer always reads as a control"
+                    " token. Remove it from the message."
                 )
             ids += own
             starts += [base + start for start in own_starts]
@@ -337,8 +337,8 @@ class ChatTemplate:
 def no_template() -> ModelError:
     """Return the error for a tokenizer that has no chat template."""
     return ModelError(
-        "The model's tokenizer has no chat template, so ffmem cannot write messages as the model"
-        " expects them. Use the model's chat or instruct version; or put its chat_template.jinja"
+        "The model's tokenizer has no chat template, so ffmem cannot format messages for the"
+        " model. Use the model's chat or instruct version; or put its chat_template.jinja"
         " next to the tokenizer; or read plain text, without messages and --chat."
     )
 

@@ -264,15 +264,15 @@ def _check_loading_report(name: str | Path, report: dict[str, Any]) -> None:
     """Raise unless the checkpoint has exactly the weights of the model in its config."""
     for key, stored, needed in sorted(report["mismatched_keys"]):
         raise ModelError(
-            f"The checkpoint {name} does not match its config: {key} has shape {tuple(stored)}, and"
-            f" the config asks for {tuple(needed)}. Use the config.json that belongs to the"
+            f"The checkpoint {name} does not match its config: {key} has shape {tuple(stored)}, but"
+            f" the config requires {tuple(needed)}. Use the config.json that belongs to the"
             " weights."
         )
     if report["missing_keys"]:
         example = sorted(report["missing_keys"])[0]
         raise ModelError(
             f"The checkpoint {name} is incomplete: {len(report['missing_keys'])} missing keys, such"
-            f" as {example}, which transformers would fill with random numbers. Use a complete"
+            f" as {example}, which transformers would initialize randomly. Use a complete"
             " checkpoint."
         )
     unexpected = sorted(key for key in report["unexpected_keys"] if not _UNUSED_KEYS.search(key))

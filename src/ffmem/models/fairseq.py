@@ -96,7 +96,7 @@ def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor
     except Exception as error:  # damaged files raise anything
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         reason = (
-            f"it wants to load {foreign[1]}, which is neither a tensor nor an option"
+            f"it would load {foreign[1]}, which is neither a tensor nor an option"
             if foreign
             else f"it is damaged, incomplete or another kind of file ({type(error).__name__})"
         )
@@ -204,7 +204,7 @@ def _check_names(checkpoint: Path, stored: dict[str, Tensor], names: dict[str, s
         raise ModelError(f"{checkpoint} lacks {_format_names(missing)}. Download it again.")
     if unknown := set(stored) - required:
         raise ModelError(
-            f"{checkpoint} has weights that ffmem does not know: {_format_names(unknown)}."
+            f"{checkpoint} has unknown weights: {_format_names(unknown)}."
             " It is not a model of the paper's kind."
         )
 

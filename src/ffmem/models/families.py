@@ -459,15 +459,15 @@ _STATE_SPACE = (
     "it is a state-space model without feed-forward layers, so it has no key-value memories"
 )
 _STACKED_SHARED = (
-    "its shared experts are stacks that one product runs, with weights from the router, and a"
-    " convolution over the last tokens follows them"
+    "its shared experts run as stacks in one product, weighted by the router and followed by a"
+    " convolution over the last tokens"
 )
 _DRAFTS = "it drafts tokens from the states of another model and does not run on text alone"
-_SOUNDS = "it predicts several codes of sound at each position, not the next token of a text"
+_SOUNDS = "it predicts several audio codes at each position, not the next token of a text"
 
 UNREADABLE = {
-    "blt": "it turns bytes into patches, and its stacks of layers see no common positions",
-    "cpmant": "it puts prompt vectors in front of a text, so positions are not tokens",
+    "blt": "it turns bytes into patches, and its stacks of layers do not share positions",
+    "cpmant": "it prepends prompt vectors to a text, so positions are not tokens",
     "falcon_mamba": _STATE_SPACE,
     "gemma4_assistant": _DRAFTS,
     "gemma4_unified_assistant": _DRAFTS,
@@ -483,7 +483,7 @@ UNREADABLE = {
     "rwkv": "its feed-forward layer mixes in the previous token and gates the sum of values, so not"
     " only coefficients multiply the values",
     "xlnet": "it predicts tokens in any order, and its text stream sees both sides of a token",
-    "xlstm": "it is a recurrent network, and ffmem reads transformers only",
+    "xlstm": "it is a recurrent network, and ffmem only reads transformers",
 }
 """Types of causal language models that ffmem cannot read, and why."""
 

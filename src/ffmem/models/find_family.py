@@ -233,7 +233,7 @@ def find_layer(block: nn.Module, calls: Calls, config: Any) -> dict[str, Any] | 
     if residual is None:
         raise ModelError(
             f"“r + y = o” holds for no r of its layers, with y from {places[0] or way['values']}:"
-            " something else is done to the sum"
+            " the layer does something else with the sum"
         )
     return residual | way
 
@@ -249,7 +249,7 @@ def _expert_layer(
     paths = {module: path for path, module in block.named_modules()}
     outputs = [paths[module] for module in banks.outputs]
     if any(path not in calls for path in outputs):
-        raise ModelError("its layers run their experts in a way that ffmem does not know")
+        raise ModelError("its layers run their experts in an unknown way")
     inside = [path for path in _norm_paths(block) if path.startswith(f"{outputs[0]}.")]
     for norm in inside:
         if norm in calls and _close(calls[norm].output, calls[outputs[0]].output):

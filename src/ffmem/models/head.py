@@ -115,7 +115,7 @@ class Head:
         if width != expected:
             raise ModelError(
                 f"The residual stream reaches the output embedding with width {width}, but the"
-                f" embedding has width {expected}. ffmem does not know this kind of head."
+                f" embedding has width {expected}. ffmem does not support this kind of head."
             )
 
     @property

@@ -1,4 +1,4 @@
-"""The key's side of memories: how keys act on the residual stream, and the tokens they match.
+"""The key side of memories: how keys act on the residual stream, and the tokens they match.
 
     k · N(h) = k̃ · h / σ(h) + k · β,    k̃ = γ ⊙ k, minus its mean under LayerNorm
 

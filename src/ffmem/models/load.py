@@ -123,9 +123,7 @@ def _from_memory(
     """Return the memories of a loaded model."""
     if not isinstance(model, PreTrainedModel):
         merge = ", such as model.merge_and_unload() of a peft model"
-        raise ModelError(
-            f"A {type(model).__name__} is not a model of transformers. Pass one{merge}."
-        )
+        raise ModelError(f"A {type(model).__name__} is not a transformers model. Pass one{merge}.")
     if adapter is not None:
         raise ModelError(
             "An adapter is merged into a model that ffmem loads. Pass the model's folder or name;"
@@ -155,14 +153,14 @@ def _find_adapter(source: str, adapter: str | Path | None) -> tuple[str, Adapter
     if folder is None:
         raise ModelError(
             f"{named!r} is not an adapter: no such folder, and no {ADAPTER_CONFIG} on the Hub or in"
-            " its cache. Give a folder that peft's save_pretrained wrote."
+            " its cache. Use a folder that peft's save_pretrained wrote."
         )
     found = read_adapter(named, folder)
     if any(folder.glob("model*.safetensors")):
         raise ModelError(
             f"{named} has both a whole model and an adapter. To read the model alone, remove"
             f" {ADAPTER_CONFIG}; to merge the adapter, move {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
-            f" to a folder of their own, and pass it with --adapter."
+            f" to a separate folder, and pass it with --adapter."
         )
     if adapter is not None:
         return source, found

@@ -182,7 +182,7 @@ class Memories:
         return found.detach() if isinstance(found, Tensor) else float(found)
 
     def output_scale(self, layer: int) -> float | Tensor:
-        """Return what the feed-forward part of a layer is multiplied with to give y."""
+        """Return the factor that turns a layer's feed-forward output into y."""
         row = self.rows[layer]
         return self.factor(layer, row.multiplier) * self.factor(layer, row.layer_scale)
 
@@ -303,9 +303,9 @@ class Memories:
         return owner.values_at(x, position)
 
     def bias(self, layer: int) -> Float[Tensor, " hidden"]:
-        """Return b of a layer: what it adds whatever the coefficients; zeros if there is none.
+        """Return b of a layer, which it adds for any coefficients; zeros if there is none.
 
-        Biases of experts are not in it, since they depend on the routing: see `bias_at`.
+        It excludes biases of experts, which depend on the routing: see `bias_at`.
         """
         banks = self.banks[layer]
         parts = [bank.value_bias() for bank in banks.dense if not bank.is_weighted]
@@ -393,7 +393,7 @@ class Memories:
 
     @contextmanager
     def stop_after(self, layers: int) -> Iterator[None]:
-        """End the forward pass inside this block after so many layers."""
+        """End the forward pass inside this block after this many layers."""
 
         def stop(*_: Any) -> None:
             raise _StopForwardError

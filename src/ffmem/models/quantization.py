@@ -23,8 +23,7 @@ _PACKAGES = {"compressed-tensors": "compressed_tensors", TORCHAO: "torchao"}
 """What transformers needs to read a method's checkpoints."""
 
 _ADVICE = (
-    "Use the checkpoint from before it was quantized, in float32, bfloat16 or float16; or a GGUF"
-    " file of the model."
+    "Use the unquantized checkpoint, in float32, bfloat16 or float16, or a GGUF file of the model."
 )
 
 

@@ -192,7 +192,7 @@ def _expert_errors(memories: Memories, tokens: Int[Tensor, "batch position"]) ->
         experts = memories.banks[layer].experts
         if experts is None or experts.n_runs == n_runs:
             raise MixtureOfExperts(
-                memories.family, f"layer {layer} computes them by other code than ffmem's"
+                memories.family, f"layer {layer} computes them with other code than ffmem's"
             )
     return errors
 

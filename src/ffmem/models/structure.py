@@ -25,7 +25,7 @@ def check_config(config: PretrainedConfig) -> None:
     kind = config.model_type
     if config.is_encoder_decoder:
         raise ModelError(
-            f"A {kind!r} model is an encoder-decoder, and ffmem reads decoders only: use a causal"
+            f"A {kind!r} model is an encoder-decoder, and ffmem only reads decoders: use a causal"
             " language model."
         )
     is_causal = getattr(config, "is_decoder", False) or getattr(config, "causal", False)

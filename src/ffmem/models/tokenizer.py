@@ -98,7 +98,7 @@ class Tokenizer(ABC):
             hint = f" Similar tokens: {', '.join(map(repr, similar[:5]))}." if similar else ""
             raise ModelError(
                 f"{token!r} is not a single token of this model's vocabulary.{hint}"
-                " Give one token, with its leading space if it has one."
+                " Use one token, with its leading space if it has one."
             )
         return found
 

@@ -214,8 +214,8 @@ class AdaptiveModel(AdaptivePreTrainedModel):
         """Return the input of the adaptive softmax; on request, the state after every layer too."""
         if output_attentions or self.config.output_attentions:
             raise ModelError(
-                "output_attentions is not supported: this model keeps no attention weights."
-                " Leave it out; `ffmem trace` shows the coefficients of the memories."
+                "output_attentions is not supported: this model stores no attention weights. Drop"
+                " it; `ffmem trace` shows the coefficients of the memories."
             )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states

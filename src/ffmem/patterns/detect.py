@@ -140,7 +140,7 @@ class DetectionResult:
             f" ({format_share(self.share_of_lists)}): {kinds}",
             f"{self.memories_with_pattern:,} of {self.memories:,} memories have one",
             f"{self.lists_too_short_to_test:,} lists have too few different triggers to test a"
-            " pattern; they have none",
+            " pattern",
         ]
         if self.lists and self.lists_too_short_to_test == self.lists:
             lines.append(
@@ -183,8 +183,9 @@ def detect(
     execution.check()
     if n_ranks(index) < 2 * MIN_HELD:
         raise FfmemError(
-            f"The index keeps {index.manifest.t} triggers of each memory. Patterns are looked for"
-            f" in half of them and tested on the other half, of at least {MIN_HELD}: index with"
+            f"The index keeps {index.manifest.t} triggers of each memory. Detection searches one"
+            f" half of them and tests on the other half, which needs at least {MIN_HELD}: index"
+            " with"
             f" -t {2 * TOP_TRIGGERS}."
         )
     if not 0 < alpha < 1:

@@ -240,7 +240,7 @@ class Endpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise FfmemError(
                 f"{self.url!r} is not the address of an endpoint."
-                " Give one such as http://127.0.0.1:8080/v1."
+                " Use one such as http://127.0.0.1:8080/v1."
             )
         self.host = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
         """Without anything secret."""
@@ -248,7 +248,7 @@ class Endpoint:
             import openai
         except ImportError:
             raise FfmemError(
-                "A language model is asked through the package `openai`, which is not installed:"
+                "This needs the package `openai`, which is not installed:"
                 " pip install 'ffmem[explain]'."
             ) from None
         # A local server wants no key, but the client does not start without one.
@@ -316,7 +316,7 @@ class Endpoint:
                 f" {said} {advice}"
             ) from None
         except (openai.APIError, ValueError) as error:  # not the endpoint's JSON
-            raise InvalidAnswer(f"{self.host} answered in no known form ({error}).") from None
+            raise InvalidAnswer(f"{self.host} answered in an unknown format ({error}).") from None
         choices = getattr(answer, "choices", None)
         if not choices:
             raise InvalidAnswer("there was no answer in it.")
@@ -378,11 +378,11 @@ class ExplainResult:
         lines = [
             "source: explained",
             f"{pluralize(self.patterns, 'patterns')} of {pluralize(self.memories, 'memories')};"
-            f" {self.below_least:,} more were seen in fewer than {MIN_TRIGGERS} triggers and do not"
+            f" {self.below_least:,} more occur in fewer than {MIN_TRIGGERS} triggers and do not"
             " count",
         ]
         if self.unscored:
-            lines.append(f"{self.unscored:,} have no usable answer to the blind test")
+            lines.append(f"{self.unscored:,} have no usable answer in the blind test")
         lines += [f"{cell}: no usable answer. {why}" for cell, why in self.failed.items()]
         return "\n".join(lines)
 
@@ -437,7 +437,7 @@ class _Explainer:
         memory = self.index[cell]
         sign = int(self.signs(cell.layer)[cell.memory])
         if sign == NO_SIGN:
-            self.result.failed[str(cell)] = "nothing triggers it, so there is nothing to explain."
+            self.result.failed[str(cell)] = "it has no triggers, so there is nothing to explain."
             return
         triggers = memory.triggers if sign > 0 else memory.negative_triggers
         seen = triggers[SEEN]
@@ -543,7 +543,7 @@ def _choose_cells(
     named = [index.layout.resolve(cell) for cell in cells]
     if bool(named) == (per_layer is not None):
         raise FfmemError(
-            "Say which memories a language model should explain: name some (L5N1234 …), or give a"
+            "Choose the memories to explain: name some (L5N1234 …), or pass a"
             " number to draw from each layer (--per-layer 10)."
         )
     if per_layer is None:

@@ -221,9 +221,7 @@ def _write(path: Path, index: Index, patterns: list[Patterns]) -> None:
             cells = np.fromiter((cell for (cell,) in rows), "<i4")
             db.execute("INSERT INTO kinds VALUES (?, ?)", (kind, cells.tobytes()))
 
-    missing = (
-        f"The patterns in {path.parent} have no search file (search.sqlite) of their present state"
-    )
+    missing = f"The patterns in {path.parent} have no current search file (search.sqlite)"
     write_search_file(path, _origin(patterns), SCHEMA, fill, missing)
 
 

@@ -59,7 +59,7 @@ NOTES = {
 
 _COMMANDS = {
     "human": "Write them with `ffmem annotate publish`.",
-    "explained": "Make them with `ffmem patterns explain`.",
+    "explained": "Create them with `ffmem patterns explain`.",
     "automatic": "Find them with `ffmem patterns detect`.",
 }
 
@@ -82,16 +82,16 @@ SCORES = ("precision", "recall", "base", "lift", "p_value", "q_value")
 
 
 class Pattern(NamedTuple):
-    """One pattern of one list of triggers, and how well it holds beyond those it was seen in.
+    """One pattern of one list of triggers, and how well it holds in held-out triggers.
 
-    The scores are None where nobody measured them, as with people's patterns.
+    Scores that were not measured, as for human patterns, are None.
     """
 
     cell: Cell
     sign: int
     """Of the coefficients in the list: +1, or −1 for the negative triggers of a gated model."""
     number: int
-    """Place among the patterns of its list, from 1, the best first."""
+    """Rank among the patterns of its list, from 1, best first."""
     kind: str
     description: str
     rule: str
@@ -113,13 +113,13 @@ class Pattern(NamedTuple):
     lift: float | None = None
     """recall / base."""
     p_value: float | None = None
-    """Of this many held-out triggers by chance."""
+    """Probability of at least this many held-out triggers by chance."""
     q_value: float | None = None
     """The same after false-discovery control over everything that was tested."""
     of: int = 0
     """Triggers of its list, of the first TOP_TRIGGERS; set when it is stored."""
     source: str = ""
-    """Who saw it: one of SOURCES; set when it is read."""
+    """Who found it: one of SOURCES; set when it is read."""
 
     def with_scores(self, base: float, p_value: float, q_value: float | None = None) -> "Pattern":
         """Return the pattern with its scores; the lift over a base of 0 is None."""
@@ -148,7 +148,7 @@ class Pattern(NamedTuple):
 
     @property
     def evidence(self) -> str:
-        """In how many triggers it is seen, and how far that is from chance, in words."""
+        """A description of how many triggers show it, compared with chance."""
         said = f"shown by {self.n_shown} of the first {self.of} triggers"
         if self.held:
             said += f", {len(self.held_ranks)} of {self.held} held out"
@@ -160,7 +160,7 @@ class Pattern(NamedTuple):
         return f"{said}; {lift:,.{0 if lift >= 9.95 else 1}f} × more often than by chance"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as `show --json` prints it; numbers that nobody measured are null."""
+        """Return it as `show --json` prints it; numbers that were not measured are null."""
         fields = self._asdict()
         del fields["cell"]
         fields |= {name: list(fields[name]) for name in ("ranks", "held_ranks")}
@@ -211,7 +211,7 @@ _LISTS = pa.schema([("memory", pa.int32()), ("sign", pa.int8()), ("n", pa.int16(
 
 
 class Patterns:
-    """All patterns that one source saw in an index: `patterns.of("L5N1234")`."""
+    """All patterns of an index from one source: `patterns.of("L5N1234")`."""
 
     def __init__(self, index: Index, source: str) -> None:
         self.source = source
@@ -221,8 +221,8 @@ class Patterns:
         self.manifest = _manifest(index, source)
         if self.manifest["index"] != fingerprint(index):
             raise StoreError(
-                f"The patterns in {self.folder} are of another state of the index, which was"
-                f" changed since. {_COMMANDS[source]}"
+                f"The patterns in {self.folder} belong to an earlier version of the index, which"
+                f" has changed since. {_COMMANDS[source]}"
             )
         self._found = lru_cache(64)(lambda layer: self._read("found", layer))
 
@@ -335,10 +335,7 @@ def no_patterns(index: Index) -> str:
     """Return why there are no patterns to look at, and what to do."""
     detect = f"`ffmem patterns detect {index.folder}`"
     if any(is_stale(index, source) for source in SOURCES):
-        return (
-            "The patterns of this index are of an earlier state of it: it was changed since."
-            f" Find them again with {detect}."
-        )
+        return "The index has changed since its patterns were found. Find them again with {detect}."
     return f"This index has no patterns yet. Find them with {detect}."
 
 

@@ -47,7 +47,7 @@ coefficient. Made with ffmem {version}.
     ffmem show {address} {cell}
     ffmem pull {repository} DIR{option}
 
-`show` fetches the parts of the files that it needs. Pull the index to search, serve and trace it.
+`show` downloads only the parts it needs. Pull the index to search, serve and trace it.
 
 ```python
 import ffmem
@@ -63,7 +63,7 @@ file, which `ffmem pull` checks.
 
 {example}
 
-## How it was made
+## How it was built
 
 | | |
 |---|---|

@@ -58,7 +58,7 @@ class Pushed(NamedTuple):
     revision: str | None
     """The branch; None for the main one."""
     url: str
-    """Of the dataset's page."""
+    """URL of the dataset's page."""
     files: int
     bytes: int
 
@@ -85,7 +85,7 @@ def push(
     name, branch = parse_repository(repository, revision)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise HubError(
-            f"--license {license!r} is not a license id of the Hub. Give one such as cc-by-sa-4.0,"
+            f"--license {license!r} is not a license id of the Hub. Use one such as cc-by-sa-4.0,"
             " apache-2.0, other or unknown."
         )
     with progress.waiting("Checking hashes"):
@@ -160,7 +160,7 @@ def _check_replaceable(there: HubFolder, index: Index, replace: bool) -> set[str
     if "manifest.json" not in there.files:
         if others := sorted(there.files.keys() - {".gitattributes", CARD}):
             raise HubError(
-                f"{there.shown} is a dataset, but not an index of ffmem: it has {others[0]}. Choose"
+                f"{there.shown} is a dataset, but not an ffmem index: it has {others[0]}. Choose"
                 " another name; ffmem does not overwrite it."
             )
         return set()
@@ -171,7 +171,7 @@ def _check_replaceable(there: HubFolder, index: Index, replace: bool) -> set[str
         return set(ours)
     if not replace:
         raise HubError(
-            f"{there.shown} has another index already: {_describe(there, content)}. Choose another"
+            f"{there.shown} already has another index: {_describe(there, content)}. Choose another"
             " name or --revision BRANCH, or replace it with --replace (its history stays)."
         )
     return set(ours)
@@ -224,7 +224,7 @@ def pull(
     hashes = _expected_hashes(there, remote)
     if (folder / "manifest.json").exists():
         if sha256(folder / "manifest.json") == hashes["manifest.json"]:
-            progress.say(f"{folder} has this index already: nothing to do.")
+            progress.say(f"{folder} already has this index: nothing to do.")
             return Index(folder)
         raise StoreError(f"{folder} has another index. Choose another folder, or delete it.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -301,7 +301,7 @@ def _check_arrival(hashes: dict[str, str], pulling: Path, shown: str, progress: 
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         raise HubError(
             f"{shown}/{damaged[0]}{more} arrived damaged: the hash differs from the manifest's."
-            " Nothing was kept of it. Rerun the command to fetch it again."
+            " It was deleted. Rerun the command to fetch it again."
         )
     known = {pulling / name for name in hashes} | {pulling / "lock"}
     for path in pulling.rglob("*"):  # of another pull to the same folder

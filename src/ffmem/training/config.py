@@ -50,7 +50,7 @@ class TrainConfig(Record):
     )
     heads: int | None = option("Attention heads. Default: width / 32.", None, minimum=1)
     key_width: int = option("Width of the keys of a lambda layer.", 16, minimum=1)
-    distances: int = option("Reach of lambda memories, in tokens.", 64, minimum=1)
+    distances: int = option("Range of lambda memories, in tokens.", 64, minimum=1)
     experts: int = option("Routed experts of a moe layer.", 8, minimum=1)
     top_experts: int = option("Experts that each token is routed to.", 2, minimum=1)
     shared_expert: bool = option("Add an expert that every token reaches.", False)
@@ -111,26 +111,26 @@ class TrainConfig(Record):
                 )
         check_options(self)
         if self.seed >= 2**63:
-            raise FfmemError(f"--seed {self.seed}: give a number below 2⁶³.")
+            raise FfmemError(f"--seed {self.seed}: use a number below 2⁶³.")
         if self.steps is not None and self.epochs is not None:
             raise FfmemError(
-                f"--steps {self.steps} and --epochs {self.epochs} exclude each other. Give one, or"
-                " none to train until validation stops improving."
+                f"--steps {self.steps} and --epochs {self.epochs} are mutually exclusive. Use one,"
+                " or none to train until validation stops improving."
             )
         if self.width % self.n_heads:
             raise ModelError(
-                f"--width {self.width} is not divisible by {self.n_heads} heads. Give --width as a"
+                f"--width {self.width} is not divisible by {self.n_heads} heads. Use --width as a"
                 " multiple of --heads."
             )
         if self.top_experts > self.experts:
             raise ModelError(
                 f"--top-experts {self.top_experts} is more than the {self.experts} experts of a"
-                " layer. Give at most --experts."
+                " layer. Use at most --experts."
             )
         if self.batch_tokens < self.context:
             raise FfmemError(
                 f"--batch-tokens {self.batch_tokens} is less than one block of --context"
-                f" {self.context} tokens. Give at least one block."
+                f" {self.context} tokens. Use at least one block."
             )
         cutoffs = self.cutoffs or []
         if any(later <= earlier for earlier, later in zip([0, *cutoffs], cutoffs, strict=False)):

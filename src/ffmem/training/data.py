@@ -116,7 +116,7 @@ class BPEVocabulary:
 
         if size < 257:
             raise FfmemError(
-                f"--vocabulary {size} is too small for a byte-level BPE. Give at least 257: the 256"
+                f"--vocabulary {size} is too small for a byte-level BPE. Use at least 257: the 256"
                 f" bytes and {END_OF_TEXT}."
             )
         fast = Tokenizer(models.BPE())
@@ -208,7 +208,7 @@ def make_streams(config: TrainConfig, corpus: Corpus, valid: Corpus | None) -> T
     if len(train_stream) < config.batch_tokens:
         raise CorpusError(
             f"{corpus.source!r} has {len(train_stream):,} tokens to train on, less than one batch"
-            f" of {config.batch_tokens:,}. Give more text, or fewer --batch-tokens."
+            f" of {config.batch_tokens:,}. Use more text, or fewer --batch-tokens."
         )
 
     def stats(stream: ndarray, n_sentences: int, read: CorpusReader, held_out: bool) -> StreamStats:
@@ -235,8 +235,8 @@ def _read_texts(corpus: Corpus, config: TrainConfig) -> tuple[list[str], CorpusR
     """Return the sentences of a corpus, and the reader, which counts what was left out."""
     if corpus.unit not in ("sentence", "line"):
         raise FfmemError(
-            f"--unit {corpus.unit}: training cuts the stream into blocks itself. Give sentence or"
-            " line, and --context for the size of a block."
+            f"--unit {corpus.unit}: training splits the stream into blocks itself. Use sentence or"
+            " line, and set the block size with --context."
         )
     tokenizer = WordTokenizer([])  # there is none yet; this one tells text from blanks
     tokenizer.word_level = config.tokenizer == "words"
@@ -245,8 +245,8 @@ def _read_texts(corpus: Corpus, config: TrainConfig) -> tuple[list[str], CorpusR
     for sentence in reading:
         if sentence.text is None:
             raise CorpusError(
-                f"{corpus.source!r} has token ids, but a vocabulary is made of text. Give a corpus"
-                " of text; --column names its field."
+                f"{corpus.source!r} has token ids, but training needs text. Use a text corpus;"
+                " --column names its field."
             )
         texts.append(sentence.text)
     return texts, reading
@@ -263,7 +263,7 @@ def _n_held_out(texts: Sequence[str], context: int, source: str) -> int:
     if n_held == len(texts):
         raise CorpusError(
             f"{source!r} has {pluralize(len(texts), 'sentences')}, too few to hold out a block of"
-            f" {context} tokens for validation. Give more text, or --valid."
+            f" {context} tokens for validation. Use more text, or --valid."
         )
     return n_held
 

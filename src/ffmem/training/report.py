@@ -41,12 +41,12 @@ def format_plan(config: TrainConfig, plan: TrainPlan) -> list[str]:
     if control:
         lines.append(
             f"The text contains {pluralize(control, 'control tokens')}, such as </s>: they are read"
-            " as such."
+            " as control tokens."
         )
     if left_out := _format_left_out(train):
-        lines.append(f"Left out of the corpus: {left_out}.")
+        lines.append(f"Dropped from the corpus: {left_out}.")
     if not valid.held_out and (left_out := _format_left_out(valid)):
-        lines.append(f"Left out of the validation corpus: {left_out}.")
+        lines.append(f"Dropped from the validation corpus: {left_out}.")
     words = config.tokenizer == "words"
     n_entries = plan.vocabulary - (4 if words else 0)
     if n_entries < config.vocabulary_size:

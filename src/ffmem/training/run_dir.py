@@ -215,12 +215,12 @@ class RunDir:
     def check_usable(self) -> None:
         """Raise unless the folder is new, empty or a training run."""
         if self.path.exists() and not self.path.is_dir():
-            raise StoreError(f"{self.path} is a file. Give a new or an empty folder as --out.")
+            raise StoreError(f"{self.path} is a file. Use a new or an empty folder as --out.")
         if not self.path.exists() or self.is_finished or self.checkpoint.is_dir():
             return
         if any(self.path.iterdir()):
             raise StoreError(
-                f"{self.path} is not empty and is not a training run. Give a new or an empty folder"
+                f"{self.path} is not empty and is not a training run. Use a new or an empty folder"
                 " as --out."
             )
 
@@ -230,7 +230,7 @@ class RunDir:
         self.check_usable()
         is_new = not self.path.exists()
         check_writable(self.path)
-        busy = f"Another process is training in {self.path}. Wait for it, or give another --out."
+        busy = f"Another process is training in {self.path}. Wait for it, or use another --out."
         with locked(self.checkpoint / "lock", busy):
             try:
                 yield

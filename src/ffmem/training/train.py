@@ -159,7 +159,7 @@ def match_parameters(
         raise ModelError(
             f"--match {config.match}: that model has {target:,} parameters, but with"
             f" {config.memory} memories it has {smallest:,} even with a single memory per layer."
-            " Give more --memories."
+            " Use more --memories."
         )
     per_memory = count(config.memory, 2) - smallest
     memories = 1 + round((target - smallest) / per_memory)

@@ -68,7 +68,7 @@ def model_config(
     if cutoffs and cutoffs[-1] >= vocabulary:
         raise ModelError(
             f"--cutoffs {','.join(map(str, cutoffs))}: the vocabulary has only {vocabulary:,}"
-            " tokens, which leaves none for the last cluster. Give lower cutoffs, or none."
+            " tokens, which leaves none for the last cluster. Use lower cutoffs, or none."
         )
     sizes = [end - begin for begin, end in pairwise([0, *cutoffs, vocabulary])]
     tails = [max(MIN_CLUSTER_WIDTH, config.width // 4**number) for number in range(1, len(sizes))]

@@ -42,7 +42,7 @@ RETRY_SECONDS = 5
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorResponse, "description": "No such memory, layer, figure or index."},
-    422: {"model": ErrorResponse, "description": "The request is wrong, or asks for too much."},
+    422: {"model": ErrorResponse, "description": "The request is invalid, or exceeds a limit."},
     503: {"model": ErrorResponse, "description": "The model is busy, or the index just started."},
 }
 """Errors that every route of the API may return."""
@@ -166,8 +166,8 @@ def _handle_errors(app: FastAPI, site: Site) -> None:
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> Response:
         message = (
-            f"The server failed ({type(error).__name__}). This is a bug in ffmem: its terminal"
-            " shows more."
+            f"The server failed ({type(error).__name__}). This is a bug in ffmem; the server's"
+            " terminal shows more."
         )
         return respond(request, 500, message)
 

@@ -116,7 +116,7 @@ class Guard:
             framed = headers.get("sec-fetch-dest") in ("iframe", "frame", "embed", "object")
             if framed or headers.get("sec-fetch-mode", "navigate") != "navigate":
                 return error_response(
-                    path, 403, "Other sites may not send requests to the explorer."
+                    path, 403, "Other sites cannot send requests to the explorer."
                 )
             if path.startswith("/api/"):
                 return error_response(
@@ -238,5 +238,5 @@ def check_token(token: str) -> None:
     if len(token) < 16 or not (token.isascii() and token.isprintable()) or " " in token:
         raise FfmemError(
             f"The token has {len(token)} characters. It must be at least 16 printable ASCII"
-            " characters without spaces; --token alone makes one."
+            " characters without spaces; --token alone generates one."
         )

@@ -161,8 +161,8 @@ class ServedIndex:
             }
             missing = [name for name, is_there in parts.items() if not is_there]
             read, value_layers, state = corpus.tokens, self.index.n_layers, "finished"
-            message = f"All {corpus.tokens:,} tokens are read."
-            message += f" Still to come: {', '.join(missing)}." if missing else ""
+            message = f"All {corpus.tokens:,} tokens have been read."
+            message += f" Not there yet: {', '.join(missing)}." if missing else ""
         else:
             missing = ["tokens"]
             read, value_layers, state = status.tokens_read, status.values, status.state

@@ -129,10 +129,10 @@ class LayerQuery:
     """Which memories of a layer to list, and in which order: URL parameters."""
 
     sort: Annotated[
-        str, Query(description="Column to sort by; with - in front, largest first.")
+        str, Query(description="Column to sort by; with a leading -, largest first.")
     ] = "memory"
     has: Annotated[
-        str, Query(description="Text in a token at an end of the value, or in a pattern.")
+        str, Query(description="Text in a top or bottom token of the value, or in a pattern.")
     ] = ""
     least: Percent = None
     most: Percent = None
@@ -147,7 +147,7 @@ class LayerQuery:
         if self.column not in SORTS:
             raise FfmemError(
                 f"A layer cannot be sorted by {self.sort!r}. Sort by {', '.join(SORTS)}; with a"
-                " minus in front, from the largest down."
+                " leading minus, largest first."
             )
         for name, choices in (("agreement", AGREEMENT.values()), ("pattern", CHOICES)):
             if (given := getattr(self, name)) and given not in choices:

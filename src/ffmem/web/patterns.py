@@ -31,7 +31,9 @@ from ffmem.patterns.store import (
 CHOICES = (*KINDS, "any", "none")
 """By which patterns the memories of a layer can be filtered."""
 
-UNREADABLE = "The patterns of this index cannot be read: `ffmem verify` tells which file."
+UNREADABLE = (
+    "The patterns of this index cannot be read; `ffmem verify` tells you which file is damaged."
+)
 """Instead of an error that names a folder of the server."""
 
 Version = tuple[tuple[int, int, int] | None, ...]
@@ -129,8 +131,8 @@ def _stored_patterns(index: Index, version: Version) -> StoredPatterns:
         return StoredPatterns([], [])
     try:
         problems = [
-            f"There are patterns (source: {source}) of an earlier state of this index, which has"
-            " changed since. They are not shown."
+            f"There are patterns (source: {source}) from before this index changed. They are not"
+            " shown."
             for source in SOURCES
             if is_stale(index, source)
         ]

@@ -61,14 +61,14 @@ def serve(
     `wait`, so are folders that do not exist yet.
     """
     if not folders:
-        raise FfmemError("No index was given. Name the folder of one: `ffmem serve DIR`.")
+        raise FfmemError("No index was given. Pass its folder: `ffmem serve DIR`.")
     secret = secrets.token_urlsafe(24) if token == NEW else token
     if secret is not None:
         check_token(secret)
     elif not is_loopback(host):
         raise FfmemError(
-            f"--host {host} lets other machines in, which needs a token. Add --token to make one,"
-            " or leave --host out to serve this machine only."
+            f"--host {host} lets other machines in, which requires a token. Add --token to generate"
+            " one, or drop --host to serve only this machine."
         )
     catalog = Catalog.open(folders, reports, wait)
     listening = listen(host, port)
@@ -234,7 +234,7 @@ def listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise FfmemError(
             f"Cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}."
-            " Choose another with --port; 0 takes any that is free."
+            " Choose another with --port; 0 picks a free one."
         ) from None
     return listening
 

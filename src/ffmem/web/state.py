@@ -89,7 +89,7 @@ class State:
         if how == "off":
             changed = replace(plain, off=(*plain.off, cell))
         elif number is None:
-            raise FfmemError(f"{how} {cell} needs a number. Give one.")
+            raise FfmemError(f"{how} {cell} needs a number.")
         elif how == "set":
             changed = replace(plain, set=(*plain.set, (cell, number)))
         else:
@@ -167,7 +167,7 @@ def read_state(
     set: Annotated[list[str] | None, Query(description="Coefficients to set: L5N6=2.5.")] = None,
     scale: Annotated[list[str] | None, Query(description="Factors to scale by: L7N8=-1.")] = None,
     chat: Annotated[
-        bool, Query(description="Whether the prompt is a user's text, or JSON messages.")
+        bool, Query(description="Whether the prompt is a user message or JSON messages.")
     ] = False,
 ) -> State:
     """Return the state in a URL."""

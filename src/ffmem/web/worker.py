@@ -77,7 +77,7 @@ class ModelWorker:
         With a `request`, the job is dropped if its client goes away before it begins.
         """
         if self.waiting >= MAX_WAITING or self.waiting * self._seconds >= MAX_SECONDS:
-            raise Busy("The model is busy; please retry. Pages that need no model work meanwhile.")
+            raise Busy("The model is busy; please retry. Pages that need no model still work.")
         future: Future[T] = Future()
         self._count(1)
         future.add_done_callback(lambda _: self._count(-1))

@@ -63,7 +63,7 @@ function combobox(input, place) {
   const list = element("div");
   list.id = "suggestion-list";
   list.setAttribute("role", "listbox");
-  list.setAttribute("aria-label", "What was found");
+  list.setAttribute("aria-label", "Search results");
   for (const [name, value] of Object.entries({
     role: "combobox",
     "aria-autocomplete": "list",
@@ -108,7 +108,7 @@ function combobox(input, place) {
     const shown = name === "values" || name === "memories" ? visibleToken : visible;
     const text = element("bdi", "text");
     if (name === "layers") text.append("all memories of this layer");
-    else if (name === "experts") text.append("what this expert takes, and its memories");
+    else if (name === "experts") text.append("its tokens and its memories");
     else if (name === "memories") text.append(hit.tokens.map(visibleToken).join("  "));
     else {
       const before = name === "values" ? hit.before : hit.before.slice(-24);

@@ -61,7 +61,7 @@ PRACTICE = (
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The body is not JSON."},
-    401: {"model": ErrorResponse, "description": "No code, or an unknown one."},
+    401: {"model": ErrorResponse, "description": "The code is missing or unknown."},
     403: {"model": ErrorResponse, "description": "The request came from another site."},
     409: {
         "model": ErrorResponse,
@@ -223,7 +223,7 @@ def _add_entry(routes: APIRouter, site: Site) -> None:
         try:
             code = parse_qs(body, max_num_fields=20).get("code", [""])[-1]
         except ValueError:
-            raise FfmemError("The form has too many fields. Send your code alone.") from None
+            raise FfmemError("The form has too many fields. Send only your code.") from None
         try:
             visitor = _get_visitor(site, request, state, code)
         except HTTPException as error:
@@ -428,7 +428,7 @@ def _check_same_site(request: Request) -> None:
         same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
         own = same and site in (None, "same-origin", "none")
     if not own:
-        raise HTTPException(403, "Pages of other sites may not write here")
+        raise HTTPException(403, "Pages of other sites cannot write here")
 
 
 def _page(

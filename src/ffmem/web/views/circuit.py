@@ -73,8 +73,10 @@ class CircuitOptions:
 
 
 def read_options(
-    target: Annotated[str | None, Query(description="A token; the model's own next.")] = None,
-    nodes: Annotated[int, Query(description="Memories at positions, at most.")] = 32,
+    target: Annotated[
+        str | None, Query(description="A token. Default: the model's next token.")
+    ] = None,
+    nodes: Annotated[int, Query(description="Maximum number of nodes.")] = 32,
     pin: Annotated[str, Query(description="Pinned nodes: L5N12@3,L7N8@4.")] = "",
     groups: Annotated[
         str, Query(description="Nodes by name: capital:L5N12@3,L7N8@4;verb:L2N1@1.")

@@ -54,7 +54,7 @@ def parse_number(cell: Cell, text: str) -> float | None:
         return float(text) if text.strip() else None
     except ValueError:
         raise FfmemError(
-            f"{text[:40]!r} is not a number. Give one for {cell}, like 2.5 or -1."
+            f"{text[:40]!r} is not a number. Use one for {cell}, like 2.5 or -1."
         ) from None
 
 

@@ -347,7 +347,7 @@ def router(site: Site) -> APIRouter:
 
     @routes.get(
         "/api/m/{cell}/sources",
-        summary="Lower memories that feed it: by weights and, with a prompt, in fact",
+        summary="Lower memories that feed it: by weights and, with a prompt, measured",
         response_model=SourcesResult,
     )
     async def sources_json(request: Request, cell: str, state: StateParam) -> JSONResponse:

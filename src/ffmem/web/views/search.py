@@ -59,13 +59,12 @@ PLACES: tuple[Place, ...] = ("values", "triggers", "patterns")
 
 TRIGGERS_LATER = (
     "Triggers and patterns cannot be searched yet: the index is unfinished, or its search file is"
-    " being made. Values can be searched."
+    " being built. Values can be searched."
 )
 
 READ_ONLY = (
-    "This index has no search file (search.sqlite) yet, and its folder cannot be written to. All"
-    " its memories can be browsed. To search, run `ffmem search` on it once where its folder may be"
-    " written to."
+    "This index has no search file (search.sqlite) yet, and its folder is read-only. You can"
+    " browse all its memories. To search, run `ffmem search` once where the folder is writable."
 )
 
 
@@ -171,7 +170,7 @@ class SearchQuery:
     min_active: Annotated[
         Share | None,
         BeforeValidator(none_if_empty),
-        Query(description="Least share of prefixes on which a memory is active."),
+        Query(description="Smallest share of prefixes on which a memory is active."),
     ] = None
     max_active: Annotated[
         Share | None,
@@ -386,7 +385,7 @@ def _with_kind(index: Index, kind: str) -> ndarray:
     if not sources:
         raise FfmemError(
             f"Cannot filter by {kind} patterns: this index has none yet. Find them with"
-            " `ffmem patterns detect`, or leave the filter out."
+            " `ffmem patterns detect`, or drop the filter."
         )
     try:
         with closing(PatternSearch(index, sources)) as opened:

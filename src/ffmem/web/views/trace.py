@@ -161,10 +161,12 @@ def router(site: Site) -> APIRouter:
     async def effect(
         request: Request,
         state: StateParam,
-        target: Annotated[str | None, Query(description="A token; the model's own next.")] = None,
+        target: Annotated[
+            str | None, Query(description="A token. Default: the model's next token.")
+        ] = None,
         cells: Annotated[str | None, Query(description="Memories by name: L1N2,L3N4.")] = None,
         candidates: Annotated[
-            int | None, Query(description="Memories with large estimates to measure too.")
+            int | None, Query(description="Number of memories with large estimates to measure too.")
         ] = None,
         top: Annotated[int, Query(description="Memories to return.")] = 20,
     ) -> JSONResponse:
