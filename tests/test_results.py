@@ -121,10 +121,11 @@ def smollm2():
     yield f"the rate of layer 27 is {share(last_token, 1)}"
     shuffled = mean(found.column("agreement", "permutation", (20, 30)))
     yield f"Shuffled next tokens would give {share(shuffled, 2)} in layers 20–30"
-    yield f"(area under the curve {found.also('max-probability')['auc']:.2f})"
+    yield f"(AUC {found.also('max-probability')['auc']:.2f})"
     predictive = found.also("predictive-values")
     yield f"{predictive['with_agreeing_trigger']} of them have an agreeing trigger"
-    yield f"against {predictive['random_control']['with_agreeing_trigger']} of 100 random values"
+    control = predictive["random_control"]["with_agreeing_trigger"]
+    yield f"compared with {control} of 100 random values"
     kept, own, composed = found.cases()
     yield f"in {share(mean(kept))} of examples on average"
     yield f"in more than half in {sum(one > 0.5 for one in kept)} of 30 layers"
@@ -167,12 +168,12 @@ def mini_wiki():
         share(mean(found.column("agreement", "rate", layers)), 1) for layers in ((1, 10), (11, 16))
     )
     yield f"({low} on average in layers 1–10, {high} in 11–16"
-    yield f"would be right in {share(found.rows('agreement')[0]['unigram'], 1)}"
+    yield f"would be right {share(found.rows('agreement')[0]['unigram'], 1)} of the time"
     ranks = found.column("next-token-rank", "median")
     yield f"falls from {ranks[0]:.0f} (median, layer 1) to {ranks[-1]:.0f} (layer 16)"
-    yield f"value's maximum is {found.also('max-probability')['auc']:.2f}"
+    yield f"with an AUC of {found.also('max-probability')['auc']:.2f}"
     upper = found.also("predictive-values")["upper_share"]
-    yield f"and {100 * upper:.0f} of the 100 most predictive values lie in layers 11–16"
+    yield f"and {100 * upper:.0f} of the 100 most predictive values are in layers 11–16"
     lower, upper = found.removed("last", (1, 9)), found.removed("last", (10, 16))
     yield f"falls by {share(lower, 1)} in layers 1–9 and by {share(upper)} in layers 10–16"
     active = found.column("active-memories", "median", definition="positive")
@@ -186,7 +187,7 @@ def mini_wiki():
     yield f"compositions in {share(sum(composed) / (sum(own) + sum(composed)))} of cases"
     yield f"in {share(kept[0])} (layer 1) to {share(max(kept))} of examples"
     early = max(found.column("residual-prediction", "residual_share", (1, 4)))
-    yield f"and {share(early)} of predictions stand in some layer of the bottom four"
+    yield f"and {share(early)} of predictions are already present in one of the bottom four layers"
     related = found.also("last-layer-composition")["related_share"]
     yield f"{100 * (1 - related):.0f} go to a distant word"
     for memories, said in (
