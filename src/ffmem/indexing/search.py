@@ -8,6 +8,7 @@ and every beginning of a word finds what the whole word finds.
 
 import html
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -281,14 +282,11 @@ class Search:
         else:
             _match_expression(db, query, expression, matching)
         postings = np.frombuffer(b"".join(matching.postings), TRIGGER_POSTING)
-        sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in matching.postings]
-        owners = np.repeat(np.arange(len(sizes)), sizes)
-        counts = postings["end"] >= np.asarray(matching.least, np.int64)[owners]
-        inside = (counts & kept.filters.keep(postings)).nonzero()[0]
-        total, best = rank_cells(self.index, postings[inside], inside, kept.memories, part)
+        ends = np.cumsum([len(part) // TRIGGER_POSTING.itemsize for part in matching.postings])
+        total, best = _rank_cells(self.index, postings, np.arange(len(postings)), kept, part)
         hits = []
         for cell, count, rank, side, key in best:
-            row, end = int(owners[key]), int(postings["end"][key])
+            row, end = int(np.searchsorted(ends, key, "right")), int(postings["end"][key])
             (text,) = db.execute(
                 "SELECT text FROM sentences WHERE sentence = ?", (matching.sentences[row],)
             ).fetchone()
@@ -366,8 +364,7 @@ def _rank_values(
     part: slice,
 ) -> SearchResult:
     """Return the memories whose values list some tokens (`ids`, one per posting), best first."""
-    counts = kept.filters.keep(postings)
-    total, best = rank_cells(index, postings[counts], ids[counts], kept.memories, part)
+    total, best = _rank_cells(index, postings, ids, kept, part)
     hits = [
         Match(
             str(cell),
@@ -411,8 +408,10 @@ def _match_words(db: sqlite3.Connection, query: Query, into: "_MatchingSentences
     )
     for sentence, marked, postings in rows:
         begin, end = highlighted_span(marked, n_words)
-        n_triggers = len(postings) // TRIGGER_POSTING.itemsize
-        if not into.add(sentence, n_triggers, postings, end, (begin, end)):
+        ends = np.frombuffer(postings, TRIGGER_POSTING)["end"]
+        n = bisect_right(ends, -end, key=lambda one: -one)  # prefixes that contain the match
+        counting = memoryview(postings)[: n * TRIGGER_POSTING.itemsize]
+        if not into.add(sentence, len(ends), counting, (begin, end)):
             return
 
 
@@ -436,38 +435,46 @@ def _match_expression(
         ends = expression.matching_ends(text, every)
         if not ends:
             continue
-        matching = blob
-        if ends != every[-len(ends) :]:  # a longer prefix does not match
-            matching = postings[np.isin(postings["end"], ends)].tobytes()
-        if not into.add(sentence, len(postings), matching, ends[0], (0, 0)):
+        counting = postings[np.isin(postings["end"], ends)].tobytes()
+        if not into.add(sentence, len(postings), counting, (0, 0)):
             return
 
 
-def rank_cells(
-    index: Index, postings: ndarray, keys: ndarray, memories: ndarray | None, part: slice
+def _rank_cells(
+    index: Index, postings: ndarray, keys: ndarray, kept: _Kept, part: slice
 ) -> tuple[int, list[tuple[Cell, int, int, int, int]]]:
-    """Return how many cells have postings, and some as (cell, count, rank, side, key).
+    """Return how many cells have postings, and a part of them as (cell, count, rank, side, key).
 
-    Cells with most postings come first; rank, side and key are those of the best posting. Only
-    cells count where the mask `memories` holds.
+    Cells with most postings come first; rank, side and key are those of the best one. Millions may
+    match, of which few are shown: whatever cannot be in the part is dropped before it is sorted.
     """
-    layout = index.layout
+    is_kept = kept.filters.keep(postings)
     cells = postings["cell"].astype(np.int64)
+    if kept.memories is not None:
+        is_kept &= kept.memories[cells]
+    if not is_kept.all():
+        postings, keys, cells = postings[is_kept], keys[is_kept], cells[is_kept]
+    if len(cells) and cells.max() >= len(index):
+        raise LookupError("a posting names a memory that the index does not have")
+    matches = np.bincount(cells, minlength=len(index))
+    total = int(np.count_nonzero(matches))
+    least = max(1, -_nth_smallest(-matches, part.stop))
+    inside = np.flatnonzero((matches >= least)[cells])
+    cells, postings, keys = cells[inside], postings[inside], keys[inside]
     # One integer per posting, smallest for the best: rank, then side, then key.
     is_negative = (postings["side"] < 0).astype(np.int64)
     packed = (postings["rank"].astype(np.int64) << 33) | (is_negative << 32) | keys
-    if memories is not None:
-        inside = memories[cells]
-        cells, packed = cells[inside], packed[inside]
     best = np.full(len(index), np.iinfo(np.int64).max)
     np.minimum.at(best, cells, packed)
-    counts = np.bincount(cells, minlength=len(index))
-    listed = counts.nonzero()[0]
-    order = listed[np.lexsort((listed, best[listed] >> 33, -counts[listed]))][part]
-    return len(listed), [
+    listed = np.flatnonzero(matches >= least)
+    score = (best[listed] >> 33) - (matches[listed] << 31)
+    is_listed = score <= _nth_smallest(score, part.stop)
+    listed, score = listed[is_listed], score[is_listed]
+    order = listed[np.argsort(score, kind="stable")][part]
+    return total, [
         (
-            layout.at(cell),
-            int(counts[cell]),
+            index.layout.at(cell),
+            int(matches[cell]),
             int(best[cell] >> 33),
             -1 if best[cell] >> 32 & 1 else 1,
             int(best[cell] & 0xFFFFFFFF),
@@ -476,15 +483,20 @@ def rank_cells(
     ]
 
 
+def _nth_smallest(numbers: ndarray, n: int) -> int:
+    """Return the n-th smallest number; the largest if there are fewer, and 0 if there is none."""
+    n = min(n, len(numbers)) or len(numbers)
+    return int(np.partition(numbers, n - 1)[n - 1]) if n else 0
+
+
 @dataclass
 class _MatchingSentences:
     """Sentences that match, with their postings, up to a number of triggers to examine."""
 
     max_triggers: int | None
     sentences: list[int] = field(default_factory=list)
-    postings: list[bytes] = field(default_factory=list)
-    least: list[int] = field(default_factory=list)
-    """Postings count if their prefix has at least this many characters."""
+    postings: list[bytes | memoryview] = field(default_factory=list)
+    """Those whose prefix contains a match."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Where words match; an expression may match elsewhere in each prefix."""
     n_examined: int = 0
@@ -496,8 +508,7 @@ class _MatchingSentences:
         self,
         sentence: int,
         n_triggers: int,
-        postings: bytes,
-        least: int,
+        postings: bytes | memoryview,
         span: tuple[int, int],
     ) -> bool:
         """Add a sentence with some of its triggers; return False if there are enough already."""
@@ -507,7 +518,6 @@ class _MatchingSentences:
         self.n_examined += n_triggers
         self.sentences.append(sentence)
         self.postings.append(postings)
-        self.least.append(least)
         self.spans.append(span)
         return True
 

@@ -27,7 +27,7 @@ from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
-VERSION = 3
+VERSION = 4
 
 WORDS = """tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co Mn Mc'\""""
 """How FTS5 finds words. Marks (Mn, Mc) belong to them; otherwise, Devanagari words would fall apart
@@ -40,11 +40,17 @@ CREATE VIRTUAL TABLE words USING fts5(text, content='sentences', content_rowid='
     {WORDS});
 """
 
+PRAGMAS = "PRAGMA page_size = 16384; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+"""Large pages: the postings of a token or sentence may take many."""
+
 VALUE_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1")])
 """A token at rank `rank` (from 1) of a value's top (side 1) or bottom (side −1)."""
 
 TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1"), ("end", "<i4")])
-"""A trigger at rank `rank` of a positive (1) or negative (−1) list; where its prefix ends."""
+"""A trigger at rank `rank` of a positive (1) or negative (−1) list; where its prefix ends.
+
+A sentence's triggers are sorted by where they end, the last first: those that contain a match are
+the first ones."""
 
 DAMAGED = (sqlite3.DatabaseError, LookupError, TypeError, ValueError, AttributeError)
 """What a search raises on a damaged file; the file is then made again, once."""
@@ -138,7 +144,7 @@ def write_search_file(
         check_writable(temporary, missing)
         db = sqlite3.connect(temporary)
         try:
-            db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + schema)
+            db.executescript(PRAGMAS + schema)
             fill(db)
             db.execute("INSERT INTO words (words) VALUES ('rebuild')")
             db.execute("CREATE TABLE origin (version INTEGER, state TEXT)")
@@ -245,8 +251,10 @@ def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
         end = begin + int(np.searchsorted(every[begin:], past))
         if end > begin:
             text, ends = _prefix_ends(index, sentence)
-            entries["end"][begin:end] = ends[every[begin:end] - sentence.offset]
-            yield sentence.sentence, text, entries[begin:end].tobytes()
+            part = entries[begin:end]
+            part["end"] = ends[every[begin:end] - sentence.offset]
+            by_end = np.argsort(-part["end"], kind="stable")
+            yield sentence.sentence, text, part[by_end].tobytes()
         begin = end
 
 
