@@ -8,7 +8,6 @@ and every beginning of a word finds what the whole word finds.
 
 import html
 import sqlite3
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from ffmem.indexing.query import (
 from ffmem.indexing.search_db import (
     CLOSE,
     OPEN,
+    TRIGGER_END,
     TRIGGER_POSTING,
     VALUE_POSTING,
     SearchFile,
@@ -282,11 +282,13 @@ class Search:
         else:
             _match_expression(db, query, expression, matching)
         postings = np.frombuffer(b"".join(matching.postings), TRIGGER_POSTING)
-        ends = np.cumsum([len(part) // TRIGGER_POSTING.itemsize for part in matching.postings])
+        past = np.cumsum([len(part) // TRIGGER_POSTING.itemsize for part in matching.postings])
         total, best = _rank_cells(self.index, postings, np.arange(len(postings)), kept, part)
         hits = []
         for cell, count, rank, side, key in best:
-            row, end = int(np.searchsorted(ends, key, "right")), int(postings["end"][key])
+            row = int(np.searchsorted(past, key, "right"))
+            ends, place = matching.ends[row], key - (int(past[row - 1]) if row else 0)
+            end = int(ends["end"][np.searchsorted(ends["n"], place, "right")])
             (text,) = db.execute(
                 "SELECT text FROM sentences WHERE sentence = ?", (matching.sentences[row],)
             ).fetchone()
@@ -402,16 +404,15 @@ def _match_words(db: sqlite3.Connection, query: Query, into: "_MatchingSentences
     """Find the sentences with the words of the query in a row, in any case and accents."""
     n_words = count_words(query.text)
     rows = db.execute(
-        "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.postings FROM words"
+        "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.ends FROM words"
         " JOIN sentences ON sentences.sentence = words.rowid WHERE words MATCH ?",
         (OPEN, CLOSE, query.phrase()),
     )
-    for sentence, marked, postings in rows:
+    for sentence, marked, ends_blob in rows:
         begin, end = highlighted_span(marked, n_words)
-        ends = np.frombuffer(postings, TRIGGER_POSTING)["end"]
-        n = bisect_right(ends, -end, key=lambda one: -one)  # prefixes that contain the match
-        counting = memoryview(postings)[: n * TRIGGER_POSTING.itemsize]
-        if not into.add(sentence, len(ends), counting, (begin, end)):
+        ends = np.frombuffer(ends_blob, TRIGGER_END)
+        containing = ends[ends["end"] >= end]  # the prefixes that contain the match
+        if not into.add(db, sentence, int(ends["n"][-1]), containing, (begin, end)):
             return
 
 
@@ -428,15 +429,14 @@ def _match_expression(
         if not expression.may_match(text):
             continue
         (blob,) = db.execute(
-            "SELECT postings FROM sentences WHERE sentence = ?", (sentence,)
+            "SELECT ends FROM sentences WHERE sentence = ?", (sentence,)
         ).fetchone()
-        postings = np.frombuffer(blob, TRIGGER_POSTING)
-        every = sorted(set(postings["end"].tolist()))
-        ends = expression.matching_ends(text, every)
-        if not ends:
+        ends = np.frombuffer(blob, TRIGGER_END)
+        matching = expression.matching_ends(text, sorted(ends["end"].tolist()))
+        if not matching:
             continue
-        counting = postings[np.isin(postings["end"], ends)].tobytes()
-        if not into.add(sentence, len(postings), counting, (0, 0)):
+        is_match = np.isin(ends["end"], matching)
+        if not into.add(db, sentence, int(ends["n"][-1]), ends, (0, 0), is_match):
             return
 
 
@@ -495,8 +495,10 @@ class _MatchingSentences:
 
     max_triggers: int | None
     sentences: list[int] = field(default_factory=list)
-    postings: list[bytes | memoryview] = field(default_factory=list)
+    postings: list[bytes] = field(default_factory=list)
     """Those whose prefix contains a match."""
+    ends: list[ndarray] = field(default_factory=list)
+    """Where the prefixes of these postings end."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Where words match; an expression may match elsewhere in each prefix."""
     n_examined: int = 0
@@ -506,18 +508,35 @@ class _MatchingSentences:
 
     def add(
         self,
+        db: sqlite3.Connection,
         sentence: int,
         n_triggers: int,
-        postings: bytes | memoryview,
+        ends: ndarray,
         span: tuple[int, int],
+        is_match: ndarray | None = None,
     ) -> bool:
-        """Add a sentence with some of its triggers; return False if there are enough already."""
+        """Add a sentence with the triggers that end at its first `ends`, or at some of them.
+
+        Return False if there are enough already.
+        """
         if self.max_triggers is not None and self.n_examined >= self.max_triggers:
             self.is_cut = True
             return False
         self.n_examined += n_triggers
+        size = TRIGGER_POSTING.itemsize * (int(ends["n"][-1]) if len(ends) else 0)
+        with db.blobopen("sentences", "postings", sentence, readonly=True) as blob:
+            postings = blob.read(size)  # not the rest: there may be megabytes
+        if len(postings) != size:
+            raise LookupError("postings are missing")
+        if is_match is not None and not is_match.all():
+            counts = np.diff(ends["n"], prepend=0)
+            every = np.frombuffer(postings, TRIGGER_POSTING)
+            postings = every[np.repeat(is_match, counts)].tobytes()
+            ends = ends[is_match].copy()
+            ends["n"] = np.cumsum(counts[is_match])
         self.sentences.append(sentence)
         self.postings.append(postings)
+        self.ends.append(ends)
         self.spans.append(span)
         return True
 
