@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.cells import BankRecord, Cell, Layout
+from ffmem.cells import BankRecord, Cell, Expert, Layout
 from ffmem.errors import FfmemError, UnknownCell
 from ffmem.records import NotARecord
 
@@ -134,7 +134,7 @@ def test_banks_follow_each_other_in_a_layer():
         (Cell(-1, 0), "the model has layers 0 to 3"),
         ("L0N4", "layer 0 has memories 0 to 3"),
         (Cell(0, -1), "layer 0 has memories 0 to 3"),
-        ("L0E0N1", "layer 0 has memories 0 to 3"),
+        ("L0E0N1", "layer 0 has memories 0 to 3, and no experts\\."),
         ("L1N0", "layer 1 has no memories"),
         (
             "L2N11",
@@ -149,6 +149,13 @@ def test_banks_follow_each_other_in_a_layer():
 def test_a_memory_that_the_model_lacks_is_refused_with_what_there_is(cell, found):
     with pytest.raises(UnknownCell, match=rf"There is no memory {Cell.of(cell)}: {found}"):
         MIXED.resolve(cell)
+
+
+def test_an_expert_of_a_layer_without_experts_is_refused_and_says_so():
+    with pytest.raises(
+        UnknownCell, match=r"^There is no expert L0E2: .* 0 to 3, and no experts\.$"
+    ):
+        MIXED.memories_of(Expert(0, "E2"))
 
 
 def test_a_layer_that_the_model_lacks_is_refused_with_what_there_is():

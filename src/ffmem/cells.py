@@ -256,7 +256,7 @@ class Layout:
                 first = offset + names.index(found.bank) * bank.size
                 return Cell(found.layer, first + number, found.bank, first)
             offset += bank.count * bank.size
-        raise UnknownCell(f"There is no memory {found}: {self._about(found.layer)}.")
+        raise UnknownCell(f"There is no memory {found}: {self._about(found.layer, found.bank)}.")
 
     def memories_of(self, expert: Expert) -> range:
         """Return the numbers in its layer of an expert's memories; raise if there is none."""
@@ -270,17 +270,19 @@ class Layout:
                 first = offset + bank.names.index(expert.bank) * bank.size
                 return range(first, first + bank.size)
             offset += bank.count * bank.size
-        raise UnknownCell(f"There is no expert {expert}: {self._about(expert.layer)}.")
+        raise UnknownCell(f"There is no expert {expert}: {self._about(expert.layer, expert.bank)}.")
 
-    def _about(self, layer: int) -> str:
-        """Return the banks of a layer, in words."""
+    def _about(self, layer: int, bank_name: str = "") -> str:
+        """Return the banks of a layer, in words, for one who looks for a bank there."""
         parts = []
         for bank in self.layers[layer]:
             names = bank.names
             span = f"bank {names[0]}" if len(names) == 1 else f"banks {names[0]} to {names[-1]}"
             span = f"{span} with " if names[0] else ""
             parts.append(f"{span}memories 0 to {bank.size - 1}")
-        return f"layer {layer} has {', and '.join(parts) or 'no memories'}"
+        about = f"layer {layer} has {', and '.join(parts) or 'no memories'}"
+        has_experts = any(bank.kind != "dense" for bank in self.layers[layer])
+        return f"{about}, and no experts" if parts and bank_name and not has_experts else about
 
     def number(self, cell: Cell) -> int:
         """Return a memory's number through all layers."""

@@ -42,6 +42,9 @@ def test_any_prefix_has_the_tokens_of_its_sentence(lengths):
         assert found.last[number] == (sentence[p - 1] if p else NONE)
         assert found.next[number] == (sentence[p] if p < len(sentence) else NONE)
         assert corpus.prefix(int(prefixes[number])).tolist() == sentence[:p]
+    assert corpus.following[prefixes].tolist() == found.next.tolist()
+    assert corpus.following[prefixes - 1].tolist() == found.last.tolist()
+    assert corpus.following[[NO_PREFIX, NO_PREFIX - 1]].tolist() == [NONE, NONE]
 
 
 def test_the_tokens_of_the_corpus_are_those_of_its_sentences(index):

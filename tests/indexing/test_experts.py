@@ -8,6 +8,7 @@ import torch
 
 import ffmem
 from ffmem.errors import ForwardError
+from ffmem.indexing import scan as scan_module
 from ffmem.indexing.results import read_layer
 from ffmem.indexing.tables import UNIT
 from ffmem.models.memories import Memories
@@ -93,6 +94,28 @@ def test_the_pass_equals_brute_force_over_all_prefixes(name, mode):
             assert set(found.stats.routed[bank.memories].tolist()) == {n_routed}
             total = found.stats.weight_sums[bank.memories] * UNIT
             np.testing.assert_allclose(total, sum(of_bank), atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["mixtral", DEAF])
+def test_lists_do_not_depend_on_whether_rows_or_candidates_are_added(name, mode, monkeypatch):
+    prefixes, empty_prefix = MODES[mode]
+    taken = []
+    add_rows = scan_module._ChunkReader._add_rows
+    monkeypatch.setattr(
+        scan_module._ChunkReader, "_add_rows", lambda *args: taken.append(add_rows(*args))
+    )
+    found = []
+    for share in (1, 10**9):  # never, and whenever something enters
+        monkeypatch.setattr(scan_module, "DENSE_SHARE", share)
+        memories = model_of(name)
+        scan, _ = scanned(memories, corpus(), prefixes, empty_prefix)
+        results = [scan.result(layer) for layer in range(memories.n_layers)]
+        found.append([list_ for one in results for list_ in (one.positive, one.negative)])
+        assert bool(taken) == (share > 1)
+    for candidates, rows in zip(*found, strict=True):
+        for mine, theirs in zip(candidates, rows, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 def test_an_expert_that_no_token_reaches_has_empty_lists_and_zeros():

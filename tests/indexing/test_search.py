@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -652,3 +653,37 @@ def test_nothing_found_under_filters_says_so(tiny_index):
     assert str(filtered) == "No memory has 'no such words here' in its triggers with these filters."
     with pytest.raises(FfmemError, match=r"min_active 0\.5 is above max_active 0\.1"):
         Filters(min_active=0.5, max_active=0.1).check(tiny_index)
+
+
+# Ranking
+
+
+@given(st.data())
+def test_hits_are_ranked_as_if_every_memory_were_sorted(tiny_index, data):
+    entry = st.tuples(st.integers(0, 11), st.integers(1, 4), st.sampled_from([1, -1]))
+    entries = data.draw(st.lists(entry, max_size=40, unique=True))
+    first, size = data.draw(st.integers(0, 6)), data.draw(st.integers(1, 6))
+    sign = data.draw(st.sampled_from([None, 1, -1]))
+    allowed = data.draw(st.sampled_from([None, range(0, 12, 2)]))
+    mask = None
+    if allowed is not None:
+        mask = np.zeros(len(tiny_index), bool)
+        mask[list(allowed)] = True
+    postings = np.array(entries, search.TRIGGER_POSTING)
+    kept = search._Kept(Filters(sign=sign), mask)
+    keys = np.arange(len(entries)) + 100
+
+    found = search._rank_cells(tiny_index, postings, keys, kept, slice(first, first + size))
+
+    by_cell = {}
+    for key, (cell, rank, side) in zip(keys.tolist(), entries, strict=True):
+        if side in (sign or side,) and (allowed is None or cell in allowed):
+            by_cell.setdefault(cell, []).append((rank, -side, key))
+    expected = sorted((-len(own), min(own)[0], cell, min(own)) for cell, own in by_cell.items())[
+        first : first + size
+    ]
+    assert found[0] == len(by_cell)
+    assert found[1] == [
+        (tiny_index.layout.at(cell), -count, rank, -side, key)
+        for count, _, cell, (rank, side, key) in expected
+    ]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ffmem.indexing.results import LayerResult, LayerStats, Triggers
 from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.indexing.topk import MAX_PREFIXES, TopK
+from ffmem.indexing.topk import MAX_PREFIXES, TopK, pack_keys
 
 MEMORIES = 3
 
@@ -59,12 +59,17 @@ def add(topk, coefficients, gates, prefixes):
         threshold = topk.threshold(torch.device("cpu"))
         (memory,) = ((row >= threshold) & (row > 0)).nonzero(as_tuple=True)
         memory = memory.numpy()
-        topk.add(
-            memory,
-            coefficients[prefix, memory],
-            np.full(len(memory), prefix),
-            (gates[prefix, memory] > 0).astype(np.int64),
-        )
+        is_open = gates[prefix, memory] > 0
+        prefixes = np.full(len(memory), prefix)
+        topk.add(memory, pack_keys(coefficients[prefix, memory], prefixes, is_open))
+
+
+def add_block(topk, coefficients, gates, prefixes):
+    """Add what `add` adds, the first memory on its own and the others together."""
+    rows = coefficients[prefixes]
+    keys = pack_keys(rows, np.asarray(prefixes)[:, None], gates[prefixes] > 0) * (rows > 0)
+    for memories in (slice(0, 1), slice(1, MEMORIES)):
+        topk.add_block(memories, keys[:, memories])
 
 
 def of_part(coefficients, gates, prefixes, sign, t):
@@ -94,8 +99,11 @@ def test_one_list_fed_chunk_by_chunk_gives_the_triggers_of_the_whole(corpus, t, 
     order = list(range(4))
     random.shuffle(order)
     for part in order:
-        add(topk, coefficients, gates, np.flatnonzero(parts == part))
-        topk.commit()
+        add_some = random.choice([add, add_block])
+        add_some(topk, coefficients, gates, np.flatnonzero(parts == part))
+        if random.random() < 0.5:
+            topk.commit()
+    topk.commit()
     assert listed(topk.triggers(gated=True)) == brute_force(coefficients, gates, 1, t)
 
 
@@ -104,7 +112,8 @@ def test_a_chunk_that_is_rolled_back_was_never_there(corpus, t):
     coefficients, parts, gates = corpus
     topk = TopK(MEMORIES, t, 1)
     for part in range(4):
-        add(topk, coefficients, gates, np.flatnonzero(parts == part))
+        add_some = add_block if part < 2 else add
+        add_some(topk, coefficients, gates, np.flatnonzero(parts == part))
         if part % 2:
             topk.rollback()
         else:
@@ -124,10 +133,22 @@ def test_merging_is_associative_and_commutative(corpus, t):
             np.testing.assert_array_equal(mine, theirs)
 
 
+@given(corpora(), st.integers(1, 5))
+def test_a_block_raises_the_threshold_as_its_candidates_one_by_one(corpus, t):
+    coefficients, _, gates = corpus
+    one_by_one, block = TopK(MEMORIES, t, 1), TopK(MEMORIES, t, 1)
+    add(one_by_one, coefficients, gates, range(len(gates)))
+    one_by_one.commit()
+    add_block(block, coefficients, gates, range(len(gates)))
+    expected = one_by_one.threshold(torch.device("cpu"))
+    assert block.threshold(torch.device("cpu")).tolist() == expected.tolist()
+
+
 def test_a_busy_memory_keeps_its_strongest_whatever_the_number_of_candidates():
     topk = TopK(2, 3, 1)
     strengths = np.random.default_rng(0).permutation(1000).astype(np.float32) + 1
-    topk.add(np.zeros(1000, np.int64), strengths, np.arange(1000), np.zeros(1000, np.int64))
+    none_open = np.zeros(1000, np.int64)
+    topk.add(np.zeros(1000, np.int64), pack_keys(strengths, np.arange(1000), none_open))
     topk.commit()
     triggers = topk.triggers(gated=False)
     assert triggers.coefficients[0].tolist() == [1000, 999, 998]
@@ -141,7 +162,7 @@ def test_the_smallest_coefficient_and_the_last_prefix_fit_into_a_key():
     topk = TopK(1, 3, 1)
     one = np.zeros(2, np.int64)
     prefixes = np.array([MAX_PREFIXES - 1, 0])
-    topk.add(one, np.array([smallest, largest]), prefixes, np.array([1, 0]))
+    topk.add(one, pack_keys(np.array([smallest, largest]), prefixes, np.array([1, 0])))
     topk.commit()
     triggers = topk.triggers(gated=True)
     assert triggers.coefficients[0].tolist() == [largest, smallest, 0]

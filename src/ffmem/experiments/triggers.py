@@ -8,7 +8,8 @@ the next token of the top trigger). Gated models keep a list of triggers for eac
 coefficient: there, it is the one of larger |m| of both lists' such triggers.
 """
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -36,12 +37,23 @@ class PrefixTokens(NamedTuple):
     """t_p; NONE where p = n."""
 
 
-class CorpusTokens(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CorpusTokens:
     """Every token of an index's corpus in one array, sentence after sentence."""
 
     offsets: Int64[ndarray, " sentence"]
     """The number of each sentence's empty prefix."""
     ids: Int32[ndarray, " token"]
+
+    @cached_property
+    def following(self) -> Int32[ndarray, " prefix"]:
+        """The next token of every prefix, by its number; NONE of a whole sentence.
+
+        It is the last token of the prefix after it. At the end stands another NONE, so that
+        NO_PREFIX = −1, and the prefix before it, find NONE too.
+        """
+        ends = np.append(self.offsets[1:] - np.arange(1, len(self.offsets)), len(self.ids))
+        return np.append(np.insert(self.ids, ends, NONE), np.int32(NONE))
 
     def at(self, prefixes: Int64[ndarray, " prefix"]) -> PrefixTokens:
         """Return sentence, length and tokens of some prefixes; none may be NO_PREFIX."""
@@ -65,15 +77,33 @@ def corpus_tokens(index: Index) -> CorpusTokens:
     return CorpusTokens(*index.sentences.tokens())
 
 
-class TriggerTable(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TriggerTable:
     """A layer's triggers of one sign, strongest first, vacant slots last."""
 
     coefficients: Float32[ndarray, "memory top"]
     prefixes: Int64[ndarray, "memory top"]
     """NO_PREFIX where nothing triggers; the length is 0 there, and tokens are NONE."""
-    lengths: Int64[ndarray, "memory top"]
-    last: Int64[ndarray, "memory top"]
-    next: Int64[ndarray, "memory top"]
+    corpus: CorpusTokens
+
+    @cached_property
+    def lengths(self) -> Int64[ndarray, "memory top"]:
+        """Tokens of each prefix."""
+        lengths, filled = np.zeros_like(self.prefixes), self.prefixes != NO_PREFIX
+        lengths[filled] = self.corpus.at(self.prefixes[filled]).length
+        return lengths
+
+    @cached_property
+    def last(self) -> Int32[ndarray, "memory top"]:
+        """The last token of each prefix."""
+        tokens: ndarray = self.corpus.following[self.prefixes - 1]
+        return tokens
+
+    @cached_property
+    def next(self) -> Int32[ndarray, "memory top"]:
+        """The token that follows each prefix in its sentence."""
+        tokens: ndarray = self.corpus.following[self.prefixes]
+        return tokens
 
 
 def trigger_table(index: Index, layer: int, sign: int) -> TriggerTable:
@@ -88,12 +118,7 @@ def trigger_table(index: Index, layer: int, sign: int) -> TriggerTable:
         shape = (index.layout.widths[layer], index.manifest.t)
         coefficients = np.zeros(shape, np.float32)
         prefixes = np.full(shape, NO_PREFIX, np.int64)
-    filled = prefixes != NO_PREFIX
-    places = corpus_tokens(index).at(prefixes[filled])
-    lengths = np.zeros_like(prefixes)
-    last, following = np.full_like(prefixes, NONE), np.full_like(prefixes, NONE)
-    lengths[filled], last[filled], following[filled] = places.length, places.last, places.next
-    return TriggerTable(coefficients, prefixes, lengths, last, following)
+    return TriggerTable(coefficients, prefixes, corpus_tokens(index))
 
 
 class TopTriggers(NamedTuple):
@@ -117,14 +142,17 @@ class TopTriggers(NamedTuple):
 
 def top_triggers(index: Index, layer: int) -> TopTriggers:
     """Return the top triggers of a layer's memories."""
+    return select_top(*(trigger_table(index, layer, sign) for sign in (1, -1)))
+
+
+def select_top(positive_table: TriggerTable, negative_table: TriggerTable) -> TopTriggers:
+    """Return the top triggers of the memories of two tables, of either sign."""
     best = []  # of each sign: |m| (−1 where no trigger has a next token), prefix, tokens
-    for side in (1, -1):
-        table = trigger_table(index, layer, side)
+    for table in (positive_table, negative_table):
         rows = np.arange(len(table.next))
         slot = (table.next != NONE).argmax(axis=1)  # the first that has a next token, if any
-        prefix, last, following = (
-            column[rows, slot] for column in (table.prefixes, table.last, table.next)
-        )
+        prefix, following = table.prefixes[rows, slot], table.next[rows, slot].astype(np.int64)
+        last = table.corpus.following[prefix - 1].astype(np.int64)
         strength = np.where(following != NONE, np.abs(table.coefficients[rows, slot]), -1)
         best.append((strength, prefix, last, following, table.prefixes[:, 0] == NO_PREFIX))
     (positive, *of_positive, no_positive), (negative, *of_negative, no_negative) = best

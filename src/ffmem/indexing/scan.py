@@ -27,12 +27,15 @@ from ffmem.errors import ForwardError
 from ffmem.indexing.chunks import Batch, Chunk, PrefixRange
 from ffmem.indexing.results import LayerResult, LayerStats
 from ffmem.indexing.tables import UNIT
-from ffmem.indexing.topk import TopK
+from ffmem.indexing.topk import TopK, pack_keys
 from ffmem.models.banks import Bank, Routing
 from ffmem.models.memories import Memories
 
 REDUCED_POSITIONS = 1024
 """Positions to reduce at a time on a CPU, so that they stay in the cache meanwhile."""
+
+DENSE_SHARE = 16
+"""If more than one in so many coefficients of an expert enter a list, all its rows are sorted."""
 
 
 class Scan:
@@ -285,8 +288,8 @@ class _ChunkReader:
         if self._kept is not None:
             position = self._kept.to(pairs.device)[sentence, position] - first
         prefixes = self._offsets.to(pairs.device)[sentence] + position + shortest
-        candidates = (memory + bank.offset, strength, prefixes, is_open)
-        topk.add(*(part.cpu().numpy() for part in candidates))
+        keys = pack_keys(*(part.cpu().numpy() for part in (strength, prefixes, is_open)))
+        topk.add((memory + bank.offset).cpu().numpy(), keys)
 
     # Routed experts
 
@@ -309,22 +312,24 @@ class _ChunkReader:
         if not len(tokens):
             return
         self._count_routed(bank, weights)
-        lowest, highest = self._reduce_expert(bank, coefficients, gate)
+        self._reduce_expert(bank, coefficients, gate)
+        sentences = tokens // self.batch.tokens.shape[1]
+        is_open = torch.zeros_like(coefficients, dtype=torch.bool) if gate is None else gate > 0
         for topk in self.scan.topks[bank.layer]:
-            strongest = highest if topk.sign > 0 else lowest.neg()
-            threshold = self._expert_threshold(topk, bank, coefficients, tokens)
-            memories = ((strongest >= threshold) & (strongest > 0)).nonzero()[:, 0]
-            if len(memories):
-                columns = coefficients[:, memories].float() * topk.sign
-                row, column = ((columns >= threshold[memories]) & (columns > 0)).nonzero().unbind(1)
-                memory, strength = memories[column], columns[row, column]
-                is_open = torch.zeros_like(memory)
-                if gate is not None:
-                    is_open = (gate[row, memory] > 0).long()
-                sentence = tokens[row] // self.batch.tokens.shape[1]
-                found = (memory + bank.offset, strength, prefixes[row], is_open, sentence)
+            strength = coefficients.float() if topk.sign > 0 else coefficients.float().neg()
+            enters = (strength >= topk.threshold(strength.device)[bank.memories]) & (strength > 0)
+            found = enters.flatten().nonzero()[:, 0]
+            if len(found) > enters.numel() // DENSE_SHARE:
+                self._add_rows(topk, bank, strength, prefixes, is_open, sentences)
+            elif len(found):
+                row, memory = found // bank.size, found % bank.size
+                parts = (strength.flatten()[found], prefixes[row], is_open.flatten()[found])
                 self._candidates.setdefault(topk, []).append(
-                    tuple(part.cpu().numpy() for part in found)
+                    (
+                        (memory + bank.offset).cpu().numpy(),
+                        pack_keys(*(part.cpu().numpy() for part in parts)),
+                        sentences[row].cpu().numpy(),
+                    )
                 )
         columns_of = self._column_of.to(tokens.device)[tokens]
         if len(self.sampled) and (columns_of >= 0).any():
@@ -338,11 +343,8 @@ class _ChunkReader:
         self.routed[bank.layer][bank.memories] += len(weights)
         self.weights[bank.layer][bank.memories] += float(weights.sum(dtype=torch.float64))
 
-    def _reduce_expert(
-        self, bank: Bank, coefficients: Tensor, gate: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the minimum and maximum of every memory; add to the statistics."""
-        lowest, highest = torch.aminmax(coefficients, dim=0)
+    def _reduce_expert(self, bank: Bank, coefficients: Tensor, gate: Tensor | None) -> None:
+        """Add the coefficients of an expert to the statistics."""
         is_active = (coefficients if gate is None else gate) > 0
         counts: list[Tensor | int] = [_count(is_active), 0, 0]
         if gate is not None:
@@ -353,44 +355,39 @@ class _ChunkReader:
         sums = coefficients.sum(0, dtype=torch.float32)
         self.sums[layer][memories] += sums.double().cpu().numpy()
         maximum, minimum = self.maximum[layer][memories], self.minimum[layer][memories]
-        np.maximum(maximum, highest.float().cpu().numpy(), out=maximum)
-        np.minimum(minimum, lowest.float().cpu().numpy(), out=minimum)
-        return lowest, highest
+        np.maximum(maximum, coefficients.amax(0).float().cpu().numpy(), out=maximum)
+        np.minimum(minimum, coefficients.amin(0).float().cpu().numpy(), out=minimum)
 
-    def _expert_threshold(
-        self, topk: TopK, bank: Bank, coefficients: Tensor, tokens: Tensor
-    ) -> Float32[Tensor, " memory"]:
-        """Return the strength that a prefix needs to enter each memory's list."""
-        threshold = topk.threshold(coefficients.device)[bank.memories]
-        t, n_sentences = self.scan.t, len(self.batch.lengths)
-        is_filling = int((threshold == 0).sum()) * 8 > len(threshold)
-        if not is_filling or len(tokens) <= t:
-            return threshold
-        # At first anything would pass. But t candidates of this batch are at least this strong.
-        strength = coefficients.float() * topk.sign
+    def _add_rows(
+        self,
+        topk: TopK,
+        bank: Bank,
+        strength: Float32[Tensor, "row memory"],
+        prefixes: Int64[Tensor, " row"],
+        is_open: Bool[Tensor, "row memory"],
+        sentences: Int64[Tensor, " row"],
+    ) -> None:
+        """Add all rows of an expert to the lists; at first, most would enter."""
+        parts = (strength, prefixes[:, None], is_open)
+        keys = pack_keys(*(part.cpu().numpy() for part in parts))
+        keys *= (strength > 0).cpu().numpy()
         if not self.scan.every_prefix:
-            if n_sentences <= t:
-                return threshold
-            sentence = (tokens // self.batch.tokens.shape[1])[:, None].expand_as(strength)
-            best = strength.new_full((n_sentences, bank.size), -torch.inf)
-            strength = best.scatter_reduce(0, sentence, strength, "amax")
-        return torch.maximum(threshold, strength.topk(t, dim=0).values[-1])
+            # The strongest of each sentence. Rows are in the order of tokens.
+            starts = np.flatnonzero(np.diff(sentences.cpu().numpy(), prepend=-1))
+            keys = np.maximum.reduceat(keys, starts, axis=0)
+        topk.add_block(bank.memories, keys)
 
     def _add_candidates(self) -> None:
         """Add the candidates of all experts in the last batch to the lists."""
         for topk, parts in self._candidates.items():
-            memory, strength, prefixes, is_open, sentence = (
-                np.concatenate(part) for part in zip(*parts, strict=True)
-            )
+            memory, keys, sentence = (np.concatenate(part) for part in zip(*parts, strict=True))
             if not self.scan.every_prefix:
                 # The strongest of each sentence and memory; ties to the earlier prefix.
-                order = np.lexsort((prefixes, -strength, sentence, memory))
-                same = memory[order[1:]] == memory[order[:-1]]
-                same &= sentence[order[1:]] == sentence[order[:-1]]
-                best = order[np.concatenate([[True], ~same])]
-                memory, strength = memory[best], strength[best]
-                prefixes, is_open = prefixes[best], is_open[best]
-            topk.add(memory, strength, prefixes, is_open)
+                pairs = memory * len(self.batch.lengths) + sentence
+                order = np.argsort(pairs)
+                starts = np.flatnonzero(np.diff(pairs[order], prepend=-1))
+                memory, keys = memory[order[starts]], np.maximum.reduceat(keys[order], starts)
+            topk.add(memory, keys)
         self._candidates.clear()
 
     def _number_tokens(self) -> tuple[Int64[Tensor, " token"], Int64[Tensor, " token"]]:

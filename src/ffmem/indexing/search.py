@@ -31,6 +31,7 @@ from ffmem.indexing.query import (
 from ffmem.indexing.search_db import (
     CLOSE,
     OPEN,
+    TRIGGER_END,
     TRIGGER_POSTING,
     VALUE_POSTING,
     SearchFile,
@@ -281,14 +282,13 @@ class Search:
         else:
             _match_expression(db, query, expression, matching)
         postings = np.frombuffer(b"".join(matching.postings), TRIGGER_POSTING)
-        sizes = [len(blob) // TRIGGER_POSTING.itemsize for blob in matching.postings]
-        owners = np.repeat(np.arange(len(sizes)), sizes)
-        counts = postings["end"] >= np.asarray(matching.least, np.int64)[owners]
-        inside = (counts & kept.filters.keep(postings)).nonzero()[0]
-        total, best = rank_cells(self.index, postings[inside], inside, kept.memories, part)
+        past = np.cumsum([len(part) // TRIGGER_POSTING.itemsize for part in matching.postings])
+        total, best = _rank_cells(self.index, postings, np.arange(len(postings)), kept, part)
         hits = []
         for cell, count, rank, side, key in best:
-            row, end = int(owners[key]), int(postings["end"][key])
+            row = int(np.searchsorted(past, key, "right"))
+            ends, place = matching.ends[row], key - (int(past[row - 1]) if row else 0)
+            end = int(ends["end"][np.searchsorted(ends["n"], place, "right")])
             (text,) = db.execute(
                 "SELECT text FROM sentences WHERE sentence = ?", (matching.sentences[row],)
             ).fetchone()
@@ -366,8 +366,7 @@ def _rank_values(
     part: slice,
 ) -> SearchResult:
     """Return the memories whose values list some tokens (`ids`, one per posting), best first."""
-    counts = kept.filters.keep(postings)
-    total, best = rank_cells(index, postings[counts], ids[counts], kept.memories, part)
+    total, best = _rank_cells(index, postings, ids, kept, part)
     hits = [
         Match(
             str(cell),
@@ -405,14 +404,15 @@ def _match_words(db: sqlite3.Connection, query: Query, into: "_MatchingSentences
     """Find the sentences with the words of the query in a row, in any case and accents."""
     n_words = count_words(query.text)
     rows = db.execute(
-        "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.postings FROM words"
+        "SELECT words.rowid, highlight(words, 0, ?, ?), sentences.ends FROM words"
         " JOIN sentences ON sentences.sentence = words.rowid WHERE words MATCH ?",
         (OPEN, CLOSE, query.phrase()),
     )
-    for sentence, marked, postings in rows:
+    for sentence, marked, ends_blob in rows:
         begin, end = highlighted_span(marked, n_words)
-        n_triggers = len(postings) // TRIGGER_POSTING.itemsize
-        if not into.add(sentence, n_triggers, postings, end, (begin, end)):
+        ends = np.frombuffer(ends_blob, TRIGGER_END)
+        containing = ends[ends["end"] >= end]  # the prefixes that contain the match
+        if not into.add(db, sentence, int(ends["n"][-1]), containing, (begin, end)):
             return
 
 
@@ -429,51 +429,64 @@ def _match_expression(
         if not expression.may_match(text):
             continue
         (blob,) = db.execute(
-            "SELECT postings FROM sentences WHERE sentence = ?", (sentence,)
+            "SELECT ends FROM sentences WHERE sentence = ?", (sentence,)
         ).fetchone()
-        postings = np.frombuffer(blob, TRIGGER_POSTING)
-        every = sorted(set(postings["end"].tolist()))
-        ends = expression.matching_ends(text, every)
-        if not ends:
+        ends = np.frombuffer(blob, TRIGGER_END)
+        matching = expression.matching_ends(text, sorted(ends["end"].tolist()))
+        if not matching:
             continue
-        matching = blob
-        if ends != every[-len(ends) :]:  # a longer prefix does not match
-            matching = postings[np.isin(postings["end"], ends)].tobytes()
-        if not into.add(sentence, len(postings), matching, ends[0], (0, 0)):
+        is_match = np.isin(ends["end"], matching)
+        if not into.add(db, sentence, int(ends["n"][-1]), ends, (0, 0), is_match):
             return
 
 
-def rank_cells(
-    index: Index, postings: ndarray, keys: ndarray, memories: ndarray | None, part: slice
+def _rank_cells(
+    index: Index, postings: ndarray, keys: ndarray, kept: _Kept, part: slice
 ) -> tuple[int, list[tuple[Cell, int, int, int, int]]]:
-    """Return how many cells have postings, and some as (cell, count, rank, side, key).
+    """Return how many cells have postings, and a part of them as (cell, count, rank, side, key).
 
-    Cells with most postings come first; rank, side and key are those of the best posting. Only
-    cells count where the mask `memories` holds.
+    Cells with most postings come first; rank, side and key are those of the best one. Millions may
+    match, of which few are shown: whatever cannot be in the part is dropped before it is sorted.
     """
-    layout = index.layout
+    is_kept = kept.filters.keep(postings)
     cells = postings["cell"].astype(np.int64)
+    if kept.memories is not None:
+        is_kept &= kept.memories[cells]
+    if not is_kept.all():
+        postings, keys, cells = postings[is_kept], keys[is_kept], cells[is_kept]
+    if len(cells) and cells.max() >= len(index):
+        raise LookupError("a posting names a memory that the index does not have")
+    matches = np.bincount(cells, minlength=len(index))
+    total = int(np.count_nonzero(matches))
+    least = max(1, -_nth_smallest(-matches, part.stop))
+    inside = np.flatnonzero((matches >= least)[cells])
+    cells, postings, keys = cells[inside], postings[inside], keys[inside]
     # One integer per posting, smallest for the best: rank, then side, then key.
     is_negative = (postings["side"] < 0).astype(np.int64)
     packed = (postings["rank"].astype(np.int64) << 33) | (is_negative << 32) | keys
-    if memories is not None:
-        inside = memories[cells]
-        cells, packed = cells[inside], packed[inside]
     best = np.full(len(index), np.iinfo(np.int64).max)
     np.minimum.at(best, cells, packed)
-    counts = np.bincount(cells, minlength=len(index))
-    listed = counts.nonzero()[0]
-    order = listed[np.lexsort((listed, best[listed] >> 33, -counts[listed]))][part]
-    return len(listed), [
+    listed = np.flatnonzero(matches >= least)
+    score = (best[listed] >> 33) - (matches[listed] << 31)
+    is_listed = score <= _nth_smallest(score, part.stop)
+    listed, score = listed[is_listed], score[is_listed]
+    order = listed[np.argsort(score, kind="stable")][part]
+    return total, [
         (
-            layout.at(cell),
-            int(counts[cell]),
+            index.layout.at(cell),
+            int(matches[cell]),
             int(best[cell] >> 33),
             -1 if best[cell] >> 32 & 1 else 1,
             int(best[cell] & 0xFFFFFFFF),
         )
         for cell in order.tolist()
     ]
+
+
+def _nth_smallest(numbers: ndarray, n: int) -> int:
+    """Return the n-th smallest number; the largest if there are fewer, and 0 if there is none."""
+    n = min(n, len(numbers)) or len(numbers)
+    return int(np.partition(numbers, n - 1)[n - 1]) if n else 0
 
 
 @dataclass
@@ -483,8 +496,9 @@ class _MatchingSentences:
     max_triggers: int | None
     sentences: list[int] = field(default_factory=list)
     postings: list[bytes] = field(default_factory=list)
-    least: list[int] = field(default_factory=list)
-    """Postings count if their prefix has at least this many characters."""
+    """Those whose prefix contains a match."""
+    ends: list[ndarray] = field(default_factory=list)
+    """Where the prefixes of these postings end."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Where words match; an expression may match elsewhere in each prefix."""
     n_examined: int = 0
@@ -494,20 +508,35 @@ class _MatchingSentences:
 
     def add(
         self,
+        db: sqlite3.Connection,
         sentence: int,
         n_triggers: int,
-        postings: bytes,
-        least: int,
+        ends: ndarray,
         span: tuple[int, int],
+        is_match: ndarray | None = None,
     ) -> bool:
-        """Add a sentence with some of its triggers; return False if there are enough already."""
+        """Add a sentence with the triggers that end at its first `ends`, or at some of them.
+
+        Return False if there are enough already.
+        """
         if self.max_triggers is not None and self.n_examined >= self.max_triggers:
             self.is_cut = True
             return False
         self.n_examined += n_triggers
+        size = TRIGGER_POSTING.itemsize * (int(ends["n"][-1]) if len(ends) else 0)
+        with db.blobopen("sentences", "postings", sentence, readonly=True) as blob:
+            postings = blob.read(size)  # not the rest: there may be megabytes
+        if len(postings) != size:
+            raise LookupError("postings are missing")
+        if is_match is not None and not is_match.all():
+            counts = np.diff(ends["n"], prepend=0)
+            every = np.frombuffer(postings, TRIGGER_POSTING)
+            postings = every[np.repeat(is_match, counts)].tobytes()
+            ends = ends[is_match].copy()
+            ends["n"] = np.cumsum(counts[is_match])
         self.sentences.append(sentence)
         self.postings.append(postings)
-        self.least.append(least)
+        self.ends.append(ends)
         self.spans.append(span)
         return True
 

@@ -27,7 +27,7 @@ from ffmem.indexing.sentences import NO_PREFIX, StoredSentence
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns
 
-VERSION = 3
+VERSION = 4
 
 WORDS = """tokenize="unicode61 remove_diacritics 2 categories 'L* N* Co Mn Mc'\""""
 """How FTS5 finds words. Marks (Mn, Mc) belong to them; otherwise, Devanagari words would fall apart
@@ -35,16 +35,25 @@ into consonants."""
 
 SCHEMA = f"""
 CREATE TABLE tokens (id INTEGER PRIMARY KEY, token TEXT, folded TEXT, postings BLOB);
-CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, text TEXT, postings BLOB);
+CREATE TABLE sentences (sentence INTEGER PRIMARY KEY, text TEXT, ends BLOB, postings BLOB);
 CREATE VIRTUAL TABLE words USING fts5(text, content='sentences', content_rowid='sentence',
     {WORDS});
 """
 
+PRAGMAS = "PRAGMA page_size = 16384; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+"""Large pages: the postings of a token or sentence may take many."""
+
 VALUE_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1")])
 """A token at rank `rank` (from 1) of a value's top (side 1) or bottom (side −1)."""
 
-TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i4"), ("side", "<i1"), ("end", "<i4")])
-"""A trigger at rank `rank` of a positive (1) or negative (−1) list; where its prefix ends."""
+TRIGGER_POSTING = np.dtype([("cell", "<i4"), ("rank", "<i2"), ("side", "<i1")])
+"""A trigger at rank `rank` of a positive (1) or negative (−1) list.
+
+A sentence's triggers are sorted by where their prefixes end, the last first: those that contain a
+match are the first ones."""
+
+TRIGGER_END = np.dtype([("end", "<i4"), ("n", "<i4")])
+"""Characters of a prefix, and how many triggers of its sentence end there or later."""
 
 DAMAGED = (sqlite3.DatabaseError, LookupError, TypeError, ValueError, AttributeError)
 """What a search raises on a damaged file; the file is then made again, once."""
@@ -117,7 +126,7 @@ def make_search_db(path: Path, index: Index) -> None:
     def fill(db: sqlite3.Connection) -> None:
         db.executemany("INSERT INTO tokens VALUES (?, ?, ?, ?)", _tokens(index))
         db.execute("CREATE INDEX by_token ON tokens (folded)")
-        db.executemany("INSERT INTO sentences VALUES (?, ?, ?)", _sentences(index))
+        db.executemany("INSERT INTO sentences VALUES (?, ?, ?, ?)", _sentences(index))
 
     missing = f"The index at {index.folder} has no search file (search.sqlite) yet"
     write_search_file(path, index_origin(index), SCHEMA, fill, missing)
@@ -138,7 +147,7 @@ def write_search_file(
         check_writable(temporary, missing)
         db = sqlite3.connect(temporary)
         try:
-            db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + schema)
+            db.executescript(PRAGMAS + schema)
             fill(db)
             db.execute("INSERT INTO words (words) VALUES ('rebuild')")
             db.execute("CREATE TABLE origin (version INTEGER, state TEXT)")
@@ -222,8 +231,8 @@ def _tokens(index: Index) -> Iterator[tuple[int, str, str, bytes]]:
         yield id, token, token.casefold(), part.tobytes()
 
 
-def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
-    """Yield every sentence that triggers a memory, with its text and postings."""
+def _sentences(index: Index) -> Iterator[tuple[int, str, bytes, bytes]]:
+    """Yield every sentence that triggers a memory, with its text, prefix ends and postings."""
     prefixes, postings = [], []
     signs = [(1, "prefix"), (-1, "negative_prefix")][: 2 if index.manifest.model.gated else 1]
     for layer in range(index.n_layers):
@@ -234,7 +243,7 @@ def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
             rows = columns[name]
             part = np.empty(rows.size, TRIGGER_POSTING)
             part["cell"], part["rank"] = _cells_and_ranks(index, layer, rows)
-            part["side"], part["end"] = side, 0
+            part["side"] = side
             filled = rows.reshape(-1) != NO_PREFIX
             prefixes.append(rows.reshape(-1)[filled])
             postings.append(part[filled])
@@ -245,8 +254,13 @@ def _sentences(index: Index) -> Iterator[tuple[int, str, bytes]]:
         end = begin + int(np.searchsorted(every[begin:], past))
         if end > begin:
             text, ends = _prefix_ends(index, sentence)
-            entries["end"][begin:end] = ends[every[begin:end] - sentence.offset]
-            yield sentence.sentence, text, entries[begin:end].tobytes()
+            own_ends = ends[every[begin:end] - sentence.offset]
+            order = np.argsort(-own_ends, kind="stable")
+            distinct, counts = np.unique(own_ends, return_counts=True)
+            table = np.empty(len(distinct), TRIGGER_END)
+            table["end"], table["n"] = distinct[::-1], np.cumsum(counts[::-1])
+            postings_blob = entries[begin:end][order].tobytes()
+            yield sentence.sentence, text, table.tobytes(), postings_blob
         begin = end
 
 

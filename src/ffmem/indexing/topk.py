@@ -9,7 +9,7 @@ Positive floats order as their bits, and an earlier prefix gives a larger key.
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, Shaped, UInt64
 from numpy import ndarray
 from torch import Tensor
 
@@ -20,6 +20,18 @@ MAX_PREFIXES = 1 << 32
 """Prefix numbers that fit into a key; larger corpora are indexed in parts and merged."""
 
 _LAST = MAX_PREFIXES - 1
+
+
+def pack_keys(
+    strengths: Float32[ndarray, "*candidate"],
+    prefixes: Int64[ndarray, "*#candidate"],
+    gates: Shaped[ndarray, "*candidate"],
+) -> UInt64[ndarray, "*candidate"]:
+    """Return the keys of candidates: strengths are |m| > 0; gates are 1 where the gate is open."""
+    keys = strengths.view(np.uint32).astype(np.uint64) << np.uint64(33)
+    keys |= (_LAST - prefixes).astype(np.uint64) << np.uint64(1)
+    keys |= gates.astype(np.uint64)
+    return keys
 
 
 class TopK:
@@ -51,21 +63,22 @@ class TopK:
         return int(empty.sum()) * 8 > len(empty)
 
     def add(
-        self,
-        memories: Int64[ndarray, " candidate"],
-        strengths: Float32[ndarray, " candidate"],
-        prefixes: Int64[ndarray, " candidate"],
-        gates: Int64[ndarray, " candidate"],
+        self, memories: Int64[ndarray, " candidate"], keys: UInt64[ndarray, " candidate"]
     ) -> None:
-        """Add candidates: strengths are |m| > 0; gates are 1 where the gate is open."""
-        keys = strengths.view(np.uint32).astype(np.uint64) << np.uint64(33)
-        keys |= (_LAST - prefixes).astype(np.uint64) << np.uint64(1)
-        keys |= gates.astype(np.uint64)
+        """Add candidates."""
         self._pending.append((memories, keys))
         self._n_pending += len(keys)
         # Sorting costs time in proportion to the list, so collect about as many candidates first.
         if self._n_pending > self._keys.size // 2 or self.is_filling():
             self._sort_in()
+
+    def add_block(self, memories: slice, keys: UInt64[ndarray, "candidate memory"]) -> None:
+        """Add as many candidates for each of a few memories, at once; a key of 0 is none."""
+        self._copy_committed()
+        both = np.concatenate([self._keys[memories], keys.T], axis=1)
+        both.sort(axis=1)
+        self._keys[memories] = both[:, -self.t :]
+        self._threshold[memories] = _weakest(self._keys[memories])
 
     def _sort_in(self) -> None:
         """Sort the pending candidates into the list, and raise the thresholds."""
@@ -74,8 +87,7 @@ class TopK:
         memories = np.concatenate([pair[0] for pair in self._pending])
         keys = np.concatenate([pair[1] for pair in self._pending])
         self._pending, self._n_pending = [], 0
-        if self._keys is self._committed:
-            self._keys = self._committed.copy()
+        self._copy_committed()
         order = np.argsort(memories, kind="stable")
         memories, keys = memories[order], keys[order]
         starts = np.searchsorted(memories, np.arange(len(self._keys)))
@@ -91,9 +103,13 @@ class TopK:
             self._keys[rows] = both[:, -self.t :]
         self._raise_threshold()
 
+    def _copy_committed(self) -> None:
+        """Make the list one that may change; the committed one stays as it is."""
+        if self._keys is self._committed:
+            self._keys = self._committed.copy()
+
     def _raise_threshold(self) -> None:
-        weakest = (self._keys[:, 0] >> np.uint64(33)).astype(np.uint32).view(np.float32)
-        self._threshold = torch.from_numpy(weakest).to(self._threshold.device)
+        self._threshold = _weakest(self._keys).to(self._threshold.device)
 
     def commit(self) -> None:
         """Keep the candidates since the last commit."""
@@ -118,3 +134,8 @@ class TopK:
             np.where(filled, prefixes, np.int64(NO_PREFIX)),
             np.where(filled, gates, np.int8(0)),
         )
+
+
+def _weakest(keys: UInt64[ndarray, "memory t"]) -> Float32[Tensor, " memory"]:
+    """Return |m| of the first candidate of each list."""
+    return torch.from_numpy((keys[:, 0] >> np.uint64(33)).astype(np.uint32).view(np.float32))

@@ -203,7 +203,7 @@ class RoutedExperts:
 
     def _run_one(self, expert: int, x: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
         """Return w · (m · V + b) of the tokens that are routed to an expert."""
-        inputs = x[tokens]
+        inputs = x.index_select(0, tokens)
         if self.scales_input:
             inputs = inputs * weights.to(inputs.dtype)
         weight = self.input_weight(expert)

@@ -27,7 +27,7 @@ from ffmem.cells import BankRange
 from ffmem.experiments.triggers import NONE, corpus_tokens
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
-from ffmem.web.layer_table import check_layer, finite
+from ffmem.web.layer_table import check_layer, finite, layer_stats
 
 N_TOKENS = 12
 """Tokens that a page shows of each list."""
@@ -62,13 +62,14 @@ class ExpertToken:
     """How much more often than prefixes in general."""
 
 
+@lru_cache(maxsize=64)
 def bank_rows(index: Index, layer: int) -> list[BankRow]:
     """Return the banks of a layer; none if it has no experts."""
     check_layer(index, layer)
     banks = [bank for bank in index.layout.banks(layer) if bank.name]
     if not banks:
         return []
-    stats = index.table("stats", layer=layer, columns=["routed_share", "mean_weight"])
+    stats = layer_stats(index, layer)
     shares, weights = (stats[name].to_numpy() for name in ("routed_share", "mean_weight"))
     return [
         BankRow(

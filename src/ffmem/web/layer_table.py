@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Field
 
 from ffmem.cells import BankRange
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.experiments.triggers import NO_SIGN, NONE, top_triggers, trigger_table
+from ffmem.experiments.triggers import NO_SIGN, NONE, select_top, trigger_table
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
 from ffmem.stats import spread
@@ -182,9 +182,10 @@ def layer_table(index: Index, layer: int) -> LayerTable:
     """Return the table of a layer, cached."""
     check_layer(index, layer)
     names = ["active_share", "max", "min", "mean"]
-    stats = index.table("stats", layer=layer, columns=[*names, "routed_share"])
+    stats = layer_stats(index, layer)
     n = index.layout.widths[layer]
-    triggers = top_triggers(index, layer)
+    positive, negative = (trigger_table(index, layer, sign) for sign in (1, -1))
+    triggers = select_top(positive, negative)
     table = LayerTable(
         layer=layer,
         top=np.empty((n, 0), np.int32),
@@ -203,10 +204,9 @@ def layer_table(index: Index, layer: int) -> LayerTable:
     if not values["top_ids"].shape[1]:  # an unfinished index may have none yet
         return table
     first = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
-    for sign, ids in first.items():
-        following = trigger_table(index, layer, sign).next
-        table.followed[:] += (following == ids[:, None]).sum(axis=1)
-        table.followable[:] += (following != NONE).sum(axis=1)
+    for side, ids in ((positive, first[1]), (negative, first[-1])):
+        table.followed[:] += np.count_nonzero(side.next == ids[:, None], axis=1)
+        table.followable[:] += np.count_nonzero(side.next != NONE, axis=1)
     predicted = np.where(triggers.sign < 0, first[-1], first[1])
     agrees = np.where(triggers.exists, predicted == triggers.next_token, -1)
     return table._replace(
@@ -215,6 +215,13 @@ def layer_table(index: Index, layer: int) -> LayerTable:
         probability=values["top_probabilities"][:, 0].astype(np.float64),
         agreement=agrees.astype(np.int8),
     )
+
+
+@lru_cache(maxsize=2)
+def layer_stats(index: Index, layer: int) -> Any:
+    """Return what pages show of a layer's statistics, cached while one page is made."""
+    names = ["active_share", "max", "min", "mean", "routed_share", "mean_weight"]
+    return index.table("stats", layer=layer, columns=names)
 
 
 def _active_routed(index: Index, layer: int, stats: Any) -> Float64[ndarray, " memory"]:
