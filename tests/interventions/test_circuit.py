@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, ModelError
-from ffmem.interventions.circuit import _estimate_edges, circuit
+from ffmem.interventions.circuit import _estimate_edges, circuit, faithfulness_curve
 from ffmem.interventions.circuit_ablations import logit_slope, target_logit
 from ffmem.interventions.circuit_results import TARGET, parse_node, write_circuit
 from ffmem.interventions.circuit_svg import draw_circuit
@@ -226,6 +226,15 @@ def test_a_larger_budget_only_adds_nodes():
     assert [node.exact for node in more.nodes][:3] == pytest.approx(
         [node.exact for node in few.nodes], abs=1e-4
     )
+
+
+def test_the_curve_alone_is_that_of_the_circuit():
+    loaded = with_start(read("llama"))
+    found = circuit(loaded, TEXT, target="w7", nodes=12)
+    assert faithfulness_curve(loaded, TEXT, target="w7", nodes=12) == found.curve
+    longer = faithfulness_curve(loaded, TEXT, target="w7", nodes=10**6)
+    assert longer[-1].faithfulness == pytest.approx(1, abs=1e-4)  # every memory is kept
+    assert longer[-1].completeness == pytest.approx(1, abs=1e-4)
 
 
 def test_a_model_without_rules_is_estimated_by_gradients_and_says_so():
