@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -11,8 +12,13 @@ from click.testing import CliRunner
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, ModelError
-from ffmem.interventions.circuit import _estimate_edges, circuit, faithfulness_curve
-from ffmem.interventions.circuit_ablations import logit_slope, target_logit
+from ffmem.interventions.circuit import _estimate_edges, choose_nodes, circuit, faithfulness_curve
+from ffmem.interventions.circuit_ablations import (
+    CircuitQuestion,
+    _random_nodes,
+    logit_slope,
+    target_logit,
+)
 from ffmem.interventions.circuit_results import TARGET, parse_node, write_circuit
 from ffmem.interventions.circuit_svg import draw_circuit
 from ffmem.interventions.edits import Edits
@@ -226,6 +232,17 @@ def test_a_larger_budget_only_adds_nodes():
     assert [node.exact for node in more.nodes][:3] == pytest.approx(
         [node.exact for node in few.nodes], abs=1e-4
     )
+
+
+def test_random_sets_have_as_many_memories_at_the_same_layers_and_positions():
+    question = CircuitQuestion.of(with_start(read("llama")), TEXT, 11, -1, "zero")
+    for n in (3, 30, 10**6):
+        places = choose_nodes(question, n).places
+        drawn = _random_nodes(question, places, np.random.default_rng(0))()
+        assert [(p.layer, p.position) for p in drawn] == [(p.layer, p.position) for p in places]
+        assert len(set(drawn)) == len(places)  # no memory twice
+        if n == 3:
+            assert not set(drawn) & set(places)
 
 
 def test_the_curve_alone_is_that_of_the_circuit():

@@ -295,24 +295,24 @@ def choose_nodes(question: CircuitQuestion, budget: int) -> ChosenNodes:
     linear = whole.is_complete(slope)
     if not linear:
         whole = GradientPass(question.forward, linear=False)
-    found: list[tuple[Place, float, float, float]] = []
+    found = []
     for bank, slopes in whole.slopes(slope):
         own = slice(bank.memories.start, bank.memories.stop)
         m, slopes = bank.used.detach().double().cpu(), slopes.double().cpu()
         parts = (m - question.baseline[bank.layer][own].double()) * slopes
         parts[bank.positions.cpu() < question.fixed] = 0
         best = parts.abs().flatten().sort(descending=True, stable=True).indices[:budget]
-        for row, memory in zip(*np.unravel_index(best.numpy(), parts.shape), strict=True):
-            place = Place(bank.layer, own.start + int(memory), int(bank.positions[row]))
-            part, own_m, own_slope = (float(of[row, memory]) for of in (parts, m, slopes))
-            found.append((place, part, own_m, own_slope))
-    found.sort(key=lambda one: (-abs(one[1]), one[0]))
-    largest = abs(found[0][1]) if found else 0.0
-    kept = [one for one in found[:budget] if abs(one[1]) > NEGLIGIBLE * largest]
-    columns = torch.tensor([one[1:] for one in kept], dtype=torch.float64).reshape(-1, 3)
-    estimates, coefficients, slopes = columns.unbind(dim=1)
+        row, memory = best // max(parts.shape[1], 1), best % max(parts.shape[1], 1)
+        where = torch.full_like(best, bank.layer), own.start + memory, bank.positions.cpu()[row]
+        numbers = (of[row, memory] for of in (parts, m, slopes))
+        found.append(torch.stack([*(one.double() for one in where), *numbers], dim=1))
+    table = torch.cat(found).numpy() if found else np.zeros((0, 6))
+    order = np.lexsort((table[:, 2], table[:, 1], table[:, 0], -abs(table[:, 3])))[:budget]
+    table = table[order]
+    table = table[abs(table[:, 3]) > NEGLIGIBLE * max(abs(table[:1, 3]), default=0)]
+    places = [Place(*(int(one) for one in row)) for row in table[:, :3]]
+    estimates, coefficients, slopes = torch.tensor(table[:, 3:]).unbind(dim=1)
     _, of_tokens = whole.to_output(slope)
-    places = [one[0] for one in kept]
     return ChosenNodes(places, estimates, coefficients, slopes, of_tokens, slope, linear)
 
 
