@@ -293,6 +293,27 @@ def test_a_circuit_is_written_as_json_drawing_and_viewer_file(planted, tmp_path)
     assert "both <b>" in str(found)
 
 
+def test_boxes_of_a_drawing_do_not_overlap_and_tokens_without_nodes_take_little_room():
+    found = circuit(with_start(read("llama")), " ".join([TEXT] * 3), nodes=9)
+    drawn = ElementTree.fromstring(draw_circuit(found))
+    svg = "{http://www.w3.org/2000/svg}"
+    boxes = {}
+    for group in drawn.iter(f"{svg}g"):
+        rect = group.find(f"{svg}rect")
+        x, y, width, height = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
+        boxes[group.get("data-id")] = x, y, x + width, y + height
+    for one, (left, top, right, bottom) in boxes.items():
+        assert right <= float(drawn.get("width"))
+        for other, (x, y, x_end, y_end) in boxes.items():
+            apart = x >= right or x_end <= left or y >= bottom or y_end <= top
+            assert apart or one == other, (one, other)
+    empty = set(range(len(found.tokens) - 1)) - {node.position for node in found.nodes}
+    assert empty
+    for position in empty:
+        left, _, right, _ = boxes[f"token@{position}"]
+        assert right - left < boxes[TARGET][2] - boxes[TARGET][0]
+
+
 def test_names_in_a_drawing_are_escaped(planted):
     found = circuit(with_start(planted), TEXT)
     drawn = draw_circuit(found, link=lambda id: f'/m/{id}?a="b"&c')
