@@ -98,6 +98,25 @@ def test_commands_and_options_in_a_document_exist(document):
         assert options <= known | {"--help"}, line
 
 
+def test_the_page_about_traces_shows_every_option_and_parameter():
+    page = (ROOT / "docs" / "trace.md").read_text()
+    usage = page.split("\n\n")[1]
+    options = {
+        (option.opts[0], "" if option.is_flag else option.make_metavar(click.Context(cli)))
+        for option in command_named(["trace"])[0].params
+        if isinstance(option, click.Option)
+    }
+    shown = set(re.findall(r"(--[a-z]+) ?([A-Z=]*)", usage))
+    assert {name for name, _ in shown} == {name for name, _ in options}
+    for name, value in options:
+        taken = {found for option, found in shown if option == name}.pop()
+        assert bool(taken) == bool(value), name
+        assert taken == value or taken in ("FILE", "DTYPE"), name
+    call = page.split("`ffmem.trace(")[1].split(")`")[0]
+    names = [part.split("=")[0].strip() for part in call.split(",")]
+    assert [*names, "progress"] == list(inspect.signature(ffmem.trace).parameters)
+
+
 @each_document
 def test_links_and_paths_in_a_document_lead_somewhere(document):
     text = document.read_text()

@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -11,8 +12,13 @@ from click.testing import CliRunner
 import ffmem
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, ModelError
-from ffmem.interventions.circuit import _estimate_edges, circuit
-from ffmem.interventions.circuit_ablations import logit_slope, target_logit
+from ffmem.interventions.circuit import _estimate_edges, choose_nodes, circuit, faithfulness_curve
+from ffmem.interventions.circuit_ablations import (
+    CircuitQuestion,
+    _random_nodes,
+    logit_slope,
+    target_logit,
+)
 from ffmem.interventions.circuit_results import TARGET, parse_node, write_circuit
 from ffmem.interventions.circuit_svg import draw_circuit
 from ffmem.interventions.edits import Edits
@@ -228,6 +234,26 @@ def test_a_larger_budget_only_adds_nodes():
     )
 
 
+def test_random_sets_have_as_many_memories_at_the_same_layers_and_positions():
+    question = CircuitQuestion.of(with_start(read("llama")), TEXT, 11, -1, "zero")
+    for n in (3, 30, 10**6):
+        places = choose_nodes(question, n).places
+        drawn = _random_nodes(question, places, np.random.default_rng(0))()
+        assert [(p.layer, p.position) for p in drawn] == [(p.layer, p.position) for p in places]
+        assert len(set(drawn)) == len(places)  # no memory twice
+        if n == 3:
+            assert not set(drawn) & set(places)
+
+
+def test_the_curve_alone_is_that_of_the_circuit():
+    loaded = with_start(read("llama"))
+    found = circuit(loaded, TEXT, target="w7", nodes=12)
+    assert faithfulness_curve(loaded, TEXT, target="w7", nodes=12) == found.curve
+    longer = faithfulness_curve(loaded, TEXT, target="w7", nodes=10**6)
+    assert longer[-1].faithfulness == pytest.approx(1, abs=1e-4)  # every memory is kept
+    assert longer[-1].completeness == pytest.approx(1, abs=1e-4)
+
+
 def test_a_model_without_rules_is_estimated_by_gradients_and_says_so():
     found = circuit(with_start(read("minimax")), TEXT, nodes=4)
     assert found.estimated_by == "gradient"
@@ -265,6 +291,27 @@ def test_a_circuit_is_written_as_json_drawing_and_viewer_file(planted, tmp_path)
     assert viewer["qParams"]["supernodes"] == [["both <b>", "0_3_4", "1_7_4"]]
     assert viewer["metadata"]["prompt_tokens"] == found.tokens
     assert "both <b>" in str(found)
+
+
+def test_boxes_of_a_drawing_do_not_overlap_and_tokens_without_nodes_take_little_room():
+    found = circuit(with_start(read("llama")), " ".join([TEXT] * 3), nodes=9)
+    drawn = ElementTree.fromstring(draw_circuit(found))
+    svg = "{http://www.w3.org/2000/svg}"
+    boxes = {}
+    for group in drawn.iter(f"{svg}g"):
+        rect = group.find(f"{svg}rect")
+        x, y, width, height = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
+        boxes[group.get("data-id")] = x, y, x + width, y + height
+    for one, (left, top, right, bottom) in boxes.items():
+        assert right <= float(drawn.get("width"))
+        for other, (x, y, x_end, y_end) in boxes.items():
+            apart = x >= right or x_end <= left or y >= bottom or y_end <= top
+            assert apart or one == other, (one, other)
+    empty = set(range(len(found.tokens) - 1)) - {node.position for node in found.nodes}
+    assert empty
+    for position in empty:
+        left, _, right, _ = boxes[f"token@{position}"]
+        assert right - left < boxes[TARGET][2] - boxes[TARGET][0]
 
 
 def test_names_in_a_drawing_are_escaped(planted):

@@ -12,7 +12,10 @@ from ffmem.cli import cli
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import apply_edits, coefficients_along
-from ffmem.interventions.sources import find_reading_norm, find_sources, fold_keys
+from ffmem.interventions.sources import NO_NORM, find_sources
+from ffmem.models.banks import DenseBank
+from ffmem.models.keys import find_input_norms
+from ffmem.models.modules import first_tensor
 from tests.interventions.planted import with_start
 from tests.tiny import EXPERTS, TINY, read
 
@@ -32,20 +35,48 @@ def last_cell(memories):
 def test_a_folded_key_reads_the_stream_as_the_memory_does(memories):
     """(x − β) · k = h · k̃ / σ, with x and h of the model's own pass."""
     layer = memories.layout.memory_layers[-1]
-    norm, notes = find_reading_norm(memories, layer)
-    inputs = []
-    if norm is not None:
-        handle = norm.module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-    trace = memories.trace(torch.tensor([[0, *IDS]]))[layer]
+    banks = memories.banks[layer]
+    bank = banks.at(0)
+    norm = find_input_norms(memories, layer).get(bank)
     if norm is None:
-        assert notes or torch.equal(trace.ff_input, trace.residual)
         return
-    handle.remove()
+    read = {}
+
+    def keep(name):
+        return lambda _, args, kwargs: read.update({name: first_tensor(args, kwargs)})
+
+    reader = bank.keys if isinstance(bank, DenseBank) else banks.input
+    modules = {"x": reader} | ({} if norm.module is None else {"h": norm.module})
+    handles = [
+        module.register_forward_pre_hook(keep(name), with_kwargs=True)
+        for name, module in modules.items()
+    ]
+    trace = memories.trace(torch.tensor([[0, *IDS]]))[layer]
+    for handle in handles:
+        handle.remove()
     keys = memories.keys(layer)[:3].float()
-    h = inputs[-1].reshape(-1, memories.hidden).float()
-    product = (trace.ff_input[0].float() - norm.offset) @ keys.T
-    expected = h @ fold_keys(keys, norm).T / norm.denominator(h)[:, None]
+    x, h = (
+        read.get(name, trace.residual).reshape(-1, memories.hidden).float() for name in ("x", "h")
+    )
+    product = (x - norm.offset) @ keys.T
+    expected = h @ norm.fold_keys(keys).T / norm.denominator(h)[:, None]
     torch.testing.assert_close(product, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_the_norms_of_one_layer_are_those_found_among_all(memories):
+    found = find_input_norms(memories)
+    for layer in memories.layout.memory_layers:
+        own = find_input_norms(memories, layer)
+        assert set(own) == {bank for bank in found if bank in memories.banks[layer].banks}
+        for bank, norm in own.items():
+            assert norm.module is found[bank].module
+
+
+def test_where_no_norm_was_found_the_result_says_so(monkeypatch):
+    memories = read("llama")
+    assert NO_NORM not in find_sources(with_start(memories), last_cell(memories)).notes
+    monkeypatch.setattr("ffmem.interventions.sources.find_input_norms", lambda *_: {})
+    assert NO_NORM in find_sources(with_start(memories), last_cell(memories)).notes
 
 
 def test_matches_are_the_largest_cosines(memories):
@@ -55,10 +86,11 @@ def test_matches_are_the_largest_cosines(memories):
             find_sources(with_start(memories), cell)
         return
     found = find_sources(with_start(memories), cell, n=6)
-    norm, _ = find_reading_norm(memories, cell.layer)
+    norm = find_input_norms(memories, cell.layer).get(memories.banks[cell.layer].at(cell.memory))
     keys = [memories.keys(cell.layer)[cell.memory]]
     keys += [memories.up_keys(cell.layer)[cell.memory]] if memories.gated else []
-    folded, expected = fold_keys(torch.stack(keys).float(), norm), {}
+    folded, expected = torch.stack(keys).float(), {}
+    folded = folded if norm is None else norm.fold_keys(folded)
     for layer in range(cell.layer):
         for memory, value in enumerate(memories.output_directions(layer).float()):
             if value.any():

@@ -48,6 +48,7 @@ from ffmem.interventions.circuit_results import (
     CircuitEdge,
     CircuitNode,
     CircuitResult,
+    FaithfulnessPoint,
     NodeGroup,
     SwitchedOff,
     TokenEnd,
@@ -104,6 +105,28 @@ def circuit(
     return measure_groups(loaded, found, groups or {}, off, question)
 
 
+def faithfulness_curve(
+    loaded: LoadedModel,
+    prompt: str,
+    *,
+    target: str | None = None,
+    nodes: int,
+    ablation: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[FaithfulnessPoint]:
+    """Return how much of the target's logit the first 1, 2, 4, … nodes carry, up to `nodes`.
+
+    Edges are not found, and single nodes not ablated, so thousands of nodes take seconds.
+    """
+    id = None if target is None else find_target(loaded.memories, target)
+    question = CircuitQuestion.of(loaded, prompt, id, -1, ablation)
+    logit = float(target_logit(loaded.memories.head, question.forward.output, question.target)[0])
+    places = choose_nodes(question, nodes).places
+    say = progress or Progress(quiet=True)
+    return measure_faithfulness(question, places, logit, seed, say)[0]
+
+
 def measure_groups(
     loaded: LoadedModel,
     found: CircuitResult,
@@ -157,20 +180,12 @@ def _find_circuit(
     target, top = read_predictions(forward, question.target)
     logit = float(target_logit(head, forward.output, target.id)[0])
 
-    slope = logit_slope(forward, target.id)
-    whole = GradientPass(forward)
-    linear = whole.is_complete(slope)
-    if not linear:
-        whole = GradientPass(forward, linear=False)
-    chosen = _choose_nodes(question, whole, slope, budget)
-    places, m = chosen.places, chosen.coefficients
-    _, of_tokens = whole.to_output(slope)
-    del whole
-
+    chosen = choose_nodes(question, budget)
+    places, m, linear = chosen.places, chosen.coefficients, chosen.linear
     base = torch.tensor([float(question.baseline[p.layer][p.memory]) for p in places]).double()
     n_tokens = forward.n_tokens
     with say.bar("Finding edges", len(places) + 1, "nodes") as step:
-        estimated = _estimate_edges(forward, slope, linear, places, m - base, step)
+        estimated = _estimate_edges(forward, chosen.slope, linear, places, m - base, step)
     with say.bar("Ablating", 2 * len(places) + 2 * n_tokens, "passes") as step:
         alone = run_sets(question, [(False, [place]) for place in places], step)
         exact_nodes = logit - target_logit(head, alone, target.id)
@@ -218,7 +233,7 @@ def _find_circuit(
             token_id(position),
             position,
             question.prompt.tokens[position],
-            float(of_tokens[position]),
+            float(chosen.of_tokens[position]),
             float(exact_tokens[position]),
         )
         for position in range(n_tokens)
@@ -256,7 +271,7 @@ def _find_circuit(
     )
 
 
-class _Nodes(NamedTuple):
+class ChosenNodes(NamedTuple):
     """The places of largest |estimate|."""
 
     places: list[Place]
@@ -265,27 +280,40 @@ class _Nodes(NamedTuple):
     coefficients: Float[Tensor, " node"]
     slopes: Float[Tensor, " node"]
     """Of the target's logit."""
+    of_tokens: Float[Tensor, " token"]
+    """The part of the logit that comes from each token's vector."""
+    slope: Float[Tensor, " hidden"]
+    """Of the target's logit, at the last layer's output."""
+    linear: bool
+    """Whether by linear rules; otherwise by plain gradients."""
 
 
-def _choose_nodes(
-    question: CircuitQuestion, whole: GradientPass, slope: Tensor, budget: int
-) -> _Nodes:
-    found: list[tuple[Place, float, float, float]] = []
+def choose_nodes(question: CircuitQuestion, budget: int) -> ChosenNodes:
+    """Return the memories at positions of largest relevance for the target's logit."""
+    slope = logit_slope(question.forward, question.target)
+    whole = GradientPass(question.forward)
+    linear = whole.is_complete(slope)
+    if not linear:
+        whole = GradientPass(question.forward, linear=False)
+    found = []
     for bank, slopes in whole.slopes(slope):
         own = slice(bank.memories.start, bank.memories.stop)
         m, slopes = bank.used.detach().double().cpu(), slopes.double().cpu()
         parts = (m - question.baseline[bank.layer][own].double()) * slopes
         parts[bank.positions.cpu() < question.fixed] = 0
         best = parts.abs().flatten().sort(descending=True, stable=True).indices[:budget]
-        for row, memory in zip(*np.unravel_index(best.numpy(), parts.shape), strict=True):
-            place = Place(bank.layer, own.start + int(memory), int(bank.positions[row]))
-            part, own_m, own_slope = (float(of[row, memory]) for of in (parts, m, slopes))
-            found.append((place, part, own_m, own_slope))
-    found.sort(key=lambda one: (-abs(one[1]), one[0]))
-    largest = abs(found[0][1]) if found else 0.0
-    kept = [one for one in found[:budget] if abs(one[1]) > NEGLIGIBLE * largest]
-    columns = torch.tensor([one[1:] for one in kept], dtype=torch.float64).reshape(-1, 3)
-    return _Nodes([one[0] for one in kept], *columns.unbind(dim=1))
+        row, memory = best // max(parts.shape[1], 1), best % max(parts.shape[1], 1)
+        where = torch.full_like(best, bank.layer), own.start + memory, bank.positions.cpu()[row]
+        numbers = (of[row, memory] for of in (parts, m, slopes))
+        found.append(torch.stack([*(one.double() for one in where), *numbers], dim=1))
+    table = torch.cat(found).numpy() if found else np.zeros((0, 6))
+    order = np.lexsort((table[:, 2], table[:, 1], table[:, 0], -abs(table[:, 3])))[:budget]
+    table = table[order]
+    table = table[abs(table[:, 3]) > NEGLIGIBLE * max(abs(table[:1, 3]), default=0)]
+    places = [Place(*(int(one) for one in row)) for row in table[:, :3]]
+    estimates, coefficients, slopes = torch.tensor(table[:, 3:]).unbind(dim=1)
+    _, of_tokens = whole.to_output(slope)
+    return ChosenNodes(places, estimates, coefficients, slopes, of_tokens, slope, linear)
 
 
 def _estimate_edges(

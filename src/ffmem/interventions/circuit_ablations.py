@@ -180,13 +180,26 @@ def run_sets(
     for begin, end in pairwise(cuts):
         batch = order[begin:end]
         changes: dict[int, Change] = {
-            layer: partial(_change_sets, question, [sets[number] for number in batch], layer)
-            for layer in layout.memory_layers
+            layer: partial(_change_sets, question, own, layer)
+            for layer, own in _by_layer([sets[number] for number in batch], layout).items()
             if layer >= first[batch[0]]
         }
         output = forward.run(first[batch[0]], len(batch), changes)
         found[batch] = output.float().cpu()
         step(len(batch))
+    return found
+
+
+def _by_layer(
+    sets: Sequence[tuple[bool, Sequence[Place]]], layout: Layout
+) -> dict[int, list[tuple[bool, list[Place]]]]:
+    """Return sets with the places of each layer that has memories."""
+    found: dict[int, list[tuple[bool, list[Place]]]] = {
+        layer: [(keep, []) for keep, _ in sets] for layer in layout.memory_layers
+    }
+    for number, (_, places) in enumerate(sets):
+        for place in places:
+            found[place.layer][number][1].append(place)
     return found
 
 
@@ -201,15 +214,19 @@ def _change_sets(
     m = rows.coefficients
     own = slice(rows.memories.start, rows.memories.stop)
     base = question.baseline[layer][own].to(m)
-    copy = rows.tokens // n_tokens
-    alone = torch.tensor([keep for keep, _ in sets], device=m.device)[copy]
+    alone = torch.tensor([keep for keep, _ in sets], device=m.device)[rows.tokens // n_tokens]
     alone &= rows.tokens % n_tokens >= question.fixed
     changed = torch.where(alone[:, None], base, m)
+    row_of = torch.full((len(sets) * n_tokens,), -1, device=m.device)
+    row_of[rows.tokens] = torch.arange(len(m), device=m.device)
     for number, (keep, places) in enumerate(sets):
-        for place in places:
-            if place.layer == layer and (at := _find_rows(rows, n_tokens, place)) is not None:
-                row = at[0][copy[at[0]] == number]
-                changed[row, at[1]] = m[row, at[1]] if keep else base[at[1]]
+        at = [(one.memory, one.position) for one in places if one.memory in rows.memories]
+        if not at:
+            continue
+        memory, position = torch.tensor(at, device=m.device).T
+        row, memory = row_of[number * n_tokens + position], memory - own.start
+        row, memory = row[row >= 0], memory[row >= 0]  # the others are not routed to this bank
+        changed[row, memory] = m[row, memory] if keep else base[memory]
     return changed
 
 
@@ -342,7 +359,8 @@ def _random_nodes(
 ) -> Callable[[], list[Place]]:
     """Return a function that draws other nodes: same layers and positions, other active memories.
 
-    Where too few others are active, any of the layer are drawn.
+    Where too few others are active, any others of the layer are drawn; where the nodes are more
+    than half of the layer, any of it.
     """
     wanted: dict[tuple[int, int], list[int]] = {}
     for number, place in enumerate(places):
@@ -357,8 +375,9 @@ def _random_nodes(
             among = np.setdiff1d(active[layer, position], own)
             if len(among) < len(numbers):
                 among = np.setdiff1d(np.arange(widths[layer]), own)
-            among = among if len(among) else np.arange(widths[layer])
-            chosen = rng.choice(among, len(numbers), replace=len(among) < len(numbers))
+            if len(among) < len(numbers):
+                among = np.arange(widths[layer])
+            chosen = rng.choice(among, len(numbers), replace=False)
             for number, memory in zip(numbers, chosen.tolist(), strict=True):
                 found[number] = Place(layer, memory, position)
         return found

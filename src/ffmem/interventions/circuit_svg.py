@@ -15,6 +15,9 @@ from ffmem.text import format_number
 WIDTH, HEIGHT, GAP, LEFT = 72, 32, 8, 44
 """Of a box, between boxes, and of the column of layer names."""
 
+NARROW = 44
+"""Width of a token's box where no node stands above it: long prompts have many of these."""
+
 PER_LINE = 4
 """Boxes of one layer and position that stand beside each other."""
 
@@ -34,6 +37,11 @@ svg.circuit{font:10px system-ui,sans-serif;background:#fff}
 class _Box(NamedTuple):
     x: float
     y: float
+    width: float = WIDTH
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.width / 2
 
 
 def draw_circuit(
@@ -60,8 +68,8 @@ def draw_circuit(
     most = max((abs(edge.relevance) for edge in result.edges), default=1.0) or 1.0
     for edge in reversed(result.edges):  # the strongest on top
         start, end = boxes[edge.source], boxes[edge.target]
-        x0, y0 = start.x + WIDTH / 2, start.y
-        x1, y1 = end.x + WIDTH / 2, end.y + HEIGHT
+        x0, y0 = start.middle, start.y
+        x1, y1 = end.middle, end.y + HEIGHT
         bend = max(14.0, abs(y0 - y1) / 2)
         sign = "plus" if edge.relevance >= 0 else "minus"
         dim = "" if not focus or {edge.source, edge.target} & set(focus) else " dim"
@@ -109,11 +117,16 @@ def _place_boxes(
     for node in result.nodes:
         slots.setdefault((node.layer, node.position), []).append(node.id)
     columns: dict[int, float] = {}
+    narrow: set[int] = set()
     x = float(LEFT)
     for position in range(result.position + 1):
-        most = max((len(ids) for (_, at), ids in slots.items() if at == position), default=1)
+        most = max((len(ids) for (_, at), ids in slots.items() if at == position), default=0)
         columns[position] = x
-        x += min(most, PER_LINE) * (WIDTH + GAP) + 2 * GAP
+        if most or position == result.position:  # the target stands above the last token
+            x += min(max(most, 1), PER_LINE) * (WIDTH + GAP) + 2 * GAP
+        else:
+            narrow.add(position)
+            x += NARROW + GAP
     rows: dict[int, float] = {}
     y = float(HEIGHT + 4 * GAP)
     for layer in sorted({layer for layer, _ in slots}, reverse=True):
@@ -122,7 +135,8 @@ def _place_boxes(
         y += lines * (HEIGHT + GAP) + 2 * GAP
     boxes = {TARGET: _Box(columns[result.position], float(GAP))}
     for end in result.ends:
-        boxes[end.id] = _Box(columns[end.position], y + GAP)
+        width = NARROW if end.position in narrow else WIDTH
+        boxes[end.id] = _Box(columns[end.position], y + GAP, width)
     for (layer, position), ids in slots.items():
         for number, id in enumerate(sorted(ids)):
             line, place = divmod(number, PER_LINE)
@@ -133,10 +147,11 @@ def _place_boxes(
 
 
 def _draw_box(box: _Box, id: str, classes: str, first: str, second: str, title: str) -> str:
-    second = second if len(second) <= 11 else f"{second[:10]}…"
+    longest = int(box.width - 6) // 6
+    second = second if len(second) <= longest else f"{second[: longest - 1]}…"
     return (
         f'<g class="{classes}" data-id="{id}"><title>{escape(title)}</title>'
-        f'<rect x="{box.x:g}" y="{box.y:g}" width="{WIDTH}" height="{HEIGHT}" rx="4"/>'
+        f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{HEIGHT}" rx="4"/>'
         f'<text class="mono" x="{box.x + 5:g}" y="{box.y + 13:g}">{escape(first)}</text>'
         f'<text x="{box.x + 5:g}" y="{box.y + 26:g}">{escape(second)}</text></g>'
     )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ffmem.cells import Cell
@@ -38,9 +38,8 @@ from ffmem.interventions.forward import (
 )
 from ffmem.interventions.relevance import GradientPass, Place, is_pattern
 from ffmem.interventions.results import PromptSource, SourcesResult, WeightSource
-from ffmem.models.head import Norm
+from ffmem.models.keys import find_input_norms
 from ffmem.models.memories import Memories
-from ffmem.models.modules import first_tensor
 from ffmem.progress import Progress
 
 NO_NORM = (
@@ -112,11 +111,14 @@ def match_values(memories: Memories, cell: Cell, n: int, seconds: float | None =
     """
     if not memories.has_values:
         raise NoStaticValues("The sources of a memory are lower memories by their values.")
-    norm, notes = find_reading_norm(memories, cell.layer)
+    norm = find_input_norms(memories, cell.layer).get(memories.banks[cell.layer].at(cell.memory))
+    notes = [] if memories.rows[cell.layer].output_norm is None else [NORMED_STREAM]
+    notes += [NO_NORM] if norm is None else []
     keys = [memories.keys(cell.layer)[cell.memory]]
     if memories.gated:
         keys.append(memories.up_keys(cell.layer)[cell.memory])
-    folded = fold_keys(torch.stack(keys).float(), norm)
+    folded = torch.stack(keys).float()
+    folded = folded if norm is None else norm.fold_keys(folded)
     found: list[WeightSource] = []
     searched: list[int] = []
     deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -144,46 +146,6 @@ def match_values(memories: Memories, cell: Cell, n: int, seconds: float | None =
     found = [one for one in found if one.strength > 0]
     found.sort(key=lambda one: -one.strength)  # stable: the nearest layer first
     return Matches(found[:n], sorted(searched), notes)
-
-
-def fold_keys(keys: Float[Tensor, "key hidden"], norm: Norm | None) -> Float[Tensor, "key hidden"]:
-    """Return k̃ of each k: its product with a vector of the stream is σ · (N(h) − β) · k."""
-    return keys if norm is None else norm.center(keys * norm.gain.to(keys.device))
-
-
-@torch.no_grad()
-def find_reading_norm(memories: Memories, layer: int) -> tuple[Norm | None, list[str]]:
-    """Return the norm through which a layer's memories read the stream, and notes.
-
-    It is the module of the layer, a norm by its class, whose output is x on a few tokens.
-    """
-    block, banks = memories.blocks[layer], memories.banks[layer]
-    assert banks.input is not None, "the layer has memories"
-    outputs: dict[nn.Module, Tensor] = {}
-    inputs: list[Tensor] = []
-
-    def keep(module: nn.Module, _: Any, output: Any) -> None:
-        outputs[module] = first_tensor(output, {}).flatten()
-
-    def keep_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inputs.append(first_tensor(args, kwargs).flatten())
-
-    norms = [module for module in block.modules() if "Norm" in type(module).__name__]
-    handles = [module.register_forward_hook(keep) for module in norms]
-    handles.append(banks.input.register_forward_pre_hook(keep_input, with_kwargs=True))
-    try:
-        tokens = torch.arange(4)[None] % memories.vocabulary
-        (trace,) = memories.trace(tokens, layers=layer + 1)[layer:]
-    finally:
-        for handle in handles:
-            handle.remove()
-    notes = [NORMED_STREAM] if memories.rows[layer].output_norm is not None else []
-    x = inputs[0]  # a layer with several residual streams runs again without its memories
-    for module, output in outputs.items():
-        if output.shape == x.shape and torch.equal(output, x):
-            return Norm(module, memories.hidden), notes
-    reads_stream = torch.equal(x, trace.residual.flatten())
-    return None, notes if reads_stream else [*notes, NO_NORM]
 
 
 # On a prompt

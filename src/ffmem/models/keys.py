@@ -177,35 +177,37 @@ def _embed(module: nn.Module, n_tokens: int) -> Tensor:
 
 
 @torch.inference_mode()
-def find_input_norms(memories: Memories) -> dict[Bank, Norm]:
-    """Return the norm in front of each bank; none where the bank reads the stream itself.
+def find_input_norms(memories: Memories, layer: int | None = None) -> dict[Bank, Norm]:
+    """Return the norm in front of each bank, of one layer or of all.
 
-    Families do not name it alike, so a few tokens run through the model: it is the module whose
-    output is what the bank reads.
+    A bank that reads the stream itself has the identity; one that reads neither the stream nor a
+    norm of it, such as a multiple of the stream, is missing. Families do not name norms alike, so a
+    few tokens run through the model: it is the module whose output is what the bank reads.
     """
+    layers = range(memories.n_layers) if layer is None else [layer]
     inputs: dict[nn.Module, Tensor] = {}
-    passed: list[dict[nn.Module, tuple[Tensor, Tensor]]] = []
+    passed: dict[int, dict[nn.Module, tuple[Tensor, Tensor]]] = {}
     generator = torch.Generator().manual_seed(0)
     size = getattr(memories.model.get_input_embeddings(), "num_embeddings", memories.vocabulary)
     length = min(N_PROBES, memories.context or N_PROBES)
     tokens = torch.randint(min(size, memories.vocabulary), (1, length), generator=generator)
     with ExitStack() as hooks:
-        for banks, block in zip(memories.banks, memories.blocks, strict=True):
-            for reader in {_reader(memories, bank) for bank in banks}:
+        for one in layers:
+            for reader in {_reader(memories, bank) for bank in memories.banks[one]}:
                 hooks.callback(_save_input(reader, inputs).remove)
-            passed.append({})
-            for module in block.modules():
+            passed[one] = {}
+            for module in memories.blocks[one].modules():
                 if not any(True for _ in module.children()):
-                    hooks.callback(_save_both(module, passed[-1]).remove)
-        traces = memories.trace(tokens)
+                    hooks.callback(_save_both(module, passed[one]).remove)
+        traces = memories.trace(tokens, layers=None if layer is None else layer + 1)
     found: dict[Bank, Norm] = {}
-    for layer, trace in enumerate(traces):
+    for one in layers:
         known: dict[nn.Module, Norm | None] = {}  # the experts of a layer share theirs
-        for bank in memories.banks[layer]:
+        for bank in memories.banks[one]:
             reader = _reader(memories, bank)
             if reader not in known and reader in inputs:
-                x, stream = inputs[reader], trace.residual
-                known[reader] = _norm_before(x, stream, passed[layer], memories.hidden)
+                x, stream = inputs[reader], traces[one].residual
+                known[reader] = _norm_before(x, stream, passed[one], memories.hidden)
             if (norm := known.get(reader)) is not None:
                 found[bank] = norm
     return found
@@ -238,7 +240,7 @@ def _save_both(module: nn.Module, into: dict[nn.Module, tuple[Tensor, Tensor]]) 
 def _norm_before(
     x: Tensor, stream: Tensor, passed: dict[nn.Module, tuple[Tensor, Tensor]], hidden: int
 ) -> Norm | None:
-    """Return the norm whose output is x; None if x is the stream itself, or along it."""
+    """Return the norm whose output is x: the identity if x is the stream, None if there is none."""
     x, stream = x.reshape(-1, hidden), stream.reshape(-1, hidden)
     along = bool((functional.cosine_similarity(x.float(), stream.float(), dim=1) > 1 - 1e-6).all())
     for module, (given, output) in passed.items():
@@ -251,4 +253,4 @@ def _norm_before(
         normed = norm.fold(h) / norm.denominator(h)[:, None] + norm.offset
         if bool((normed - x.float()).abs().max() <= TOLERANCE * x.abs().max()):
             return norm
-    return None
+    return Norm(None, hidden) if torch.equal(x, stream) else None
