@@ -12,7 +12,7 @@ from ffmem.cli import cli
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import apply_edits, coefficients_along
-from ffmem.interventions.sources import find_reading_norm, find_sources, fold_keys
+from ffmem.interventions.sources import find_reading_norm, fold_keys, sources
 from tests.interventions.planted import with_start
 from tests.tiny import EXPERTS, TINY, read
 
@@ -52,9 +52,9 @@ def test_matches_are_the_largest_cosines(memories):
     cell = last_cell(memories)
     if not memories.has_values:
         with pytest.raises(NoStaticValues):
-            find_sources(with_start(memories), cell)
+            sources(with_start(memories), cell)
         return
-    found = find_sources(with_start(memories), cell, n=6)
+    found = sources(with_start(memories), cell, n=6)
     norm, _ = find_reading_norm(memories, cell.layer)
     keys = [memories.keys(cell.layer)[cell.memory]]
     keys += [memories.up_keys(cell.layer)[cell.memory]] if memories.gated else []
@@ -76,7 +76,7 @@ def test_changes_on_a_prompt_are_those_of_whole_passes(memories):
     if not memories.has_values:
         return
     cell = last_cell(memories)
-    found = find_sources(with_start(memories), cell, prompt=TEXT, n=3, candidates=8)
+    found = sources(with_start(memories), cell, prompt=TEXT, n=3, candidates=8)
     (along,) = coefficients_along(memories, cell, [IDS], 0)
     at = found.position - 1
     assert abs(along[at]) == max(map(abs, along))
@@ -91,7 +91,7 @@ def test_changes_on_a_prompt_are_those_of_whole_passes(memories):
 
 
 def test_the_first_layer_has_no_sources():
-    found = find_sources(with_start(read("llama")), Cell(0, 3), prompt=TEXT)
+    found = sources(with_start(read("llama")), Cell(0, 3), prompt=TEXT)
     assert found.by_weights == found.on_prompt == []
     assert "No memory below" in str(found)
     for text in (str(found), found._repr_html_()):  # no table without a row
@@ -102,11 +102,11 @@ def test_the_first_layer_has_no_sources():
 def test_bad_input():
     loaded = with_start(read("llama"))
     with pytest.raises(FfmemError, match="n must be 1"):
-        find_sources(loaded, Cell(1, 3), n=0)
+        sources(loaded, Cell(1, 3), n=0)
     with pytest.raises(FfmemError, match="needs a prompt"):
-        find_sources(loaded, Cell(1, 3), position=2)
+        sources(loaded, Cell(1, 3), position=2)
     with pytest.raises(FfmemError, match="Position 9"):
-        find_sources(loaded, Cell(1, 3), prompt=TEXT, position=9)
+        sources(loaded, Cell(1, 3), prompt=TEXT, position=9)
 
 
 def test_show_adds_sources(expert_index):

@@ -1,6 +1,7 @@
 """Facts written into idle memories: against weights that are changed by hand."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,12 +33,13 @@ from ffmem.interventions.write import (
     make_key,
     second_moments,
     value_direction,
-    write,
 )
 from tests.conftest import OURS
 from tests.indexing.folders import indexed, write_corpus
 from tests.interventions.checkpoints import TOKENS, saved, stored
 from tests.tiny import EXPERTS, TINY, ragged, read, tiny, tiny_tokenizer
+
+write = partial(writing.write, corpus=None)
 
 PROMPT = "w5 w9 w7 w17 w30"
 IDS = [0, 5, 9, 7, 17, 30]

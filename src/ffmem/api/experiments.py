@@ -1,16 +1,13 @@
 """The paper's figures and tables, measured on an indexed model."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffmem.api.index import as_index
 from ffmem.config_fields import from_parameters
-from ffmem.errors import CorpusError, ModelError, NoStaticValues, StoreError
+from ffmem.errors import CorpusError, ModelError, NoStaticValues
 from ffmem.experiments.base import NAMES, ExperimentConfig, find_all
-from ffmem.files import make_folder
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, as_index, output_folder
 from ffmem.models.arguments import require_models, use_threads
 from ffmem.progress import Progress
 
@@ -181,15 +178,6 @@ def _measure(
 
         with use_threads(context.config.threads or torch.get_num_threads()):
             return run_experiments(context, experiments, out)
-
-
-@contextmanager
-def output_folder(out: Path) -> Iterator[None]:
-    """Make a folder for results; raise at once if it is an index or cannot be written to."""
-    if (out / "manifest.json").exists():
-        raise StoreError(f"{out} is an index. Choose another folder for the results.")
-    with make_folder(out):
-        yield
 
 
 def _corpus(

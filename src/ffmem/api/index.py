@@ -1,17 +1,16 @@
 """Indexes: make, read, search, export, check and serve them."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from ffmem.api.model import as_corpus, load
 from ffmem.config_fields import from_parameters
 from ffmem.errors import FfmemError, StoreError
-from ffmem.files import try_locked
 from ffmem.hub import HubFolder, is_hub_address
 from ffmem.indexing.config import BuildOptions, IndexConfig
-from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
+from ffmem.indexing.store import Index, as_index, check_weights, remove_old_index
 from ffmem.models.arguments import require_models
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
@@ -174,29 +173,8 @@ def open(folder: str | Path) -> Index:
         remote = HubFolder(str(folder))
         return Index(remote.shown, remote=remote)
     index = Index(folder, unfinished=True)
-    _remove_old_index(index.folder)
+    remove_old_index(index.folder)
     return index
-
-
-def _remove_old_index(folder: Path) -> None:
-    """Remove the index as it was before an `extend` that was killed just before it did so."""
-    if sibling(folder, "before").exists():
-        with suppress(OSError), try_locked(sibling(folder, "extending") / "lock") as is_free:
-            if is_free:
-                finish_swap(folder)
-
-
-def as_index(folder: str | Path | Index) -> Index:
-    """Return the finished index of a folder; an `Index` is returned as it is.
-
-    Raise if it is unfinished: a live `Index` has only a part of the corpus, and not all files.
-    """
-    if isinstance(folder, Index) and (folder.live is not None or folder.remote is not None):
-        folder = folder.folder  # which says why
-    if isinstance(folder, Index):
-        return folder
-    _remove_old_index(Path(folder))
-    return Index(folder)
 
 
 def extend(
@@ -380,55 +358,3 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
         except StoreError as error:
             wrong.append(f"{name} is out of date and cannot be rebuilt. {error}")
     return wrong
-
-
-def serve(
-    folders: str | Path | Sequence[str | Path],
-    *,
-    reports: Sequence[str | Path] = (),
-    host: str = "127.0.0.1",
-    port: int = 8800,
-    token: str | None = None,
-    allowed: Sequence[str] = (),
-    model: str | None = None,
-    adapter: str | None = None,
-    device: str = "auto",
-    db: str | None = None,
-    load_model: bool = True,
-    ready: Callable[[str], None] = print,
-) -> None:
-    """Serve indexes on a local web page until you stop it; returns nothing.
-
-    Indexes may be unfinished: their pages fill up while they are built.
-
-    Args:
-        folders: The indexes.
-        reports: Folders that `report` or `experiment` wrote; DIR-report is found without it.
-        host: Address to listen on; any but the local one needs a token.
-        port: Port to listen on; 0 picks a free port.
-        token: Token that visitors need; "new" makes one.
-        allowed: Other names of this machine that browsers may use.
-        model: Where the model is now, if it has moved.
-        adapter: Where its adapter is now, if it has moved.
-        device: Where the model runs.
-        db: File of the annotation study; DIR-annotations.sqlite is found without it.
-        load_model: Whether to load the model at once; else a page that needs it loads it.
-        ready: Called with the address of the page.
-    """
-    from ffmem.web.server import serve as run
-
-    several = [folders] if isinstance(folders, str | Path) else folders
-    run(
-        [Path(folder) for folder in several],
-        reports=[Path(folder) for folder in reports],
-        host=host,
-        port=port,
-        token=token,
-        allowed=allowed,
-        model=model,
-        adapter=adapter,
-        device=device,
-        db=db,
-        load_model=load_model,
-        ready=ready,
-    )

@@ -4,51 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffmem.api.index import as_index
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, as_index
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
     from ffmem.annotation.study import AnnotationStudy
-    from ffmem.patterns.detect import DetectionResult
     from ffmem.patterns.explain import ExplainResult
     from ffmem.patterns.store import Patterns
-
-
-def detect(
-    folder: str | Path | Index,
-    *,
-    alpha: float = 0.05,
-    seed: int = 0,
-    shuffled: bool = False,
-    workers: int = 1,
-    ray: str | None = None,
-    progress: Progress | None = None,
-) -> "DetectionResult":
-    """Find the patterns of every memory without a language model; return a summary.
-
-    The patterns are stored in the index.
-
-    Args:
-        folder: The index.
-        alpha: False discovery rate over all memories and tests.
-        seed: Random seed.
-        shuffled: A control: shuffle triggers among memories, and store nothing.
-        workers: Number of worker processes; with `ray`, of actors.
-        ray: "local" starts a Ray here, "auto" finds a running one, or the address of one.
-        progress: Where progress is shown. Default: nowhere.
-    """
-    from ffmem.patterns.detect import detect as detect_patterns
-
-    return detect_patterns(
-        as_index(folder),
-        alpha=alpha,
-        seed=seed,
-        shuffled=shuffled,
-        workers=workers,
-        ray=ray,
-        progress=progress or Progress(quiet=True),
-    )
 
 
 def patterns_of(folder: str | Path | Index, source: str = "automatic") -> "Patterns":

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ffmem.api.index import as_index
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
@@ -22,6 +21,7 @@ from ffmem.cli.options import (
 )
 from ffmem.config_fields import Command, NumberOrAll
 from ffmem.errors import FfmemError
+from ffmem.indexing.store import as_index
 from ffmem.progress import Progress
 from ffmem.text import pluralize
 
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 def count_option(name: str, default: int | None, text: str) -> Callable[[Command], Command]:
     """Return an option that takes a number of 1 or more."""
-    return click.option(
-        name, type=AT_LEAST_1, default=default, show_default=default is not None, help=text
-    )
+    return click.option(name, type=AT_LEAST_1, default=default, help=text)
 
 
 @click.group(cls=OrderedGroup)
@@ -56,7 +54,6 @@ def annotate() -> None:
     "--controls",
     type=click.FloatRange(0, 0.9),
     default=0.2,
-    show_default=True,
     metavar="X",
     help="Share of items that are random prefixes.",
 )
@@ -64,7 +61,6 @@ def annotate() -> None:
     "--overlap",
     type=NumberOrAll(),
     default="all",
-    show_default=True,
     help="Annotators per item; the paper had 1.",
 )
 @click.option(
@@ -76,7 +72,6 @@ def annotate() -> None:
 @click.option(
     "--seed",
     default=0,
-    show_default=True,
     metavar="N",
     help="Random seed. Access codes do not depend on it.",
 )

@@ -594,6 +594,15 @@ def _tokenizer_to_save(memories: Memories) -> SubwordTokenizer | WordVocabulary:
 # Side effects
 
 
+def side_effects_corpus(corpus: Corpus | str | Path | None) -> Corpus | None:
+    """Return the corpus to measure side effects on; raise if there is no such one."""
+    if isinstance(corpus, str | Path):
+        corpus = Corpus(str(corpus), limit=200)
+    if corpus is not None:
+        corpus.check_exists()
+    return corpus
+
+
 class Sentences(NamedTuple):
     """The sentences of a corpus as the model reads them."""
 

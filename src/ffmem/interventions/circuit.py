@@ -23,6 +23,7 @@ nodes, and stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from ffmem.cells import Layout
 from ffmem.errors import FfmemError
+from ffmem.indexing.store import Index, output_folder
 from ffmem.interventions.circuit_ablations import (
     NEGLIGIBLE,
     RANDOM_SETS,
@@ -52,6 +54,7 @@ from ffmem.interventions.circuit_results import (
     SwitchedOff,
     TokenEnd,
     token_id,
+    write_circuit,
 )
 from ffmem.interventions.effect import PREDICTIONS, read_predictions
 from ffmem.interventions.estimates import rank_correlation
@@ -60,11 +63,13 @@ from ffmem.interventions.forward import (
     PartialForward,
     find_target,
     log_probabilities,
+    open_model,
     pick_values,
     promoted_tokens,
 )
 from ffmem.interventions.relevance import GradientPass, Place
 from ffmem.interventions.results import NO_RELP, TokenProbability
+from ffmem.models.memories import Memories
 from ffmem.progress import Progress, Step
 
 MAX_NODES = 1_000
@@ -78,30 +83,56 @@ EDGES_PER_NODE = 4
 
 
 def circuit(
-    loaded: LoadedModel,
+    model_or_index: LoadedModel | Memories | Index | str | Path,
     prompt: str,
     *,
     target: str | None = None,
-    position: int = -1,
+    position: int | None = None,
     nodes: int = 64,
     ablation: str = "auto",
     groups: Mapping[str, Sequence[str]] | None = None,
     off: Sequence[str] = (),
+    out: str | Path | None = None,
     seed: int = 0,
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> CircuitResult:
-    """Return the memories through which the target's logit comes, at most `nodes` of them.
+    """Return which memories the next token comes through, and which of them feed which.
 
-    The target is the model's own next token unless one is given. `groups` are nodes by a name;
-    those in `off` are ablated together.
+    Args:
+        model_or_index: A model, or an index, which knows the mean of each memory.
+        prompt: The text.
+        target: Token to explain. Default: the model's own next token.
+        position: Position to read. Default: the last.
+        nodes: Memories at positions to show at most.
+        ablation: What coefficients become: "mean" (of the index), "zero", or "auto".
+        groups: Nodes, such as "L5N12@3", by a name; each group is ablated together.
+        off: Groups to switch off all at once.
+        out: Folder for circuit.json, circuit.svg and circuit-tracer.json. Default: none.
+        seed: Random seed of the random circuits to compare with.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
     """
     if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
         raise FfmemError(f"A circuit has 1 to {MAX_NODES:,} nodes; {nodes!r} were requested.")
+    loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     id = None if target is None else find_target(loaded.memories, target)
-    question = CircuitQuestion.of(loaded, prompt, id, position, ablation)
-    say = progress or Progress(quiet=True)
-    found = _find_circuit(loaded, question, nodes, seed, say)
-    return measure_groups(loaded, found, groups or {}, off, question)
+    at = -1 if position is None else position
+    question = CircuitQuestion.of(loaded, prompt, id, at, ablation)
+    found = _find_circuit(loaded, question, nodes, seed, progress or Progress(quiet=True))
+    found = measure_groups(loaded, found, groups or {}, off, question)
+    if out is not None:
+        with output_folder(Path(out)):
+            write_circuit(found, Path(out))
+    return found
 
 
 def measure_groups(

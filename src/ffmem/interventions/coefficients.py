@@ -11,6 +11,8 @@ few positions, so its coefficients are stored for those alone; elsewhere they ar
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -18,8 +20,10 @@ from torch import Tensor
 
 from ffmem.cells import Cell, Layout
 from ffmem.errors import CorpusError, FfmemError
-from ffmem.interventions.forward import BATCH_TOKENS, LoadedModel, Prompt, read_prompt
+from ffmem.indexing.store import Index
+from ffmem.interventions.forward import BATCH_TOKENS, LoadedModel, Prompt, open_model, read_prompt
 from ffmem.models.banks import Bank, DenseBank, Routing
+from ffmem.models.memories import Memories
 from ffmem.progress import Progress
 
 MAX_BYTES = 8 << 30
@@ -85,22 +89,46 @@ class TextCoefficients:
 
 @torch.inference_mode()
 def coefficients(
-    loaded: LoadedModel,
-    texts: Sequence[str],
+    model_or_index: LoadedModel | Memories | Index | str | Path,
+    texts: str | Sequence[str],
+    *,
     layers: Sequence[int] | None = None,
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
-) -> list[TextCoefficients]:
-    """Return the coefficients of some layers, or of all, on each text."""
+) -> TextCoefficients | list[TextCoefficients]:
+    """Return the coefficients of every memory at every position of texts, as tensors.
+
+    A text gives one `TextCoefficients`, several give a list: `.tokens`, `.layers[5]` with the
+    axes (position, memory), `["L5N1234"]`. Experts are in `.experts`, for the positions that reach
+    them.
+
+    Args:
+        model_or_index: A model, or an index.
+        texts: The text, or a list of texts.
+        layers: Only these layers.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    several: Any = texts if isinstance(texts, list | tuple) else [texts]
+    loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     layout = loaded.memories.layout
     wanted = list(range(layout.n_layers) if layers is None else layers)
     for layer in wanted:
         layout.check_layer(layer)
     prompts = []
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(several, start=1):
         try:
             prompts.append(read_prompt(loaded, text))
         except CorpusError as error:
-            raise CorpusError(f"Text {number} of {len(texts)}: {error}") from None
+            raise CorpusError(f"Text {number} of {len(several)}: {error}") from None
     _check_size(loaded, prompts, wanted)
     found: dict[int, TextCoefficients] = {}
     n_tokens = sum(len(prompt.ids) for prompt in prompts)
@@ -113,7 +141,8 @@ def coefficients(
             _read_batch(loaded, results, wanted)
             found |= dict(zip(batch, results, strict=True))
             step(sum(len(one.ids) for one in results))
-    return [found[number] for number in range(len(prompts))]
+    results = [found[number] for number in range(len(prompts))]
+    return results if several is texts else results[0]
 
 
 def _check_size(loaded: LoadedModel, prompts: list[Prompt], layers: list[int]) -> None:

@@ -30,8 +30,9 @@ from transformers import Cache
 
 from ffmem.cells import Cell
 from ffmem.errors import CorpusError, ModelError
+from ffmem.hub import is_hub_address
 from ffmem.indexing.start import choose_start
-from ffmem.indexing.store import Index, check_weights, recover
+from ffmem.indexing.store import Index, as_index, check_weights, recover
 from ffmem.interventions.edits import Edit, Edits, MemoryWeights
 from ffmem.models.arguments import adapter_of_index, index_model_errors
 from ffmem.models.banks import Bank, ExpertBank, Routing
@@ -83,16 +84,29 @@ class LoadedModel:
 
 
 def open_model(
-    model_or_index: Memories | Index | str | Path,
-    *,
+    model_or_index: "LoadedModel | Memories | Index | str | Path",
     start: str | None = None,
     model: Memories | str | Path | None = None,
     adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
+    option: str = "--model",
 ) -> LoadedModel:
-    """Load MODEL_OR_DIR; `model` and `adapter` say where those of an index are now."""
+    """Load MODEL_OR_DIR; `model` and `adapter` say where those of an index are now.
+
+    A `LoadedModel` is returned as it is. `option` is the one that errors name for `model`.
+    """
+    if isinstance(model_or_index, LoadedModel):
+        return model_or_index
+    if model_or_index is None or isinstance(
+        model_or_index, int | float | bytes | list | tuple | dict
+    ):
+        raise TypeError(
+            f"Expected a model or an index, or the name of one; got {model_or_index!r}."
+        )
+    if is_hub_address(model_or_index):
+        model_or_index = as_index(str(model_or_index))  # which says to pull it
     index = model_or_index if isinstance(model_or_index, Index) else None
     if isinstance(model_or_index, str | Path):
         recover(Path(model_or_index))
@@ -110,7 +124,7 @@ def open_model(
         stored = "float32" if index is None else index.manifest.dtype
         errors: AbstractContextManager[None] = nullcontext()
         if index is not None and model is None:
-            errors = index_model_errors(source, index.folder, adapter=recorded)
+            errors = index_model_errors(source, index.folder, option, recorded)
         with errors, (progress or Progress(quiet=True)).waiting(f"Loading {source}"):
             source = load(source, adapter=merged, dtype=dtype or stored, device=device)
     if index is not None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.indexing.store import Index
 from ffmem.interventions.edits import resolve_position
 from ffmem.interventions.effect import cheapest_cuts, switch_off
 from ffmem.interventions.estimates import rank_correlation
@@ -34,6 +36,7 @@ from ffmem.interventions.forward import (
     PartialForward,
     Prompt,
     coefficients_along,
+    open_model,
     read_prompt,
 )
 from ffmem.interventions.relevance import GradientPass, Place, is_pattern
@@ -56,18 +59,41 @@ NORMED_STREAM = (
 )
 
 
-def find_sources(
-    loaded: LoadedModel,
-    cell: Cell,
+def sources(
+    model_or_index: LoadedModel | Memories | Index | str | Path,
+    cell: str | tuple[int, int] | Cell,
     *,
     prompt: str | None = None,
     position: int | None = None,
     n: int = 10,
     candidates: int = 200,
     seconds: float | None = None,
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> SourcesResult:
-    """Return the lower memories that feed a memory: by weights and, on a prompt, in fact."""
+    """Return the lower memories that feed a memory: by weights and, on a prompt, in fact.
+
+    Args:
+        model_or_index: A model, or an index.
+        cell: The memory.
+        prompt: A text on which to measure which lower memories change its coefficient.
+        position: Where to read the coefficient. Default: where it is largest.
+        n: Memories to return.
+        candidates: Memories to measure on the prompt, chosen by estimates.
+        seconds: Stop the search by weights after this time. Default: search all layers below.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    cell = Cell.of(cell)
+    loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     memories = loaded.memories
     cell = memories.layout.resolve(cell)
     for name, number in (("n", n), ("candidates", candidates)):

@@ -37,6 +37,7 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
 from ffmem.indexing.chunks import batches
+from ffmem.indexing.store import Index
 from ffmem.interventions.checkpoint import (
     EditResult,
     check_free,
@@ -45,6 +46,7 @@ from ffmem.interventions.checkpoint import (
     edit_weights,
     key_views,
     read_sentences,
+    side_effects_corpus,
 )
 from ffmem.interventions.drift import (
     BATCH_TOKENS,
@@ -63,6 +65,7 @@ from ffmem.interventions.forward import (
     PartialForward,
     find_target,
     log_probabilities,
+    open_model,
     post_norm_sigma,
     promoted_tokens,
     read_prompt,
@@ -128,28 +131,62 @@ class Solution(NamedTuple):
 
 
 def write(
-    loaded: LoadedModel,
+    model_or_index: LoadedModel | Memories | Index | str | Path,
     prompt: str,
     token: str,
-    folder: Path,
+    out: str | Path,
     *,
-    cell: object | None = None,
     layer: int | None = None,
+    cell: object | None = None,
     force: bool = False,
     margin: float = MARGIN,
     probability: float | None = None,
     paraphrases: str | Path | None = None,
     neighbours: str | Path | None = None,
-    corpus: Corpus | None = None,
     controls: int = 3,
     seed: int = 0,
+    corpus: Corpus | str | Path | None = "wikitext-2:valid",
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> WriteResult:
-    """Write a model that continues a prompt with a token; return what was written and measured."""
-    memories, say = loaded.memories, progress or Progress(quiet=True)
+    """Write a fact into an idle memory: the model then continues a prompt with a token.
+
+    Args:
+        model_or_index: An index, which knows the idle memories; or a model, with `cell` and
+            `force`.
+        prompt: The text; its last token at the memory's layer becomes the key.
+        token: The token to predict after it, with its leading space if it has one.
+        out: Folder of the new model.
+        layer: Layer to write into. Default: the best of some that are tried.
+        cell: Memory to overwrite. Default: the idlest of the layer.
+        force: Whether to overwrite a memory that is not idle, or of which nothing is known.
+        margin: How far the token should lead the next one, in nats.
+        probability: What the token's probability should be, instead of a margin.
+        paraphrases: File of prompts (.txt, .tsv, .jsonl) on which the fact should hold too.
+        neighbours: File of prompts on which nothing should change. Default: text that ends alike.
+        controls: Other idle memories that get the same value and a random key, to compare with.
+        seed: Random seed of the control.
+        corpus: Corpus to measure side effects on, of one given by name the first 200 sentences;
+            None measures none.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    folder, say = Path(out), progress or Progress(quiet=True)
+    corpus = side_effects_corpus(corpus)
+    for path in (paraphrases, neighbours):
+        if path is not None:
+            read_prompt_file(path)  # raises on a wrong file before the model is loaded
     check_free(folder)
-    check_stored(memories)
     _check_numbers(margin, probability, controls)
+    loaded = open_model(model_or_index, start, model, adapter, "auto", device, progress)
+    memories = loaded.memories
+    check_stored(memories)
     read = read_prompt(loaded, prompt)
     goal = Goal(find_target(memories, token), margin, probability)
     rewordings, others = (_read_prompts(loaded, path) for path in (paraphrases, neighbours))
