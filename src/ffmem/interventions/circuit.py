@@ -56,19 +56,18 @@ from ffmem.interventions.circuit_results import (
     token_id,
     write_circuit,
 )
-from ffmem.interventions.effect import PREDICTIONS, read_predictions
+from ffmem.interventions.effect import read_predictions
 from ffmem.interventions.estimates import rank_correlation
 from ffmem.interventions.forward import (
     LoadedModel,
     PartialForward,
+    Place,
     find_target,
-    log_probabilities,
     open_model,
-    pick_values,
     promoted_tokens,
 )
-from ffmem.interventions.relevance import GradientPass, Place
-from ffmem.interventions.results import NO_RELP, TokenProbability
+from ffmem.interventions.relevance import GradientPass
+from ffmem.interventions.results import NO_RELP
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress, Step
 
@@ -161,6 +160,10 @@ def measure_groups(
     sets = [*places.values(), [place for name in off for place in places[name]]]
     outputs = run_sets(question, [(False, places) for places in sets])
     logits = target_logit(loaded.memories.head, outputs, question.target).tolist()
+    switched_off = None
+    if off:
+        target, top = read_predictions(loaded.memories, outputs[-1:], question.target)
+        switched_off = SwitchedOff(list(off), logits[-1], target.probability, target.rank, top)
     return CircuitResult(
         **{
             **vars(found),
@@ -168,7 +171,7 @@ def measure_groups(
                 NodeGroup(name, names[name], found.logit - logit, name in off)
                 for name, logit in zip(places, logits, strict=False)
             ],
-            "switched_off": _switched_off(question, list(off), outputs[-1:]) if off else None,
+            "switched_off": switched_off,
         }
     )
 
@@ -185,7 +188,7 @@ def _find_circuit(
 ) -> CircuitResult:
     memories, forward = loaded.memories, question.forward
     layout, head = memories.layout, memories.head
-    target, top = read_predictions(forward, question.target)
+    target, top = read_predictions(memories, forward.output, question.target)
     logit = float(target_logit(head, forward.output, target.id)[0])
 
     slope = logit_slope(forward, target.id)
@@ -227,8 +230,7 @@ def _find_circuit(
         )
         for source, end in order
     ]
-    outputs = _node_outputs(forward, places)
-    promoted = promoted_tokens(memories, outputs, m.float()) if places else []
+    promoted = promoted_tokens(memories, forward.values_of(places), m.float()) if places else []
     nodes = [
         CircuitNode(
             id=names[number],
@@ -348,34 +350,3 @@ def _largest(
     n = min(int((carried < SHOWN_FLOW * flat.sum()).sum()) + 1, int(is_edge.sum()), most)
     width = max(size.shape[1], 1)
     return [(int(one) // width, int(one) % width) for one in order[:n]]
-
-
-def _node_outputs(forward: PartialForward, places: list[Place]) -> Float[Tensor, "node hidden"]:
-    """Return the values of the nodes' memories."""
-    memories = forward.memories
-    found = torch.zeros(len(places), memories.hidden)
-    for layer in {place.layer for place in places}:
-        own = [number for number, place in enumerate(places) if place.layer == layer]
-        picked = pick_values(forward.values(layer), [places[number].memory for number in own])
-        found[own] = picked.float().cpu()
-    return found
-
-
-def _switched_off(
-    question: CircuitQuestion, groups: list[str], output: Float[Tensor, "1 hidden"]
-) -> SwitchedOff:
-    """Return what the model predicts from an output under ablations."""
-    memories = question.forward.memories
-    logs = log_probabilities(memories.head, output)[0].detach().cpu().numpy()
-    order = np.argsort(-logs, kind="stable")
-    shown = memories.tokenizer.token_texts(memories.vocabulary)
-    return SwitchedOff(
-        groups,
-        float(target_logit(memories.head, output, question.target)[0]),
-        float(np.exp(logs[question.target])),
-        1 + int(np.flatnonzero(order == question.target)[0]),
-        [
-            TokenProbability(shown[best], best, float(np.exp(logs[best])))
-            for best in order[:PREDICTIONS].tolist()
-        ],
-    )

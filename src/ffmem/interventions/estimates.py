@@ -12,7 +12,7 @@ neurons) scales all coefficients of a layer from 0 to m; over the layer it sums 
 log p(layer off) − log p, closer with more steps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 
@@ -91,28 +91,27 @@ def relp(
     forward: PartialForward, target: int, positions: Sequence[int] | None = None
 ) -> Float[Tensor, " memory"] | None:
     """Return −Σ m · ∂log p/∂m by linear rules; None if the model has steps without a rule."""
-    layout = forward.memories.layout
     slope = frozen_slope(forward, target)
     linear = GradientPass(forward)
     if not linear.is_complete(slope):
         return None
-    found = torch.zeros(len(layout), dtype=torch.float64)
-    for bank, slopes in linear.slopes(slope):
-        parts = (bank.used.detach().double() * slopes.double()).cpu()
-        if positions is not None:
-            parts = parts[torch.isin(bank.positions.cpu(), torch.tensor(positions))]
-        first = layout.starts[bank.layer] + bank.memories.start
-        found[first : first + len(bank.memories)] -= parts.sum(dim=0)
-    return found
+    return -linear.sum_by_memory(linear.slopes(slope), positions)
 
 
 def frozen_slope(forward: PartialForward, target: int) -> Float[Tensor, " hidden"]:
     """Return g: the gradient of log p at the last layer's output, with the final σ frozen."""
     head = forward.memories.head
+    return output_slope(forward, lambda h, sigma: log_probabilities(head, h, sigma)[:, target])
+
+
+def output_slope(
+    forward: PartialForward, score: Callable[[Tensor, Tensor], Tensor]
+) -> Float[Tensor, " hidden"]:
+    """Return the gradient of score(h, σ) at the last layer's output h, with σ of the final norm."""
     with torch.enable_grad():
         h = _leaf(forward.output.float())
-        score = log_probabilities(head, h, head.denominator(forward.output))[:, target].sum()
-    (slope,) = torch.autograd.grad(score, h)
+        total = score(h, forward.memories.head.denominator(forward.output)).sum()
+    (slope,) = torch.autograd.grad(total, h)
     return slope[0]
 
 

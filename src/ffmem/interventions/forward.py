@@ -226,6 +226,14 @@ def find_target(memories: Memories, target: object) -> int:
 # Changed coefficients
 
 
+class Place(NamedTuple):
+    """One memory at one position, by the numbers of layer, memory and position."""
+
+    layer: int
+    memory: int
+    position: int
+
+
 class BankRows(NamedTuple):
     """The coefficients of one bank in one forward pass; a row is a token that reaches the bank."""
 
@@ -385,17 +393,6 @@ def _redirected(
         yield to_directions(bank.from_stored(rows))
 
 
-def pick_values(parts: Iterable[Tensor], numbers: Sequence[int]) -> Float[Tensor, "row hidden"]:
-    """Return the values of some memories of a layer, by their numbers in it."""
-    found: dict[int, Tensor] = {}
-    begin = 0
-    for part in parts:
-        own = range(begin, begin + len(part))
-        found |= {number: part[number - begin] for number in numbers if number in own}
-        begin = own.stop
-    return torch.stack([found[number] for number in numbers])
-
-
 def post_norm_sigma(memories: Memories, layer: int, trace: LayerTrace) -> float:
     """Return what the post-norm divides y by at a traced position; 1 if there is none."""
     path = memories.rows[layer].post_norm
@@ -493,6 +490,18 @@ class PartialForward:
     def output(self) -> Float[Tensor, "1 hidden"]:
         """The last layer's output at the position, unchanged."""
         return self.layers[-1].layer_output
+
+    def values_of(self, places: Sequence[Cell | Place]) -> Float[Tensor, "place hidden"]:
+        """Return the values of some memories, as they reach the stream."""
+        found = torch.zeros(len(places), self.memories.hidden, device=self.memories.device)
+        for layer in {place.layer for place in places}:
+            begin = 0
+            for part in self.values(layer):
+                for number, place in enumerate(places):
+                    if place.layer == layer and begin <= place.memory < begin + len(part):
+                        found[number] = part[place.memory - begin].float()
+                begin += len(part)
+        return found
 
     def run(
         self,
@@ -611,7 +620,24 @@ def log_probabilities(
 
     log p(w | h) = log softmax(cap(s · (U · P · N(h) + b)))[w]
 
-    With `sigma`, the final norm divides by it, so that everything before cap and softmax is linear:
+    Of an adaptive softmax, they are what `uncapped_logits` returns.
+    """
+    z = uncapped_logits(head, stream, sigma)
+    if head.adaptive:
+        return z
+    if head.cap is not None:
+        z = head.cap * (z / head.cap).tanh()
+    return z.log_softmax(dim=1)
+
+
+def uncapped_logits(
+    head: Head,
+    stream: Float[Tensor, "row hidden"],
+    sigma: Float[Tensor, " row"] | None = None,
+) -> Float[Tensor, "row vocab"]:
+    """Return s · (U · P · N(h) + b) in float64.
+
+    With `sigma`, the final norm divides by it, so that everything is linear:
     N₀(h) = γ ⊙ (h − mean(h)) / σ₀ + β.
     """
     if sigma is None:
@@ -621,13 +647,8 @@ def log_probabilities(
         normed = normed + head.norm.offset.to(normed.device)
     z = head.raw(normed).double()
     if head.adaptive:
-        return z  # log-probabilities already
-    if head.bias is not None:
-        z = z + head.bias.double()
-    z = z * head.scale
-    if head.cap is not None:
-        z = head.cap * (z / head.cap).tanh()
-    return z.log_softmax(dim=1)
+        return z
+    return (z if head.bias is None else z + head.bias.double()) * head.scale
 
 
 def log_probability(

@@ -14,8 +14,6 @@ way. On a prompt, the change is exact:
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,18 +26,20 @@ from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.store import Index
 from ffmem.interventions.edits import resolve_position
-from ffmem.interventions.effect import cheapest_cuts, switch_off
+from ffmem.interventions.effect import run_copies, switch_off
 from ffmem.interventions.estimates import rank_correlation
 from ffmem.interventions.forward import (
     BankRows,
+    Change,
     LoadedModel,
     PartialForward,
+    Place,
     Prompt,
     coefficients_along,
     open_model,
     read_prompt,
 )
-from ffmem.interventions.relevance import GradientPass, Place, is_pattern
+from ffmem.interventions.relevance import GradientPass, is_pattern
 from ffmem.interventions.results import PromptSource, SourcesResult, WeightSource
 from ffmem.models.head import Norm
 from ffmem.models.memories import Memories
@@ -270,18 +270,13 @@ def _find_position(loaded: LoadedModel, cell: Cell, read: Prompt, position: int 
 
 def _estimate(forward: PartialForward, cell: Cell, at: int) -> tuple[Tensor, list[str]]:
     """Return −Σ m · ∂m_cell/∂m of every memory, by linear rules where they reach every step."""
-    memories, layout = forward.memories, forward.memories.layout
+    memories = forward.memories
     any_slope = functional.normalize(forward.output[0].float(), dim=0)
     linear = not is_pattern(memories, cell.layer) and GradientPass(forward).is_complete(any_slope)
     run = GradientPass(forward, linear=linear, cut=[Place(cell.layer, cell.memory, at)])
-    found = torch.zeros(len(layout), dtype=torch.float64)
-    if run.computed[0].requires_grad:  # else it is not routed there, and nothing feeds it
-        for bank, slopes in run.slopes_of_place(0):
-            if bank.layer < cell.layer:
-                first = layout.starts[bank.layer] + bank.memories.start
-                parts = (bank.used.detach().double() * slopes.double()).sum(dim=0).cpu()
-                found[first : first + len(bank.memories)] -= parts
-    return found, [] if linear else [PLAIN_GRADIENT]
+    # Without a gradient it is not routed there, and nothing feeds it.
+    slopes = run.slopes_of_place(0) if run.computed[0].requires_grad else []
+    return -run.sum_by_memory(slopes), [] if linear else [PLAIN_GRADIENT]
 
 
 @torch.no_grad()
@@ -289,27 +284,24 @@ def _ablate(
     forward: PartialForward, cell: Cell, m: float, cells: Sequence[Cell], progress: Progress
 ) -> Float[Tensor, " cell"]:
     """Return the change of a memory's coefficient at the position for each lower memory off."""
-    found = torch.zeros(len(cells), dtype=torch.float64)
-    order = sorted(range(len(cells)), key=lambda number: cells[number])
-    layers = [cells[number].layer for number in order]
+    found = torch.zeros(len(cells), dtype=torch.float64)  # 0 where it is not routed
     n_tokens = forward.n_tokens
-    cuts = cheapest_cuts(layers, cell.layer + 1, n_tokens, forward.n_rows)
+
+    def changes(copies: list[int]) -> dict[int, Change]:
+        def read(rows: BankRows) -> Tensor:
+            if cell.memory in rows.memories:
+                last = (rows.tokens % n_tokens == n_tokens - 1).nonzero()[:, 0]
+                own = rows.coefficients[last, cell.memory - rows.memories.start]
+                found[torch.tensor(copies)[(rows.tokens[last] // n_tokens).cpu()]] = (
+                    own.double().cpu()
+                )
+            return rows.coefficients
+
+        off = switch_off([cells[number] for number in copies], n_tokens, None)
+        return off | {cell.layer: read}
+
     with progress.bar("Ablating", len(cells), "memories") as step:
-        for begin, end in pairwise(cuts):
-            rows = order[begin:end]
-            read = torch.zeros(len(rows), dtype=torch.float64)  # 0 where it is not routed
-            changes = switch_off([cells[number] for number in rows], n_tokens, None)
-            changes[cell.layer] = partial(_read_coefficient, cell, n_tokens, read)
-            forward.run(layers[begin], len(rows), changes, cell.layer + 1)
-            found[rows] = read - m
-            step(len(rows))
-    return found
-
-
-def _read_coefficient(cell: Cell, n_tokens: int, read: Tensor, rows: BankRows) -> Tensor:
-    """Write a memory's coefficient at the last token of every copy of the prompt to `read`."""
-    if cell.memory in rows.memories:
-        last = (rows.tokens % n_tokens == n_tokens - 1).nonzero()[:, 0]
-        own = rows.coefficients[last, cell.memory - rows.memories.start]
-        read[(rows.tokens[last] // n_tokens).cpu()] = own.double().cpu()
-    return rows.coefficients
+        layers = [one.layer for one in cells]
+        for _ in run_copies(forward, layers, changes, step, cell.layer + 1):
+            pass
+    return found - m

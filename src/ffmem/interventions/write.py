@@ -191,7 +191,7 @@ def write(
     goal = Goal(find_target(memories, token), margin, probability)
     rewordings, others = (_read_prompts(loaded, path) for path in (paraphrases, neighbours))
     run = PartialForward(memories, read.ids, len(read.ids) - 1)
-    before, _ = read_predictions(run, goal.token)
+    before, _ = read_predictions(memories, run.output, goal.token)
     if goal.is_met(log_probabilities(memories.head, run.output))[0]:
         raise FfmemError(
             f"The model continues the prompt with {before.token!r} already, with {goal}"
