@@ -10,8 +10,9 @@ import ffmem
 from ffmem.cells import Cell
 from ffmem.cli import cli
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.forward import apply_edits, coefficients_along
+from ffmem.interventions.forward import apply_edits
 from ffmem.interventions.sources import find_reading_norm, fold_keys, sources
 from tests.interventions.planted import with_start
 from tests.tiny import EXPERTS, TINY, read

@@ -17,10 +17,10 @@ from ffmem.interventions.checkpoint import (
     side_effects_corpus,
 )
 from ffmem.interventions.compare import Comparison, compare
-from ffmem.interventions.edits import Edits, EditsFile, parse_cells
+from ffmem.interventions.edits import Edits, EditsFile
 from ffmem.interventions.effect import effect as effect_of_prompt
 from ffmem.interventions.effect import effect_of_facts, read_prompt_file
-from ffmem.interventions.forward import open_model
+from ffmem.interventions.forward import find_index, open_model
 from ffmem.interventions.results import EffectResult, FactsResult, TraceResult
 from ffmem.interventions.trace import trace as trace_prompt
 from ffmem.models.arguments import resolve_adapter, resolve_model
@@ -95,7 +95,7 @@ def trace(
         raise FfmemError("Give either a prompt or a file of prompts.")
     by_kind: dict[str, Any] = {"off": off, "set": set, "scale": scale, "mean": mean}
     by_kind |= {"redirect": redirect, "margin": margin, "forbid": forbid, "force": force}
-    _check_edits(model_or_index, by_kind, positions)
+    edits = _read_edits(model_or_index, **by_kind, positions=positions)
     if prompts is not None:
         prompt = [fact.prompt for fact in read_prompt_file(prompts, chat)[1]]
     several = prompts is not None or _is_several(prompt, chat)
@@ -103,7 +103,6 @@ def trace(
     if chat:
         _check_chat(texts)
     loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
-    edits = Edits.of(**by_kind, index=loaded.index, positions=positions)
     found = [
         trace_prompt(
             loaded,
@@ -120,6 +119,15 @@ def trace(
         for text in texts
     ]
     return found if several else found[0]
+
+
+def _read_edits(model_or_index: object, **edits: Any) -> Edits:
+    """Return edits; raise if one is malformed, or names a memory that an index lacks."""
+    index = find_index(model_or_index)
+    found = Edits.of(**edits, index=index)
+    if index is not None:
+        found.resolve(index.layout)
+    return found
 
 
 def _check_chat(prompts: Sequence[Any]) -> None:
@@ -293,12 +301,12 @@ def edit(
             "Give either memories to edit (off, set, scale, mean, redirect) or an edits.json."
         )
     # All that can be checked before the model is loaded.
-    _check_edits(model_or_index, by_kind, None)
-    recorded = None if edits is None else EditsFile.read(Path(edits))
+    to_write = (
+        _read_edits(model_or_index, **by_kind) if edits is None else EditsFile.read(Path(edits))
+    )
     check_free(Path(out))
     sample = side_effects_corpus(corpus)
     loaded = open_model(model_or_index, start, model, adapter, "auto", device, progress)
-    to_write = recorded or Edits.of(**by_kind, index=loaded.index)
     return edit_checkpoint(loaded, Path(out), to_write, sample, progress)
 
 
@@ -371,23 +379,3 @@ def compare_models(
             **settings,
         )
         return compare(first, second, out, top=top, device=device, progress=progress)
-
-
-def _check_edits(
-    model_or_index: object, edits: Mapping[str, Any], positions: Sequence[int] | None
-) -> None:
-    """Raise if an edit is malformed or names a memory that an index lacks; loads no model."""
-    without_means = {name: cells for name, cells in edits.items() if name != "mean"}
-    known, means = (
-        Edits.of(**without_means, positions=positions),
-        parse_cells("mean", edits["mean"]),
-    )
-    if (
-        isinstance(model_or_index, str | Path)
-        and (Path(model_or_index) / "manifest.json").is_file()
-    ):
-        model_or_index = Index(model_or_index)
-    if isinstance(model_or_index, Index):
-        known.resolve(model_or_index.layout)
-        for cell in means:
-            model_or_index.layout.resolve(cell)

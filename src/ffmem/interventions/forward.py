@@ -35,7 +35,7 @@ from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import Index, as_index, check_weights, recover
 from ffmem.interventions.edits import Edit, Edits, MemoryWeights
 from ffmem.models.arguments import adapter_of_index, index_model_errors
-from ffmem.models.banks import Bank, ExpertBank, Routing
+from ffmem.models.banks import Bank, ExpertBank
 from ffmem.models.chat import as_messages
 from ffmem.models.head import Head, Norm
 from ffmem.models.load import load
@@ -83,6 +83,19 @@ class LoadedModel:
         return choose_start(self.memories, sentences, requested)[0].id
 
 
+def find_index(model_or_index: object) -> Index | None:
+    """Return the index that MODEL_OR_DIR is; None if it is a model. Raise if it is unfinished."""
+    if isinstance(model_or_index, LoadedModel):
+        return model_or_index.index
+    if isinstance(model_or_index, str | Path):
+        if is_hub_address(model_or_index):
+            return as_index(str(model_or_index))  # which says to pull it
+        recover(Path(model_or_index))
+        if any((Path(model_or_index) / name).exists() for name in ("manifest.json", "partials")):
+            return Index(model_or_index)
+    return model_or_index if isinstance(model_or_index, Index) else None
+
+
 def open_model(
     model_or_index: "LoadedModel | Memories | Index | str | Path",
     start: str | None = None,
@@ -105,13 +118,7 @@ def open_model(
         raise TypeError(
             f"Expected a model or an index, or the name of one; got {model_or_index!r}."
         )
-    if is_hub_address(model_or_index):
-        model_or_index = as_index(str(model_or_index))  # which says to pull it
-    index = model_or_index if isinstance(model_or_index, Index) else None
-    if isinstance(model_or_index, str | Path):
-        recover(Path(model_or_index))
-        if any((Path(model_or_index) / name).exists() for name in ("manifest.json", "partials")):
-            index = Index(model_or_index)  # raises if it is unfinished
+    index = find_index(model_or_index)
     if index is None and model is not None:
         raise ModelError("Pass either a model, or an index with the model that it was made from.")
     source: Any = model or (model_or_index if index is None else index.manifest.model.source)
@@ -420,37 +427,6 @@ def promoted_tokens(
         best = memories.head.folded(rows).topk(min(n, memories.vocabulary), dim=1).indices
         for ids, row in zip(best.tolist(), rows, strict=True):
             found.append([shown[id] for id in ids] if row.any() else [])
-    return found
-
-
-@torch.inference_mode()
-def coefficients_along(
-    memories: Memories, cell: Cell, texts: Sequence[Sequence[int]], start: int | None
-) -> list[list[float]]:
-    """Return the coefficient of one memory at every token of some texts, given as ids.
-
-    Each text is read after the start token, whose own coefficient is left out, and is run by
-    itself up to the layer of the memory.
-    """
-    cell = memories.layout.resolve(cell)
-    before = [] if start is None else [start]
-    found: list[list[float]] = []
-
-    def read(bank: Bank, coefficients: Tensor, _: Tensor | None, routing: Routing | None) -> None:
-        if bank.layer != cell.layer or bank.offset != cell.offset:
-            return
-        own = coefficients[..., cell.memory - cell.offset].flatten().float().cpu()
-        if routing is not None and routing.tokens is not None:  # elsewhere the coefficient is 0
-            along[routing.tokens.cpu()] = own
-        else:
-            along[:] = own
-
-    with memories.read_coefficients(read):
-        for ids in texts:
-            tokens = torch.tensor([[*before, *ids]])
-            along = torch.zeros(tokens.numel())
-            memories.forward(tokens, layers=cell.layer + 1)
-            found.append(along[len(before) :].tolist())
     return found
 
 

@@ -25,6 +25,7 @@ from torch.nn import functional
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.store import Index
+from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import resolve_position
 from ffmem.interventions.effect import run_copies, switch_off
 from ffmem.interventions.estimates import rank_correlation
@@ -35,7 +36,6 @@ from ffmem.interventions.forward import (
     PartialForward,
     Place,
     Prompt,
-    coefficients_along,
     open_model,
     read_prompt,
 )

@@ -39,6 +39,7 @@ from ffmem.files import write_text
 from ffmem.indexing.chunks import batches
 from ffmem.indexing.store import Index
 from ffmem.interventions.checkpoint import (
+    BATCH_TOKENS,
     EditResult,
     check_free,
     check_stored,
@@ -49,7 +50,6 @@ from ffmem.interventions.checkpoint import (
     side_effects_corpus,
 )
 from ffmem.interventions.drift import (
-    BATCH_TOKENS,
     Question,
     compare,
     first_sentences,
@@ -210,7 +210,7 @@ def write(
         if found is None:
             trials.append(Trial(str(place.cell), place.cell.layer, None, None))
             continue
-        ((kl, _),) = measure_drift(memories, [found.memories], known, loaded.start)
+        kl, _ = measure_drift(memories, found.memories, known, loaded.start)
         trials.append(Trial(str(place.cell), place.cell.layer, found.strength, kl))
         if kl < least:
             best, least = found, kl
@@ -225,12 +225,12 @@ def write(
     n = 1 + len(rewordings)
     models = {str(best.place.cell): best.memories}
     models |= random_keys(loaded, best, controls, seed)
-    drifts = measure_drift(memories, list(models.values()), text, loaded.start)
     predictions = predict(memories, questions, goal.token)
     changes: dict[str, list[PromptChange]] = {}
     of_text: list[TextChange] = []
-    for (name, model), (kl, top1_changed) in zip(models.items(), drifts, strict=True):
-        after = predict(model, questions, goal.token)
+    for name, changed in models.items():
+        kl, top1_changed = measure_drift(memories, changed, text, loaded.start)
+        after = predict(changed, questions, goal.token)
         changes[name] = own = compare(memories, questions, predictions, after, goal.token)
         moved = [one.changed for one in own[n:]]
         share = float(np.mean(moved)) if moved else None

@@ -537,7 +537,7 @@ def _read_coefficients(
     """Return a job that reads a memory's coefficient at every token of some prefixes."""
 
     def job(loaded: "LoadedModel") -> list[PrefixCoefficients]:
-        from ffmem.interventions.forward import coefficients_along
+        from ffmem.interventions.coefficients import coefficients_along
 
         index = loaded.index
         assert index is not None
