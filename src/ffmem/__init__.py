@@ -11,44 +11,52 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ffmem.annotation.study import study
     from ffmem.api.experiments import experiment, report
-    from ffmem.api.index import estimate, export, extend, index, merge, open, search, verify
+    from ffmem.api.index import estimate, export, extend, index, open, search, verify
     from ffmem.api.interventions import compare_models, edit, effect, neighbours, trace
-    from ffmem.api.model import load, train
-    from ffmem.api.patterns import explain, export_patterns, patterns_of, study
+    from ffmem.api.model import train
     from ffmem.cells import Cell
     from ffmem.corpus.corpus import Corpus
     from ffmem.errors import FfmemError
     from ffmem.indexing.memory import Memory
+    from ffmem.indexing.merge import merge
     from ffmem.indexing.store import Index
     from ffmem.interventions.circuit import circuit
     from ffmem.interventions.coefficients import coefficients
     from ffmem.interventions.compare import compare
     from ffmem.interventions.sources import sources
     from ffmem.interventions.write import write
+    from ffmem.models.load import load
     from ffmem.models.memories import Memories
     from ffmem.patterns.detect import detect
+    from ffmem.patterns.explain import explain
+    from ffmem.patterns.store import export_patterns, patterns_of
     from ffmem.sharing.transfer import pull, push
     from ffmem.web.server import serve
 
 _NAMES = {
+    "annotation.study": ["study"],
     "api.experiments": ["experiment", "report"],
-    "api.index": ["estimate", "export", "extend", "index", "merge", "open", "search", "verify"],
+    "api.index": ["estimate", "export", "extend", "index", "open", "search", "verify"],
     "api.interventions": ["compare_models", "edit", "effect", "neighbours", "trace"],
-    "api.model": ["load", "train"],
-    "api.patterns": ["explain", "export_patterns", "patterns_of", "study"],
+    "api.model": ["train"],
     "cells": ["Cell"],
     "corpus.corpus": ["Corpus"],
     "errors": ["FfmemError"],
     "indexing.memory": ["Memory"],
+    "indexing.merge": ["merge"],
     "indexing.store": ["Index"],
     "interventions.circuit": ["circuit"],
     "interventions.coefficients": ["coefficients"],
     "interventions.compare": ["compare"],
     "interventions.sources": ["sources"],
     "interventions.write": ["write"],
+    "models.load": ["load"],
     "models.memories": ["Memories"],
     "patterns.detect": ["detect"],
+    "patterns.explain": ["explain"],
+    "patterns.store": ["export_patterns", "patterns_of"],
     "sharing.transfer": ["pull", "push"],
     "web.server": ["serve"],
 }

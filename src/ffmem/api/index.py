@@ -1,11 +1,10 @@
 """Indexes: make, read, search, export, check and serve them."""
 
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from ffmem.api.model import as_corpus, load
+from ffmem.api.model import as_corpus
 from ffmem.config_fields import from_parameters
 from ffmem.errors import FfmemError, StoreError
 from ffmem.hub import HubFolder, is_hub_address
@@ -82,6 +81,7 @@ def index(
     source.check_exists()
     require_models()
     from ffmem.indexing.build import build
+    from ffmem.models.load import load
 
     def load_model() -> "Memories":
         if not isinstance(model, str | Path):
@@ -128,6 +128,7 @@ def estimate(
     source.check_exists()
     require_models()
     from ffmem.indexing.estimate import estimate as estimate_index
+    from ffmem.models.load import load
 
     if isinstance(model, str | Path):
         model = load(model, adapter=adapter, dtype=dtype, device=device)
@@ -209,16 +210,6 @@ def extend(
         return loaded.memories
 
     return extend_index(before, load_model, source, options, progress or Progress(quiet=True))
-
-
-def merge(
-    folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
-) -> Index:
-    """Merge indexes of parts of a corpus into the folder `out`; return the merged index."""
-    require_models()
-    from ffmem.indexing.merge import merge as merge_indexes
-
-    return merge_indexes(folders, out, progress or Progress(quiet=True))
 
 
 @overload

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import ffmem
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
@@ -122,7 +123,7 @@ def init(
 @json_option
 def people(folder: Path, db: str | None, as_json: bool) -> None:
     """Print everyone's code and link."""
-    _print_people(_open_study(folder, db), as_json, {})
+    _print_people(ffmem.study(folder, db=db), as_json, {})
 
 
 @annotate.command()
@@ -131,7 +132,7 @@ def people(folder: Path, db: str | None, as_json: bool) -> None:
 @json_option
 def status(folder: Path, db: str | None, as_json: bool) -> None:
     """Show everyone's progress."""
-    study = _open_study(folder, db)
+    study = ffmem.study(folder, db=db)
     progress = study.progress()
     if as_json:
         rows = [one._asdict() for one in progress]
@@ -158,7 +159,7 @@ def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool
     """
     from ffmem.annotation.exchange import export_sheets
 
-    n = export_sheets(_open_study(folder, db), out, history)
+    n = export_sheets(ffmem.study(folder, db=db), out, history)
     if as_json:
         print_json({"file": str(out), "sheets": n, "history": history})
     else:
@@ -178,7 +179,7 @@ def import_(folder: Path, file: Path, db: str | None, as_json: bool) -> None:
     """
     from ffmem.annotation.exchange import import_sheets
 
-    done = import_sheets(_open_study(folder, db), file)
+    done = import_sheets(ffmem.study(folder, db=db), file)
     if as_json:
         print_json(done._asdict())
     else:
@@ -203,7 +204,7 @@ def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
     """Write the study's figures, tables and agreement."""
     from ffmem.annotation.report import write_report
 
-    _print_path(write_report(_open_study(folder, db), as_index(folder), out), as_json)
+    _print_path(write_report(ffmem.study(folder, db=db), as_index(folder), out), as_json)
 
 
 @annotate.command()
@@ -217,14 +218,8 @@ def publish(folder: Path, db: str | None, as_json: bool) -> None:
     """
     from ffmem.annotation.report import publish as publish_patterns
 
-    published = publish_patterns(_open_study(folder, db), as_index(folder))
+    published = publish_patterns(ffmem.study(folder, db=db), as_index(folder))
     _print_path(published.folder, as_json)
-
-
-def _open_study(folder: Path, db: str | None) -> "AnnotationStudy":
-    from ffmem.annotation.study import AnnotationStudy, study_path
-
-    return AnnotationStudy.open(db or study_path(folder))
 
 
 def _print_people(study: "AnnotationStudy", as_json: bool, also: dict[str, Any]) -> None:

@@ -34,12 +34,19 @@ PATH = click.Path(path_type=Path)
 AT_LEAST_1 = WholeNumber(min=1)
 
 folder_argument = click.argument("folder", metavar="DIR", type=PATH)
+
+
+def check_model(_: click.Context, __: click.Parameter, name: str) -> str:
+    """Return a MODEL or DIR; raise on a wrong path, before torch is imported."""
+    if not is_hub_address(name):
+        resolve_model(name)
+    return name
+
+
+model_argument = click.argument("model", callback=check_model)
 model_or_index_argument = click.argument(
-    "model_or_index",
-    metavar="MODEL_OR_DIR",
-    callback=lambda _, __, name: name if is_hub_address(name) else resolve_model(name) and name,
+    "model_or_index", metavar="MODEL_OR_DIR", callback=check_model
 )
-"""A wrong path is an error before torch is imported."""
 out_option = click.option("--out", required=True, type=PATH, help="Folder to write.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 seed_option = click.option("--seed", default=0, metavar="N", help="Random seed.")

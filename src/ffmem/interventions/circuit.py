@@ -23,6 +23,7 @@ nodes, and stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,16 +165,11 @@ def measure_groups(
     if off:
         target, top = read_predictions(loaded.memories, outputs[-1:], question.target)
         switched_off = SwitchedOff(list(off), logits[-1], target.probability, target.rank, top)
-    return CircuitResult(
-        **{
-            **vars(found),
-            "groups": [
-                NodeGroup(name, names[name], found.logit - logit, name in off)
-                for name, logit in zip(places, logits, strict=False)
-            ],
-            "switched_off": switched_off,
-        }
-    )
+    measured = [
+        NodeGroup(name, names[name], found.logit - logit, name in off)
+        for name, logit in zip(places, logits, strict=False)
+    ]
+    return replace(found, groups=measured, switched_off=switched_off)
 
 
 def _node_id(layout: Layout, place: Place) -> str:

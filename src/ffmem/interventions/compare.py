@@ -40,6 +40,7 @@ from ffmem.experiments.charts import (
     boxes,
     chart_svg,
     empty_plot,
+    figure_rows,
     layer_axis,
     panels,
     plot,
@@ -712,7 +713,7 @@ def draw_chart(settings: Row, rows: list[Row]) -> Chart:
         y = quantity("q1", "cosine", (floor, 1), tickCount=4)
         drawn.append(("cosine of the two values", boxes(spread, n_layers, y, None)))
     what = "share of prefixes with open gate" if gated else "share of prefixes that activate"
-    spread = _quartiles(rows, "active_change", 100)
+    spread = _quartiles(rows, "active_change", percent=True)
     drawn.append(
         (
             f"change of the {what}",
@@ -739,12 +740,9 @@ def _trigger_panel(rows: list[Row], sign: str, n_layers: int) -> Chart:
     return alt.LayerChart(layer=[box, marks])
 
 
-def _quartiles(rows: list[Row], name: str, times: int = 1) -> list[Row]:
-    """Return a number's quartiles per layer, counted from 1."""
+def _quartiles(rows: list[Row], name: str, percent: bool = False) -> list[Row]:
+    """Return a number's quartiles per layer, as figures show them."""
     ends = ("q1", "median", "q3")
-    found = [
-        {"layer": row["layer"] + 1}
-        | {end: None if row[name][end] is None else times * row[name][end] for end in ends}
-        for row in rows
-    ]
+    spreads = [{"layer": row["layer"], **row[name]} for row in rows]
+    found = figure_rows(spreads, ends) if percent else figure_rows(spreads, (), ends)
     return rows_with(found, *ends)

@@ -14,6 +14,7 @@ way. On a prompt, the change is exact:
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ def sources(
         loaded, cell, prompt, position, n, candidates, progress or Progress(quiet=True)
     )
     notes = [*found.notes, *on_prompt.pop("notes")]
-    return SourcesResult(**{**vars(found), **on_prompt, "notes": notes})
+    return replace(found, **on_prompt, notes=notes)
 
 
 # By weights
