@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 import ffmem
+from ffmem.api.experiments import corpus_like
 from ffmem.cli.options import (
     device_option,
     folder_argument,
@@ -13,9 +14,10 @@ from ffmem.cli.options import (
     index_model_option,
     out_option,
 )
-from ffmem.config_fields import add_options, dataclass_options
+from ffmem.config_fields import add_options, dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
 from ffmem.experiments.base import NAMES, ExperimentConfig
+from ffmem.indexing.store import Index, as_index
 from ffmem.progress import Progress
 
 experiment_options = add_options(
@@ -33,7 +35,7 @@ experiment_options = add_options(
 @out_option
 @click.option("--corpus", metavar="CORPUS", help="Corpus of the prefixes for Section 5.")
 @experiment_options
-def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
+def experiment(name: str, folder: Path, out: Path, corpus: str | None, **options: Any) -> None:
     """Measure one figure or table of the paper.
 
     NAME is patterns, token-removal, agreement, next-token-rank, max-probability, predictive-values,
@@ -43,7 +45,8 @@ def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
     Writes NAME.json, NAME.svg and NAME.pdf to OUT, unless OUT has a result with the same index,
     settings and versions. The corpus is read as that of the index by default.
     """
-    (result,) = ffmem.experiment(name, folder, out, progress=Progress(), **options)
+    index, source = _take_corpus(folder, corpus, options)
+    (result,) = ffmem.experiment(name, index, out, corpus=source, progress=Progress(), **options)
     click.echo(result)
     click.echo(f"Wrote {name}.json, {name}.svg and {name}.pdf to {out}.")
 
@@ -61,5 +64,19 @@ def report(folder: Path, out: Path, corpus: str, **options: Any) -> None:
     Writes report.html (a single self-contained file), report.md, and JSON, SVG and PDF of every
     experiment to OUT. Interrupted? Rerun the command: finished experiments are kept.
     """
-    path = ffmem.report(folder, out, corpus, progress=Progress(), **options)
-    click.echo(f"Wrote {path}.")
+    index, source = _take_corpus(folder, corpus, options)
+    assert source is not None
+    click.echo(f"Wrote {ffmem.report(index, out, source, progress=Progress(), **options)}.")
+
+
+def _take_corpus(
+    folder: Path, name: str | None, options: dict[str, Any]
+) -> tuple[Index, Corpus | None]:
+    """Return the index, and the corpus of Section 5; its options are removed from the others."""
+    index = as_index(folder)
+    given = {option: value for option, value in take_options(options, Corpus).items() if value}
+    if name is not None:
+        return index, corpus_like(index, name, **given)
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: give --corpus too.")
+    return index, None
