@@ -99,9 +99,7 @@ def trace(
     if prompts is not None:
         prompt = [fact.prompt for fact in read_prompt_file(prompts, chat)[1]]
     several = prompts is not None or _is_several(prompt, chat)
-    texts: Any = prompt if several else [prompt]
-    if chat:
-        _check_chat(texts)
+    texts = _check_prompts(prompt if several else [prompt], chat)
     loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     found = [
         trace_prompt(
@@ -130,10 +128,11 @@ def _read_edits(model_or_index: object, **edits: Any) -> Edits:
     return found
 
 
-def _check_chat(prompts: Sequence[Any]) -> None:
-    """Raise on malformed messages, before a model is loaded."""
-    for prompt in prompts:
+def _check_prompts(prompts: Any, chat: bool) -> Any:
+    """Return prompts; raise on malformed messages, before a model is loaded."""
+    for prompt in prompts if chat else ():
         check_messages(as_messages(prompt))
+    return prompts
 
 
 def _is_several(prompt: object, chat: bool) -> bool:
@@ -212,9 +211,7 @@ def effect(
         loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
         return effect_of_facts(loaded, prompts, chat=chat, against=against, **options)
     several = _is_several(prompt, chat)
-    texts: Any = prompt if several else [prompt]
-    if chat:
-        _check_chat(texts)
+    texts = _check_prompts(prompt if several else [prompt], chat)
     loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     read_at = -1 if position is None else position
     found = [

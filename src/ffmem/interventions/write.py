@@ -19,8 +19,8 @@ and as a control, the same value behind random keys of equal norm, in other idle
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -337,24 +337,31 @@ def second_moments(
 ) -> dict[Bank, Float64[Tensor, "width width"]]:
     """Return C = mean of xᵀx of some banks over text, the start token included."""
     sums: dict[Bank, Tensor] = {}
-    is_token = torch.zeros(0, dtype=torch.bool)
     n_tokens = 0
+    with record_inputs(banks) as inputs:
+        for batch in batches(first_sentences(sentences, KNOWN_TOKENS), start, BATCH_TOKENS):
+            memories.forward(batch.tokens, layers=1 + max(bank.layer for bank in banks))
+            n_tokens += int(batch.is_token.sum())
+            for bank, x in inputs.items():
+                rows = x[batch.is_token.flatten().to(x.device)].double()
+                sums[bank] = sums.get(bank, 0.0) + rows.T @ rows
+    return {bank: total / n_tokens for bank, total in sums.items()}
+
+
+@contextmanager
+def record_inputs(banks: Sequence[Bank]) -> Iterator[dict[Bank, Float[Tensor, "token width"]]]:
+    """Give what the keys of some banks get, token by token, in the last pass."""
+    found: dict[Bank, Tensor] = {}
 
     def read(bank: Bank, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = first_tensor(args, kwargs)
-        rows = x.reshape(-1, x.shape[-1])[is_token.flatten().to(x.device)].double()
-        sums[bank] = sums.get(bank, 0.0) + rows.T @ rows
+        found[bank] = first_tensor(args, kwargs).flatten(0, -2)
 
     with ExitStack() as hooks:
         for bank in banks:
             hook = partial(read, bank)
             handle = input_module(bank).register_forward_pre_hook(hook, with_kwargs=True)
             hooks.callback(handle.remove)
-        for batch in batches(first_sentences(sentences, KNOWN_TOKENS), start, BATCH_TOKENS):
-            is_token = batch.is_token
-            n_tokens += int(is_token.sum())
-            memories.forward(batch.tokens, layers=1 + max(bank.layer for bank in banks))
-    return {bank: total / n_tokens for bank, total in sums.items()}
+        yield found
 
 
 def input_module(bank: Bank) -> nn.Module:
@@ -365,20 +372,12 @@ def input_module(bank: Bank) -> nn.Module:
 @torch.no_grad()
 def _prompt_input(memories: Memories, run: PartialForward, bank: Bank) -> Float64[Tensor, " width"]:
     """Return x at the prompt's last token, as the keys of a bank get it."""
-    kept: list[Tensor] = []
-
-    def read(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = first_tensor(args, kwargs)
-        kept.append(x.reshape(-1, x.shape[-1])[-1].double())
-
-    handle = input_module(bank).register_forward_pre_hook(read, with_kwargs=True)
-    try:
+    with record_inputs([bank]) as inputs:
         memories.forward(run.tokens, layers=bank.layer + 1)
-    finally:
-        handle.remove()
+    x = inputs[bank][-1].double()
     if isinstance(bank, ExpertBank) and bank.experts.scales_input:
-        return kept[-1] * router_weight(memories, run, bank)
-    return kept[-1]
+        return x * router_weight(memories, run, bank)
+    return x
 
 
 def make_key(
