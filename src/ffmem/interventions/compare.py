@@ -60,7 +60,7 @@ from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.verify import damaged_files
 from ffmem.interventions.results import TableResult
 from ffmem.progress import Progress
-from ffmem.stats import share, spread
+from ffmem.stats import ratio, share, spread
 from ffmem.text import format_number, format_share, pluralize, shorten_prefix
 
 if TYPE_CHECKING:
@@ -326,9 +326,7 @@ def layer_changes(
 
 def _positive_ratio(first: ndarray, second: ndarray) -> Float64[ndarray, " memory"]:
     """Return second / first where both are positive, else NaN."""
-    both = (first > 0) & (second > 0)
-    ratio: ndarray = np.where(both, second / np.where(both, first, 1.0).astype(float), np.nan)
-    return ratio
+    return np.where((first > 0) & (second > 0), ratio(second, first), np.nan)
 
 
 def summarize(numbers: Columns) -> dict[str, Any]:
@@ -412,10 +410,6 @@ def value_change(
     """
     one, other = first.astype(np.float64), second.astype(np.float64)
     squares = [(values * values).sum(axis=1) for values in (one, other)]
-
-    def ratio(part: ndarray, whole: ndarray) -> ndarray:
-        return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
-
     # √(a·a) is a, but √a·√a need not be: the cosine of equal values must be 1.
     cosine = ratio((one * other).sum(axis=1), np.sqrt(squares[0] * squares[1]))
     apart = np.sqrt(((other - one) ** 2).sum(axis=1))
