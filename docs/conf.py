@@ -83,7 +83,7 @@ def _help_pages() -> Iterator[str]:
         for inner in getattr(command, "commands", {}).values():
             yield from section(inner, context, level)
 
-    root = click.Context(cli, info_name="ffmem", terminal_width=88)
+    root = click.Context(cli, info_name="ffmem", terminal_width=88, show_default=True)
     yield f"\n```text\n{cli.get_help(root)}\n```\n"
     for group, commands in GROUPS.items():
         yield f"\n## {group}\n"

@@ -33,7 +33,7 @@ class Config:
         check_options(self)
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @dataclass_options(Config)
 def command(**values):
     click.echo(repr(Config(**values)))

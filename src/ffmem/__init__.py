@@ -11,48 +11,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ffmem.annotation.study import study
     from ffmem.api.experiments import compare_reports, experiment, report
-    from ffmem.api.hub import pull, push
-    from ffmem.api.index import estimate, export, extend, index, merge, open, search, serve, verify
-    from ffmem.api.interventions import (
-        circuit,
-        coefficients,
-        compare,
-        compare_models,
-        edit,
-        effect,
-        neighbours,
-        sources,
-        trace,
-        write,
-    )
-    from ffmem.api.model import load, train
-    from ffmem.api.patterns import detect, explain, export_patterns, patterns_of, study
+    from ffmem.api.index import estimate, export, extend, index, open, search, verify
+    from ffmem.api.interventions import compare_models, edit, effect, neighbours, trace
+    from ffmem.api.model import train
     from ffmem.cells import Cell
     from ffmem.corpus.corpus import Corpus
     from ffmem.errors import FfmemError
     from ffmem.indexing.memory import Memory
+    from ffmem.indexing.merge import merge
     from ffmem.indexing.store import Index
+    from ffmem.interventions.circuit import circuit
+    from ffmem.interventions.coefficients import coefficients
+    from ffmem.interventions.compare import compare
+    from ffmem.interventions.sources import sources
+    from ffmem.interventions.write import write
+    from ffmem.models.load import load
     from ffmem.models.memories import Memories
+    from ffmem.patterns.detect import detect
+    from ffmem.patterns.explain import explain
+    from ffmem.patterns.store import export_patterns, patterns_of
+    from ffmem.sharing.transfer import pull, push
+    from ffmem.web.server import serve
 
 _NAMES = {
+    "annotation.study": ["study"],
     "api.experiments": ["compare_reports", "experiment", "report"],
-    "api.index": [
-        *("estimate", "export", "extend", "index", "merge", "open", "search", "serve", "verify")
-    ],
-    "api.hub": ["pull", "push"],
-    "api.interventions": [
-        *("circuit", "coefficients", "compare", "compare_models", "edit", "effect", "neighbours"),
-        *("sources", "trace", "write"),
-    ],
-    "api.model": ["load", "train"],
-    "api.patterns": ["detect", "explain", "export_patterns", "patterns_of", "study"],
+    "api.index": ["estimate", "export", "extend", "index", "open", "search", "verify"],
+    "api.interventions": ["compare_models", "edit", "effect", "neighbours", "trace"],
+    "api.model": ["train"],
     "cells": ["Cell"],
     "corpus.corpus": ["Corpus"],
     "errors": ["FfmemError"],
     "indexing.memory": ["Memory"],
+    "indexing.merge": ["merge"],
     "indexing.store": ["Index"],
+    "interventions.circuit": ["circuit"],
+    "interventions.coefficients": ["coefficients"],
+    "interventions.compare": ["compare"],
+    "interventions.sources": ["sources"],
+    "interventions.write": ["write"],
+    "models.load": ["load"],
     "models.memories": ["Memories"],
+    "patterns.detect": ["detect"],
+    "patterns.explain": ["explain"],
+    "patterns.store": ["export_patterns", "patterns_of"],
+    "sharing.transfer": ["pull", "push"],
+    "web.server": ["serve"],
 }
 _MODULES = {name: f"ffmem.{module}" for module, names in _NAMES.items() for name in names}
 
@@ -62,7 +68,14 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'ffmem' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    try:
+        module = import_module(_MODULES[name])
+    except ModuleNotFoundError:
+        from ffmem.models.arguments import require_models
+
+        require_models()  # which says what to install
+        raise
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -158,7 +158,7 @@ def _click_option(one: Field[Any], kind: Any, default: Any) -> Callable[[Command
     choices = one.metadata["choices"]
     settings: dict[str, Any] = {"required": True}
     if default is not MISSING:  # to click, a default of None is a default
-        settings = {"default": default, "show_default": default is not None}
+        settings = {"default": default}
     return click.option(
         option_name(one),
         one.name,

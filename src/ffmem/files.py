@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,27 @@ def committing(path: Path) -> Iterator[Path]:
         with suppress(OSError):  # report the first error
             temporary.unlink()
         raise
+
+
+@contextmanager
+def committing_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder to write to; rename it to `folder` when the block ends without error.
+
+    Raise if there is a folder with files already.
+    """
+    place = folder.absolute()
+    # mkdtemp would make a folder that nobody else can read.
+    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
+    with storage_errors(folder):
+        try:
+            temporary.mkdir()
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                sync(path)
+            temporary.replace(place)
+            sync(place.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_output_file(path: Path) -> None:

@@ -12,7 +12,7 @@ import ffmem
 from ffmem import Corpus
 from ffmem.errors import CorpusError, FfmemError
 from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.interventions.forward import coefficients_along
+from ffmem.interventions.coefficients import coefficients_along
 from ffmem.progress import Progress
 from tests.chats import chat_memories, chat_tokenizer
 

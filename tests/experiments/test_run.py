@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 import ffmem
+from ffmem.api.experiments import corpus_like
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, StoreError
 from ffmem.experiments.base import NAMES, ExperimentResult, find_all
@@ -211,17 +212,16 @@ def test_a_report_asks_for_its_corpus_and_a_sample_for_a_number(made, tmp_path):
 
 
 def test_a_corpus_is_read_as_the_index_read_its_own(made, tmp_path):
-    from ffmem.api.experiments import _corpus
-
     index = made[0]
-    assert _corpus(index, "x.txt", {}).unit == "line"
-    assert _corpus(index, "x.txt", {"unit": "sentence", "limit": None}).unit == "sentence"
-    assert _corpus(index, "wikitext-2:valid", {}).detokenize == "wikitext"
+    assert corpus_like(index, "x.txt").unit == "line"
+    assert corpus_like(index, "x.txt", unit="sentence").unit == "sentence"
+    assert corpus_like(index, "wikitext-2:valid").detokenize == "wikitext"
 
 
 def test_a_sample_says_how_its_corpus_was_read_where_that_differs(made, tmp_path):
     (usual,) = measured(made, tmp_path, "active-memories")
-    (other,) = measured(made, tmp_path, "active-memories", unit="window:4", limit=3)
+    corpus = corpus_like(made[0], made[2], unit="window:4", limit=3)
+    (other,) = measured(made, tmp_path, "active-memories", corpus=corpus)
     assert not {"unit", "column", "limit"} & set(usual.settings["sample"])
     assert other.settings["sample"]["unit"] == "window:4"
     assert other.settings["sample"]["limit"] == other.settings["sample"]["prefixes"] == 3
@@ -255,12 +255,10 @@ def test_ids_of_another_vocabulary_are_told(made, tmp_path):
 
 
 def test_options_without_use_are_refused(made, tmp_path):
-    corpus = ffmem.Corpus(str(made[2]), unit="line")
-    with pytest.raises(
-        CorpusError,
-        match=r"limit need .* options to Corpus\(\)",
-    ):
-        measured(made, tmp_path, "active-memories", corpus=corpus, limit=3)
+    arguments = ["experiment", "agreement", str(made[0].folder), "--out", str(tmp_path)]
+    done = CliRunner().invoke(cli, [*arguments, "--limit", "3"])
+    assert done.exit_code == 2
+    assert "limit: pass --corpus too" in done.output
     with pytest.raises(FfmemError, match="--sample '5': use a whole number"):
         measured(made, tmp_path, "active-memories", sample="5")
     assert measured(made, tmp_path, "active-memories", corpus=made[2])

@@ -126,14 +126,14 @@ def test_a_run_resumes_with_another_number_of_workers(model_folder, corpus, tmp_
 def test_the_main_process_keeps_no_model_while_others_work(
     model_folder, corpus, tmp_path, monkeypatch
 ):
-    loaded, alive = [], []
+    loaded, alive, load = [], [], ffmem.load
 
     def remember(*arguments, **options):
-        found = ffmem.load(*arguments, **options)
+        found = load(*arguments, **options)
         loaded.append(weakref.ref(found.model))
         return found
 
-    monkeypatch.setattr(ffmem.api.index, "load", remember)
+    monkeypatch.setattr("ffmem.models.load.load", remember)
     stop_before_workers(monkeypatch, lambda: alive.append(loaded[0]() is not None))
     source = ffmem.Corpus(str(corpus), unit="line")
     with pytest.raises(Stopped):
@@ -141,7 +141,7 @@ def test_the_main_process_keeps_no_model_while_others_work(
     assert alive == [False]
     monkeypatch.undo()
     ffmem.index(model_folder, source, tmp_path / "whole")
-    monkeypatch.setattr(ffmem.interventions.forward, "load", remember)
+    monkeypatch.setattr("ffmem.interventions.forward.load", remember)
     stop_before_workers(monkeypatch, lambda: alive.append(loaded[1]() is not None))
     more = ffmem.Corpus(str(write_corpus(tmp_path / "more.txt", seed=5)), unit="line")
     with pytest.raises(Stopped):

@@ -18,8 +18,6 @@ from ffmem.indexing.store import Index
 from ffmem.interventions import compare as module
 from ffmem.interventions.compare import (
     P,
-    _read_values,
-    _Side,
     check_comparable,
     describe_memory,
     differences,
@@ -28,6 +26,7 @@ from ffmem.interventions.compare import (
     most_changed,
     most_changed_values,
     value_change,
+    value_changes,
 )
 from ffmem.progress import Progress
 from tests.interventions.pairs import index_of, model
@@ -146,7 +145,7 @@ def matrix(lists, width=8):
 
 def overlap_of(one, other):
     found = measure_overlap(matrix([one]), matrix([other]))
-    return found.jaccard[0], found.rbo[0]
+    return found[0][0], found[1][0]
 
 
 @given(ranked, ranked)
@@ -227,14 +226,14 @@ def plain_value_change(first, second):
 
 @given(values, values)
 def test_each_number_is_that_of_its_definition(first, second):
-    found = np.stack(value_change(first, second), axis=1)
+    found = np.stack([*value_change(first, second).values()], axis=1)
     expected = [plain_value_change(one, other) for one, other in zip(first, second, strict=True)]
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @given(values)
 def test_equal_values_have_cosine_1_ratio_1_and_change_0_exactly(first):
-    cosine, ratio, change = value_change(first, first.copy())
+    cosine, ratio, change = value_change(first, first.copy()).values()
     there = (first != 0).any(axis=1)
     assert (cosine[there] == 1).all()
     assert (ratio[there] == 1).all()
@@ -243,10 +242,10 @@ def test_equal_values_have_cosine_1_ratio_1_and_change_0_exactly(first):
 
 def test_a_value_switched_off_has_no_direction_and_changed_by_1():
     one, zero = np.ones((1, 3), np.float32), np.zeros((1, 3), np.float32)
-    cosine, ratio, change = (column[0] for column in value_change(one, zero))
+    cosine, ratio, change = (column[0] for column in value_change(one, zero).values())
     assert np.isnan(cosine)
     assert (ratio, change) == (0, 1)
-    cosine, ratio, change = (column[0] for column in value_change(zero, one))
+    cosine, ratio, change = (column[0] for column in value_change(zero, one).values())
     assert np.isnan(cosine)
     assert np.isnan(ratio)
     assert change == 1
@@ -254,7 +253,7 @@ def test_a_value_switched_off_has_no_direction_and_changed_by_1():
 
 def test_opposite_values_have_cosine_minus_1_and_changed_by_2():
     one = np.ones((1, 3), np.float32)
-    cosine, ratio, change = (column[0] for column in value_change(one, -one))
+    cosine, ratio, change = (column[0] for column in value_change(one, -one).values())
     assert (cosine, ratio) == (-1, 1)
     assert change == pytest.approx(2)
 
@@ -266,16 +265,15 @@ def plant(memories):
 def test_the_values_of_both_models_are_read_and_nothing_stays(tmp_path):
     first, second = model(), model(edit=plant)
     sides = (
-        _Side(index_of(tmp_path / "first", first), first, ""),
-        _Side(index_of(tmp_path / "second", second), second, ""),
+        (index_of(tmp_path / "first", first), first, ""),
+        (index_of(tmp_path / "second", second), second, ""),
     )
     (tmp_path / "out").mkdir()
-    with _read_values(*sides, tmp_path / "out", "cpu", QUIET) as values:
-        for layer in range(2):
-            (pair,) = values(layer)
-            for found, memories in zip(pair, (first, second), strict=True):
-                np.testing.assert_array_equal(found, memories.values(layer).numpy())
-        assert np.flatnonzero(value_change(*pair).change).tolist() == [5]
+    for layer, found in enumerate(value_changes(*sides, tmp_path / "out", "cpu", QUIET)):
+        pair = [memories.values(layer).numpy() for memories in (first, second)]
+        for name, expected in value_change(*pair).items():
+            np.testing.assert_array_equal(found[name], expected)
+    assert (layer, np.flatnonzero(found["value_change"]).tolist()) == (1, [5])
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -283,32 +281,30 @@ def test_the_values_of_both_models_are_read_and_nothing_stays(tmp_path):
 def test_a_model_that_is_not_the_indexs_is_refused(wrong, tmp_path):
     memories, other = model(), model(seed=1)
     index = index_of(tmp_path / "index", memories)
-    sides = [
-        _Side(index, other if which == wrong else memories, "") for which in ("first", "second")
-    ]
-    changes = _read_values(*sides, tmp_path, "cpu", QUIET)
+    sides = [(index, other if which == wrong else memories, "") for which in ("first", "second")]
+    changes = value_changes(*sides, tmp_path, "cpu", QUIET)
     with pytest.raises(
         StoreError, match=f"{memories.fingerprint()}; the loaded one has {other.fingerprint()}"
     ):
-        changes.__enter__()
+        next(changes)
 
 
 def test_a_model_that_is_gone_is_told_with_what_to_do(tmp_path):
     memories = model()
     index = index_of(tmp_path / "index", memories)
-    sides = _Side(index, memories, "--first-model"), _Side(index, None, "--second-model")
-    changes = _read_values(*sides, tmp_path, "cpu", QUIET)
+    sides = (index, memories, "--first-model"), (index, None, "--second-model")
+    changes = value_changes(*sides, tmp_path, "cpu", QUIET)
     with pytest.raises(ModelError, match=r"--second-model\. --no-models .* compares"):
-        changes.__enter__()
+        next(changes)
 
 
 def test_a_named_model_that_is_not_there_is_told_as_it_was_given(tmp_path):
     memories = model()
     index = index_of(tmp_path / "index", memories)
-    sides = _Side(index, "/no/such.gguf", "--first-model"), _Side(index, memories, "")
-    changes = _read_values(*sides, tmp_path, "cpu", QUIET)
+    sides = (index, "/no/such.gguf", "--first-model"), (index, memories, "")
+    changes = value_changes(*sides, tmp_path, "cpu", QUIET)
     with pytest.raises(ModelError, match=r"^No model '/no/such.gguf'") as raised:
-        changes.__enter__()
+        next(changes)
     assert "--no-models" not in str(raised.value)
 
 
@@ -404,8 +400,8 @@ def test_the_change_of_values_is_taken_over(tmp_path):
     values = np.random.default_rng(0).normal(size=(2, 24, 16)).astype(np.float32)
     change = value_change(*values)
     found = layer_changes(index, index, 0, change)
-    for name in ("cosine", "norm_ratio", "change"):
-        np.testing.assert_array_equal(found[f"value_{name}"], getattr(change, name))
+    for name in change:
+        np.testing.assert_array_equal(found[name], change[name])
 
 
 # The memories that changed most

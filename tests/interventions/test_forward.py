@@ -9,11 +9,11 @@ from torch.testing import assert_close
 import ffmem
 from ffmem.cells import Cell
 from ffmem.errors import UnknownCell
+from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import (
     PartialForward,
     apply_edits,
-    coefficients_along,
     log_probabilities,
     log_probability,
 )

@@ -10,9 +10,10 @@ import ffmem
 from ffmem.cells import Cell
 from ffmem.cli import cli
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.forward import apply_edits, coefficients_along
-from ffmem.interventions.sources import NO_NORM, find_sources
+from ffmem.interventions.forward import apply_edits
+from ffmem.interventions.sources import NO_NORM, sources
 from ffmem.models.banks import DenseBank
 from ffmem.models.keys import find_input_norms
 from ffmem.models.modules import first_tensor
@@ -74,18 +75,18 @@ def test_the_norms_of_one_layer_are_those_found_among_all(memories):
 
 def test_where_no_norm_was_found_the_result_says_so(monkeypatch):
     memories = read("llama")
-    assert NO_NORM not in find_sources(with_start(memories), last_cell(memories)).notes
+    assert NO_NORM not in sources(with_start(memories), last_cell(memories)).notes
     monkeypatch.setattr("ffmem.interventions.sources.find_input_norms", lambda *_: {})
-    assert NO_NORM in find_sources(with_start(memories), last_cell(memories)).notes
+    assert NO_NORM in sources(with_start(memories), last_cell(memories)).notes
 
 
 def test_matches_are_the_largest_cosines(memories):
     cell = last_cell(memories)
     if not memories.has_values:
         with pytest.raises(NoStaticValues):
-            find_sources(with_start(memories), cell)
+            sources(with_start(memories), cell)
         return
-    found = find_sources(with_start(memories), cell, n=6)
+    found = sources(with_start(memories), cell, n=6)
     norm = find_input_norms(memories, cell.layer).get(memories.banks[cell.layer].at(cell.memory))
     keys = [memories.keys(cell.layer)[cell.memory]]
     keys += [memories.up_keys(cell.layer)[cell.memory]] if memories.gated else []
@@ -108,7 +109,7 @@ def test_changes_on_a_prompt_are_those_of_whole_passes(memories):
     if not memories.has_values:
         return
     cell = last_cell(memories)
-    found = find_sources(with_start(memories), cell, prompt=TEXT, n=3, candidates=8)
+    found = sources(with_start(memories), cell, prompt=TEXT, n=3, candidates=8)
     (along,) = coefficients_along(memories, cell, [IDS], 0)
     at = found.position - 1
     assert abs(along[at]) == max(map(abs, along))
@@ -123,7 +124,7 @@ def test_changes_on_a_prompt_are_those_of_whole_passes(memories):
 
 
 def test_the_first_layer_has_no_sources():
-    found = find_sources(with_start(read("llama")), Cell(0, 3), prompt=TEXT)
+    found = sources(with_start(read("llama")), Cell(0, 3), prompt=TEXT)
     assert found.by_weights == found.on_prompt == []
     assert "No memory below" in str(found)
     for text in (str(found), found._repr_html_()):  # no table without a row
@@ -134,11 +135,11 @@ def test_the_first_layer_has_no_sources():
 def test_bad_input():
     loaded = with_start(read("llama"))
     with pytest.raises(FfmemError, match="n must be 1"):
-        find_sources(loaded, Cell(1, 3), n=0)
+        sources(loaded, Cell(1, 3), n=0)
     with pytest.raises(FfmemError, match="needs a prompt"):
-        find_sources(loaded, Cell(1, 3), position=2)
+        sources(loaded, Cell(1, 3), position=2)
     with pytest.raises(FfmemError, match="Position 9"):
-        find_sources(loaded, Cell(1, 3), prompt=TEXT, position=9)
+        sources(loaded, Cell(1, 3), prompt=TEXT, position=9)
 
 
 def test_show_adds_sources(expert_index):

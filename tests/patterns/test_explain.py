@@ -22,9 +22,9 @@ from ffmem.patterns.explain import (
     InvalidAnswer,
     add_q_values,
     add_scores,
+    ask_endpoint,
     ask_for_patterns,
     ask_which_show,
-    explain,
     format_trigger,
     prompts,
 )
@@ -76,7 +76,7 @@ def short_waits(monkeypatch):
 
 def test_what_the_model_names_is_kept_with_scores_that_can_be_counted_by_hand(index):
     with serving() as server:
-        result = explain(index, endpoint(server), CELLS)
+        result = ask_endpoint(index, endpoint(server), CELLS)
     kept = Patterns(index, "explained")
     assert result.memories == len(CELLS)
     assert result.patterns == sum(len(kept.of(cell)) for cell in CELLS) > 0
@@ -101,7 +101,7 @@ def test_what_the_model_names_is_kept_with_scores_that_can_be_counted_by_hand(in
 
 def test_the_model_is_told_neither_layer_nor_memory_nor_which_texts_are_held_out(index):
     with serving() as server:
-        explain(index, endpoint(server), CELLS)
+        ask_endpoint(index, endpoint(server), CELLS)
     for asked in server.asked:
         text = asked["messages"][1]["content"]
         assert asked["temperature"] == 0
@@ -118,7 +118,7 @@ def test_the_model_is_told_neither_layer_nor_memory_nor_which_texts_are_held_out
 def test_patterns_are_looked_for_in_odd_ranks_and_tested_on_even_ones(index):
     """As the detector does: ranks 1 to 25 would use up a rare word."""
     with serving() as server:
-        explain(index, endpoint(server), ["L0N0"])
+        ask_endpoint(index, endpoint(server), ["L0N0"])
     sign = int(main_sign(index, 0)[0])
     triggers = index["L0N0"].triggers if sign > 0 else index["L0N0"].negative_triggers
     lines = [format_trigger(one) for one in triggers[: 2 * TOP_TRIGGERS]]
@@ -135,14 +135,14 @@ def test_the_same_seed_asks_the_same_and_another_mixes_otherwise(index):
     for seed in (0, 0, 1):
         shutil.rmtree(index.folder / "patterns", ignore_errors=True)
         with serving() as server:
-            explain(index, endpoint(server), per_layer=2, seed=seed)
+            ask_endpoint(index, endpoint(server), per_layer=2, seed=seed)
         asked.append([one["messages"][1]["content"] for one in server.asked])
     assert asked[0] == asked[1] != asked[2]
 
 
 def test_memories_are_drawn_from_every_layer(index):
     with serving() as server:
-        explain(index, endpoint(server), per_layer=3)
+        ask_endpoint(index, endpoint(server), per_layer=3)
     kept = Patterns(index, "explained")
     for layer in range(index.n_layers):
         assert len({one.cell for one in kept.lists(layer)}) == 3
@@ -170,7 +170,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_what_may_pass_is_asked_again(index, fault):
     with serving(faults=[fault]) as server:
-        result = explain(index, endpoint(server, timeout=0.6), ["L0N0"])
+        result = ask_endpoint(index, endpoint(server, timeout=0.6), ["L0N0"])
     assert (result.memories, result.failed) == (1, {})
     first, second = (one["messages"][1]["content"] for one in server.asked[:2])
     assert second.startswith(first)
@@ -180,7 +180,7 @@ def test_what_may_pass_is_asked_again(index, fault):
 def test_what_does_not_pass_is_counted_and_said(index, name):
     lines = Lines()
     with serving(faults=[FAULTS[name]] * 3) as server:
-        result = explain(index, endpoint(server), ["L0N0", "L0N7"], progress=lines)
+        result = ask_endpoint(index, endpoint(server), ["L0N0", "L0N7"], progress=lines)
     assert list(result.failed) == ["L0N0"]
     assert result.memories == 1
     assert any(line.startswith("L0N0: No usable answer after 3 attempts") for line in lines.said)
@@ -190,10 +190,10 @@ def test_what_does_not_pass_is_counted_and_said(index, name):
 
 def test_an_endpoint_that_is_silent_ends_the_run_and_loses_nothing(index):
     with serving() as server:
-        explain(index, endpoint(server), ["L1N3"])
+        ask_endpoint(index, endpoint(server), ["L1N3"])
     with serving(faults=[FAULTS["a server in trouble"]] * 99) as server:
         with pytest.raises(FfmemError, match="did not answer for 3 memories in a row"):
-            explain(index, endpoint(server), per_layer=20)
+            ask_endpoint(index, endpoint(server), per_layer=20)
         assert len(server.asked) == 3 * MAX_SILENT
     assert Patterns(index, "explained").of("L1N3")
 
@@ -205,14 +205,14 @@ def test_what_will_not_pass_ends_the_run_at_once(index, status, says):
         serving(faults=[Fault(status=status, body=body)]) as server,
         pytest.raises(FfmemError, match=says) as raised,
     ):
-        explain(index, endpoint(server), CELLS)
+        ask_endpoint(index, endpoint(server), CELLS)
     assert len(server.asked) == 1
     assert "\n" not in str(raised.value)
 
 
 def test_a_stop_loses_no_answer(index):
     with serving() as server:
-        explain(index, endpoint(server), CELLS)
+        ask_endpoint(index, endpoint(server), CELLS)
         whole = Patterns(index, "explained")
         expected = [whole.of(cell) for cell in CELLS]
         n_asked = len(server.asked)
@@ -224,10 +224,10 @@ def test_a_stop_loses_no_answer(index):
     log.write_text("".join(lines[:3]) + lines[3][:20])
     with serving(port=server.server_port) as server:  # another address would be another model
         said = Lines()
-        explain(index, endpoint(server), CELLS, progress=said)
+        ask_endpoint(index, endpoint(server), CELLS, progress=said)
         assert len(server.asked) == n_asked - 3
         assert said.said == ["Used 3 answers of earlier runs."]
-        explain(index, endpoint(server), CELLS)
+        ask_endpoint(index, endpoint(server), CELLS)
         assert len(server.asked) == n_asked - 3
     again = Patterns(index, "explained")
     assert [again.of(cell) for cell in CELLS] == expected
@@ -235,14 +235,14 @@ def test_a_stop_loses_no_answer(index):
 
 def test_further_memories_join_those_of_the_same_model_and_another_model_starts_anew(index):
     with serving() as server:
-        explain(index, endpoint(server), ["L0N0"])
+        ask_endpoint(index, endpoint(server), ["L0N0"])
         first = Patterns(index, "explained").of("L0N0")
-        explain(index, endpoint(server), ["L0N7"])
+        ask_endpoint(index, endpoint(server), ["L0N7"])
         both = Patterns(index, "explained")
         assert [one.ranks for one in both.of("L0N0")] == [one.ranks for one in first]
         assert both.of("L0N7")
         n_asked = len(server.asked)
-        explain(index, endpoint(server, model="other"), ["L0N7"])
+        ask_endpoint(index, endpoint(server, model="other"), ["L0N7"])
         assert len(server.asked) > n_asked
     assert not Patterns(index, "explained").of("L0N0")
 
@@ -251,7 +251,7 @@ def test_the_settings_name_model_and_prompts_and_no_secret(index, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     with serving() as server:
         url = server.url.replace("http://", "http://user:password@")
-        explain(index, Endpoint(url, "m"), ["L0N0"])
+        ask_endpoint(index, Endpoint(url, "m"), ["L0N0"])
         assert "sk-very-secret" in server.keys[0] or server.keys[0].startswith("Basic")
     settings = Patterns(index, "explained").settings
     assert settings["run"]["model"] == "m"
@@ -268,7 +268,7 @@ def test_fewer_than_three_triggers_are_no_pattern(index):
         return {"patterns": [{"description": "x", "kind": "semantic", "triggers": [1, 2, 2]}]}
 
     with serving(two) as server:
-        result = explain(index, endpoint(server), ["L0N0"])
+        result = ask_endpoint(index, endpoint(server), ["L0N0"])
     assert (result.patterns, result.below_least, result.memories) == (0, 1, 1)
 
 
@@ -276,7 +276,7 @@ def test_without_other_prefixes_there_are_no_scores(tmp_path):
     """Every sentence triggers every memory: there is no random prefix of another."""
     made = indexed(tmp_path / "index", write_corpus(tmp_path / "lines.txt", 12), t=20)
     with serving() as server:
-        explain(made, endpoint(server), per_layer=2)
+        ask_endpoint(made, endpoint(server), per_layer=2)
     for layer in range(made.n_layers):
         for several in Patterns(made, "explained").layer(layer).values():
             assert all(one.held == 0 and one.recall is None for one in several)
@@ -286,7 +286,7 @@ def test_who_to_explain_must_be_said(index):
     one = Endpoint("http://127.0.0.1:9/v1", "m")
     for options in ({}, {"cells": ["L0N0"], "per_layer": 2}):
         with pytest.raises(FfmemError, match="Choose the memories"):
-            explain(index, one, **options)
+            ask_endpoint(index, one, **options)
     with pytest.raises(FfmemError, match="is not the address"):
         Endpoint("ftp://x", "m")
 
@@ -368,7 +368,7 @@ def test_a_real_model_behind_a_real_server_answers_in_the_asked_form(llama, tiny
     cells = ["L1N3"]
     lines = Lines()
     one = Endpoint(url, "smollm2-135m", timeout=60.0, retries=1, max_tokens=160)
-    result = explain(index, one, cells, progress=lines)
+    result = ask_endpoint(index, one, cells, progress=lines)
     # So small a model may see nothing, or fail; it is never misread, and never silently.
     assert result.memories + len(result.failed) == len(cells)
     assert len(lines.said) == len(result.failed)
@@ -380,5 +380,7 @@ def test_a_real_model_behind_a_real_server_answers_in_the_asked_form(llama, tiny
         assert pattern.kind in KINDS
     # Everything is answered by now: the same run asks nothing.
     answered = Endpoint(url, "smollm2-135m", timeout=60.0, retries=0, max_tokens=160)
-    again = explain(index, answered, [cell for cell in cells if cell not in result.failed] or cells)
+    again = ask_endpoint(
+        index, answered, [cell for cell in cells if cell not in result.failed] or cells
+    )
     assert again.patterns == result.patterns

@@ -446,15 +446,14 @@ def _coefficients(
     model: "Memories", index: Index, prompt: str, cells: Sequence[Cell]
 ) -> dict[str, Any]:
     """Return the tokens of a prompt, and the coefficient of each memory at each of them."""
-    from ffmem.interventions.forward import LoadedModel, coefficients_along, read_prompt
+    from ffmem.interventions.forward import LoadedModel
 
-    read = read_prompt(LoadedModel(model, index), prompt)
-    start = index.manifest.start.id
-    first = 0 if start is None else 1
-    along = {
-        str(cell): coefficients_along(model, cell, [read.ids[first:]], start)[0] for cell in cells
-    }
-    return {"tokens": read.tokens[first:], "coefficients": along}
+    layers = sorted({cell.layer for cell in cells})
+    found = ffmem.coefficients(LoadedModel(model, index), prompt, layers=layers)
+    assert not isinstance(found, list)
+    first = 0 if index.manifest.start.id is None else 1
+    along = {str(cell): found[cell][first:].tolist() for cell in cells}
+    return {"tokens": found.tokens[first:], "coefficients": along}
 
 
 # The protocol

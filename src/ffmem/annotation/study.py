@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ffmem.errors import FfmemError, StorageFull, StoreError
+from ffmem.indexing.store import Index, as_index
 from ffmem.patterns.store import MIN_TRIGGERS
 
 TRIGGERS, CONTROL, COMPOSITION = "triggers", "control", "composition"
@@ -569,6 +570,11 @@ class AnnotationStudy:
         }
         hint = next((text for sign, text in hints.items() if sign in reason), reason)
         return StoreError(f"Cannot use the study {self.path}: {hint.rstrip('.')}.")
+
+
+def study(folder: str | Path | Index, *, db: str | Path | None = None) -> AnnotationStudy:
+    """Open the annotation study of an index: DIR-annotations.sqlite, unless `db` names a file."""
+    return AnnotationStudy.open(db or study_path(as_index(folder).folder))
 
 
 def study_path(folder: Path) -> Path:

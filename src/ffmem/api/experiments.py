@@ -1,16 +1,13 @@
 """The paper's figures and tables, measured on an indexed model."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffmem.api.index import as_index
 from ffmem.config_fields import from_parameters
-from ffmem.errors import CorpusError, ModelError, NoStaticValues, StoreError
+from ffmem.errors import ModelError, NoStaticValues, StoreError
 from ffmem.experiments.base import NAMES, ExperimentConfig, find_all
-from ffmem.files import make_folder
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, as_index, output_folder
 from ffmem.models.arguments import require_models, use_threads
 from ffmem.progress import Progress
 
@@ -32,11 +29,6 @@ def experiment(
     seed: int = ExperimentConfig.seed,
     per_layer: int = ExperimentConfig.per_layer,
     triggers: int = ExperimentConfig.triggers,
-    unit: str | None = None,
-    column: str | None = None,
-    detokenize: str | None = None,
-    limit: int | None = None,
-    content_only: bool | None = None,
     model: "Memories | str | Path | None" = None,
     adapter: str | Path | None = None,
     dtype: str | None = None,
@@ -54,17 +46,12 @@ def experiment(
         folder: The index.
         out: Folder to write.
         corpus: Corpus to draw Section 5's prefixes from. If given by name, it is read like the
-            index's first corpus, unless you pass unit, column, detokenize, limit or content_only.
+            index's first corpus.
         sample: Number of prefixes for Section 5, or "all".
         draw: "sentences" draws one prefix per sentence, "tokens" uniformly over all prefixes.
         seed: Random seed.
         per_layer: Memories per layer for token removal; the paper used 100.
         triggers: Triggers per memory for token removal; the paper used 50.
-        unit: How to split the corpus: "sentence", "line" or "window:N".
-        column: Field of the text.
-        detokenize: "wikitext" undoes WikiText's tokenization.
-        limit: Read at most this many sentences.
-        content_only: In conversations, skip prefixes that end in the chat template.
         model: The model, or its location. Default: the one recorded in the index.
         adapter: Location of its adapter. Default: the one recorded in the index.
         dtype: Number format of the model. Default: that of the index.
@@ -74,9 +61,7 @@ def experiment(
     """
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
-    given = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
-    given["content_only"] = content_only or None
-    source = _corpus(index, corpus, given)
+    source = corpus_like(index, corpus) if isinstance(corpus, str | Path) else corpus
     context = _context(index, config, source, model, adapter, dtype, device, progress)
     return _measure(context, [names] if isinstance(names, str) else names, Path(out))
 
@@ -91,11 +76,6 @@ def report(
     seed: int = ExperimentConfig.seed,
     per_layer: int = ExperimentConfig.per_layer,
     triggers: int = ExperimentConfig.triggers,
-    unit: str | None = None,
-    column: str | None = None,
-    detokenize: str | None = None,
-    limit: int | None = None,
-    content_only: bool | None = None,
     model: "Memories | str | Path | None" = None,
     adapter: str | Path | None = None,
     dtype: str | None = None,
@@ -110,9 +90,7 @@ def report(
     """
     config = from_parameters(ExperimentConfig, locals())
     index, progress = as_index(folder), progress or Progress(quiet=True)
-    given = {"unit": unit, "column": column, "detokenize": detokenize, "limit": limit}
-    given["content_only"] = content_only or None
-    source = _corpus(index, corpus, given)
+    source = corpus_like(index, corpus) if isinstance(corpus, str | Path) else corpus
     context = _context(index, config, source, model, adapter, dtype, device, progress)
     names = list(NAMES)
     if not index.manifest.model.has_values:
@@ -215,33 +193,14 @@ def _measure(
             return run_experiments(context, experiments, out)
 
 
-@contextmanager
-def output_folder(out: Path) -> Iterator[None]:
-    """Make a folder for results; raise at once if it is an index or cannot be written to."""
-    if (out / "manifest.json").exists():
-        raise StoreError(f"{out} is an index. Choose another folder for the results.")
-    with make_folder(out):
-        yield
-
-
-def _corpus(
-    index: Index, corpus: "Corpus | str | Path | None", given: dict[str, Any]
-) -> "Corpus | None":
-    """Return the corpus of Section 5; one given by name is read as the index's first one was."""
+def corpus_like(index: Index, name: str | Path, **given: Any) -> "Corpus":
+    """Return a corpus that is read as the index's first one was, but for what is given."""
     from ffmem.corpus.corpus import Corpus
     from ffmem.corpus.sources import is_wikitext
 
-    asked = {name: value for name, value in given.items() if value is not None}
-    if not isinstance(corpus, str | Path):
-        if asked:
-            raise CorpusError(
-                f"{', '.join(asked)} need the name of a corpus. Pass --corpus too; if you pass a"
-                " Corpus, pass these options to Corpus()."
-            )
-        return corpus
     first = index.manifest.corpus.sources[0]
     inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
     inherited["content_only"] = first.content_only
     if not is_wikitext(first.source):  # whose name implies it
         inherited["detokenize"] = first.detokenize
-    return Corpus(str(corpus), **(inherited | asked))
+    return Corpus(str(name), **(inherited | given))

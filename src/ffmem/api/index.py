@@ -1,17 +1,15 @@
 """Indexes: make, read, search, export, check and serve them."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from ffmem.api.model import as_corpus, load
+from ffmem.api.model import as_corpus
 from ffmem.config_fields import from_parameters
 from ffmem.errors import FfmemError, StoreError
-from ffmem.files import try_locked
 from ffmem.hub import HubFolder, is_hub_address
 from ffmem.indexing.config import BuildOptions, IndexConfig
-from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
+from ffmem.indexing.store import Index, as_index, check_weights, remove_old_index
 from ffmem.models.arguments import require_models
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
@@ -83,6 +81,7 @@ def index(
     source.check_exists()
     require_models()
     from ffmem.indexing.build import build
+    from ffmem.models.load import load
 
     def load_model() -> "Memories":
         if not isinstance(model, str | Path):
@@ -129,6 +128,7 @@ def estimate(
     source.check_exists()
     require_models()
     from ffmem.indexing.estimate import estimate as estimate_index
+    from ffmem.models.load import load
 
     if isinstance(model, str | Path):
         model = load(model, adapter=adapter, dtype=dtype, device=device)
@@ -174,29 +174,8 @@ def open(folder: str | Path) -> Index:
         remote = HubFolder(str(folder))
         return Index(remote.shown, remote=remote)
     index = Index(folder, unfinished=True)
-    _remove_old_index(index.folder)
+    remove_old_index(index.folder)
     return index
-
-
-def _remove_old_index(folder: Path) -> None:
-    """Remove the index as it was before an `extend` that was killed just before it did so."""
-    if sibling(folder, "before").exists():
-        with suppress(OSError), try_locked(sibling(folder, "extending") / "lock") as is_free:
-            if is_free:
-                finish_swap(folder)
-
-
-def as_index(folder: str | Path | Index) -> Index:
-    """Return the finished index of a folder; an `Index` is returned as it is.
-
-    Raise if it is unfinished: a live `Index` has only a part of the corpus, and not all files.
-    """
-    if isinstance(folder, Index) and (folder.live is not None or folder.remote is not None):
-        folder = folder.folder  # which says why
-    if isinstance(folder, Index):
-        return folder
-    _remove_old_index(Path(folder))
-    return Index(folder)
 
 
 def extend(
@@ -231,16 +210,6 @@ def extend(
         return loaded.memories
 
     return extend_index(before, load_model, source, options, progress or Progress(quiet=True))
-
-
-def merge(
-    folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
-) -> Index:
-    """Merge indexes of parts of a corpus into the folder `out`; return the merged index."""
-    require_models()
-    from ffmem.indexing.merge import merge as merge_indexes
-
-    return merge_indexes(folders, out, progress or Progress(quiet=True))
 
 
 @overload
@@ -380,55 +349,3 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
         except StoreError as error:
             wrong.append(f"{name} is out of date and cannot be rebuilt. {error}")
     return wrong
-
-
-def serve(
-    folders: str | Path | Sequence[str | Path],
-    *,
-    reports: Sequence[str | Path] = (),
-    host: str = "127.0.0.1",
-    port: int = 8800,
-    token: str | None = None,
-    allowed: Sequence[str] = (),
-    model: str | None = None,
-    adapter: str | None = None,
-    device: str = "auto",
-    db: str | None = None,
-    load_model: bool = True,
-    ready: Callable[[str], None] = print,
-) -> None:
-    """Serve indexes on a local web page until you stop it; returns nothing.
-
-    Indexes may be unfinished: their pages fill in while they are built.
-
-    Args:
-        folders: The indexes.
-        reports: Folders that `report` or `experiment` wrote; DIR-report is found automatically.
-        host: Address to listen on; any but the local one needs a token.
-        port: Port to listen on; 0 picks a free port.
-        token: Token that visitors need; "new" generates one.
-        allowed: Other names of this machine that browsers may use.
-        model: New location of the model, if it has moved.
-        adapter: New location of its adapter, if it has moved.
-        device: Where the model runs.
-        db: File of the annotation study; Default: DIR-annotations.sqlite.
-        load_model: Whether to load the model at once, or when a page first needs it.
-        ready: Called with the address of the page.
-    """
-    from ffmem.web.server import serve as run
-
-    several = [folders] if isinstance(folders, str | Path) else folders
-    run(
-        [Path(folder) for folder in several],
-        reports=[Path(folder) for folder in reports],
-        host=host,
-        port=port,
-        token=token,
-        allowed=allowed,
-        model=model,
-        adapter=adapter,
-        device=device,
-        db=db,
-        load_model=load_model,
-        ready=ready,
-    )

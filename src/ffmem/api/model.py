@@ -1,45 +1,16 @@
-"""Models: load one, or train one."""
+"""Models: train one."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffmem.config_fields import from_parameters
-from ffmem.models.arguments import require_models, resolve_adapter, resolve_model
+from ffmem.models.arguments import require_models
 from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
-    from ffmem.models.memories import Memories
     from ffmem.training.run_dir import TrainResult
-
-
-def load(
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    adapter: str | Path | None = None,
-    dtype: str = "float32",
-    device: str | dict[str, Any] = "auto",
-) -> "Memories":
-    """Load a model and return its memories.
-
-    Args:
-        model: What the command line takes as MODEL, or a transformers model in memory.
-        tokenizer: The tokenizer of a model in memory.
-        adapter: Adapter to merge into the model: a folder that peft wrote, such as LoRA.
-        dtype: "float32" or "bfloat16".
-        device: "auto", "cpu", "cuda", "cuda:N", "mps", "split" (layers over all GPUs), or a
-            device map.
-    """
-    if isinstance(model, str | Path):
-        resolve_model(str(model))  # raises on a wrong path before anything heavy is imported
-    if adapter is not None:
-        resolve_adapter(str(adapter))
-    require_models()
-    from ffmem.models.load import load as load_model
-
-    return load_model(model, tokenizer, adapter=adapter, dtype=dtype, device=device)
 
 
 def train(

@@ -106,7 +106,11 @@ CORPUS  a .txt, .jsonl or .parquet file or a folder of them, - for stdin,
 @click.group(
     cls=LazyGroup,
     help=HELP,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @click.version_option(package_name="ffmem")
 def cli() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ffmem.api.index import as_index
+import ffmem
 from ffmem.cli.options import (
     AT_LEAST_1,
     PATH,
@@ -22,6 +22,7 @@ from ffmem.cli.options import (
 )
 from ffmem.config_fields import Command, NumberOrAll
 from ffmem.errors import FfmemError
+from ffmem.indexing.store import as_index
 from ffmem.progress import Progress
 from ffmem.text import pluralize
 
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
 def count_option(name: str, default: int | None, text: str) -> Callable[[Command], Command]:
     """Return an option that takes a number of 1 or more."""
-    return click.option(
-        name, type=AT_LEAST_1, default=default, show_default=default is not None, help=text
-    )
+    return click.option(name, type=AT_LEAST_1, default=default, help=text)
 
 
 @click.group(cls=OrderedGroup)
@@ -56,7 +55,6 @@ def annotate() -> None:
     "--controls",
     type=click.FloatRange(0, 0.9),
     default=0.2,
-    show_default=True,
     metavar="X",
     help="Share of items that are random prefixes.",
 )
@@ -64,7 +62,6 @@ def annotate() -> None:
     "--overlap",
     type=NumberOrAll(),
     default="all",
-    show_default=True,
     help="Annotators per item; the paper used 1.",
 )
 @click.option(
@@ -76,7 +73,6 @@ def annotate() -> None:
 @click.option(
     "--seed",
     default=0,
-    show_default=True,
     metavar="N",
     help="Random seed. Access codes do not depend on it.",
 )
@@ -127,7 +123,7 @@ def init(
 @json_option
 def people(folder: Path, db: str | None, as_json: bool) -> None:
     """Print everyone's code and link."""
-    _print_people(_open_study(folder, db), as_json, {})
+    _print_people(ffmem.study(folder, db=db), as_json, {})
 
 
 @annotate.command()
@@ -136,7 +132,7 @@ def people(folder: Path, db: str | None, as_json: bool) -> None:
 @json_option
 def status(folder: Path, db: str | None, as_json: bool) -> None:
     """Show everyone's progress."""
-    study = _open_study(folder, db)
+    study = ffmem.study(folder, db=db)
     progress = study.progress()
     if as_json:
         rows = [one._asdict() for one in progress]
@@ -163,7 +159,7 @@ def export(folder: Path, out: Path, history: bool, db: str | None, as_json: bool
     """
     from ffmem.annotation.exchange import export_sheets
 
-    n = export_sheets(_open_study(folder, db), out, history)
+    n = export_sheets(ffmem.study(folder, db=db), out, history)
     if as_json:
         print_json({"file": str(out), "sheets": n, "history": history})
     else:
@@ -183,7 +179,7 @@ def import_(folder: Path, file: Path, db: str | None, as_json: bool) -> None:
     """
     from ffmem.annotation.exchange import import_sheets
 
-    done = import_sheets(_open_study(folder, db), file)
+    done = import_sheets(ffmem.study(folder, db=db), file)
     if as_json:
         print_json(done._asdict())
     else:
@@ -208,7 +204,7 @@ def report(folder: Path, out: Path, db: str | None, as_json: bool) -> None:
     """Write the study's figures, tables and agreement."""
     from ffmem.annotation.report import write_report
 
-    _print_path(write_report(_open_study(folder, db), as_index(folder), out), as_json)
+    _print_path(write_report(ffmem.study(folder, db=db), as_index(folder), out), as_json)
 
 
 @annotate.command()
@@ -222,14 +218,8 @@ def publish(folder: Path, db: str | None, as_json: bool) -> None:
     """
     from ffmem.annotation.report import publish as publish_patterns
 
-    published = publish_patterns(_open_study(folder, db), as_index(folder))
+    published = publish_patterns(ffmem.study(folder, db=db), as_index(folder))
     _print_path(published.folder, as_json)
-
-
-def _open_study(folder: Path, db: str | None) -> "AnnotationStudy":
-    from ffmem.annotation.study import AnnotationStudy, study_path
-
-    return AnnotationStudy.open(db or study_path(folder))
 
 
 def _print_people(study: "AnnotationStudy", as_json: bool, also: dict[str, Any]) -> None:

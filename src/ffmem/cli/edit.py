@@ -14,19 +14,38 @@ from ffmem.cli.options import (
     device_option,
     dtype_option,
     edit_options,
+    given,
     index_start_option,
     json_option,
     model_or_index_argument,
     model_or_index_options,
     out_option,
-    parse_edits,
     print_result,
     seed_option,
 )
-from ffmem.config_fields import dataclass_options, option_name, take_options
+from ffmem.config_fields import add_options, dataclass_options, option_name, take_options
 from ffmem.corpus.corpus import Corpus
 from ffmem.indexing.config import IndexConfig
 from ffmem.progress import Progress
+
+corpus_options = add_options(
+    click.option(
+        "--corpus",
+        metavar="CORPUS",
+        default="wikitext-2:valid",
+        help="Corpus to measure side effects on.",
+    ),
+    dataclass_options(
+        Corpus, only=("unit", "column", "detokenize", "limit"), defaults={"limit": 200}
+    ),
+    click.option("--no-report", is_flag=True, help="Do not measure side effects on the corpus."),
+)
+
+
+def take_corpus(options: dict[str, Any]) -> Corpus | None:
+    """Remove `corpus_options` from a command's values, and return the corpus."""
+    corpus = Corpus(options.pop("corpus"), **take_options(options, Corpus))
+    return None if options.pop("no_report") else corpus
 
 
 @click.command()
@@ -34,54 +53,25 @@ from ffmem.progress import Progress
 @edit_options
 @click.option("--edits", type=PATH, metavar="FILE", help="Apply the edits of an edits.json.")
 @out_option
-@click.option(
-    "--corpus",
-    metavar="CORPUS",
-    default="wikitext-2:valid",
-    show_default=True,
-    help="Corpus to measure side effects on.",
-)
-@dataclass_options(Corpus, only=("unit", "column", "detokenize", "limit"), defaults={"limit": 200})
-@click.option("--no-report", is_flag=True, help="Do not measure side effects.")
+@corpus_options
 @index_start_option
 @model_or_index_options
 @device_option
 @json_option
-def edit(
-    model_or_index: str,
-    off: tuple[str, ...],
-    set: tuple[str, ...],
-    scale: tuple[str, ...],
-    mean: tuple[str, ...],
-    redirect: tuple[str, ...],
-    margin: float | None,
-    edits: Path | None,
-    out: Path,
-    corpus: str,
-    no_report: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def edit(model_or_index: str, out: Path, as_json: bool, **options: Any) -> None:
     """Write edits of memories into a model's weights.
 
     Writes a Hugging Face folder and measures side effects (side-effects.md and .json). To repeat
     the edit, pass its edits.json with --edits. --mean needs an index instead of a model. --off
     also takes a whole expert, such as L5E12.
     """
-    named = parse_edits(off, set, scale, mean, redirect, margin)
-    if any(named.values()) == (edits is not None):
+    corpus, options = take_corpus(options), given(options)
+    named = ("off", "set", "scale", "mean", "redirect", "margin")
+    if any(name in options for name in named) == ("edits" in options):
         raise click.UsageError(
             "Pass either edits (--off, --set, --scale, --mean, --redirect) or --edits FILE."
         )
-    written = ffmem.edit(
-        model_or_index,
-        out,
-        edits=edits,
-        corpus=None if no_report else corpus,
-        progress=Progress(),
-        **named,
-        **options,
-    )
+    written = ffmem.edit(model_or_index, out, corpus=corpus, progress=Progress(), **options)
     print_result(written, as_json)
 
 
@@ -101,7 +91,6 @@ def edit(
     "--margin",
     type=float,
     default=1.0,
-    show_default=True,
     metavar="X",
     help="Lead of the token over the next one, in nats.",
 )
@@ -120,48 +109,16 @@ def edit(
     "--controls",
     type=WholeNumber(min=0),
     default=3,
-    show_default=True,
     help="Idle memories to give a random key, as a control.",
 )
-@click.option(
-    "--corpus",
-    metavar="CORPUS",
-    default="wikitext-2:valid",
-    show_default=True,
-    help="Corpus to measure side effects on.",
-)
-@dataclass_options(Corpus, only=("unit", "column", "detokenize", "limit"), defaults={"limit": 200})
-@click.option("--no-report", is_flag=True, help="Do not measure side effects on the corpus.")
+@corpus_options
 @seed_option
 @index_start_option
 @model_or_index_options
 @device_option
 @json_option
 def write(
-    model_or_index: str,
-    prompt: str,
-    token: str,
-    out: Path,
-    layer: int | None,
-    cell: str | None,
-    force: bool,
-    margin: float,
-    probability: float | None,
-    paraphrases: Path | None,
-    neighbours: Path | None,
-    controls: int,
-    corpus: str,
-    unit: str,
-    column: str,
-    detokenize: str | None,
-    limit: int | None,
-    no_report: bool,
-    seed: int,
-    start: str | None,
-    model: str | None,
-    adapter: str | None,
-    device: str,
-    as_json: bool,
+    model_or_index: str, prompt: str, token: str, out: Path, as_json: bool, **options: Any
 ) -> None:
     """Write a fact into an idle memory.
 
@@ -170,30 +127,9 @@ def write(
     Pass the folder of an index, which knows the idle memories. Writes a Hugging Face folder with
     edits.json, and measures what else changes.
     """
+    corpus = take_corpus(options)
     written = ffmem.write(
-        model_or_index,
-        prompt,
-        token,
-        out,
-        layer=layer,
-        cell=cell,
-        force=force,
-        margin=margin,
-        probability=probability,
-        paraphrases=paraphrases,
-        neighbours=neighbours,
-        controls=controls,
-        seed=seed,
-        corpus=None if no_report else corpus,
-        unit=unit,
-        column=column,
-        detokenize=detokenize,
-        limit=limit,
-        start=start,
-        model=model,
-        adapter=adapter,
-        device=device,
-        progress=Progress(),
+        model_or_index, prompt, token, out, corpus=corpus, progress=Progress(), **options
     )
     print_result(written, as_json)
 
@@ -221,9 +157,7 @@ def write(
     help="New location of the second index's model, if it has moved.",
 )
 @click.option("--no-models", is_flag=True, help="Load no models; do not compare value directions.")
-@click.option(
-    "--top", type=AT_LEAST_1, default=50, show_default=True, help="Most changed memories to list."
-)
+@click.option("--top", type=AT_LEAST_1, default=50, help="Most changed memories to list.")
 @dataclass_options(
     IndexConfig, only=("t", "prefixes", "start", "batch_tokens", "chunk_tokens", "threads")
 )
@@ -253,19 +187,11 @@ def compare(
     triggers, values and activity, and writes compare.json, memories.parquet, compare.svg and
     compare.pdf to OUT.
     """
+    shared: dict[str, Any] = {"top": top, "device": device, "progress": Progress()}
     if corpus is None:
         _check_for_indexes(second, adapter)
-        found = ffmem.compare(
-            first,
-            str(second),
-            out,
-            models=not no_models,
-            first_model=first_model,
-            second_model=second_model,
-            top=top,
-            device=device,
-            progress=Progress(),
-        )
+        shared |= {"first_model": first_model, "second_model": second_model}
+        found = ffmem.compare(first, str(second), out, models=not no_models, **shared)
     else:
         if (second is None) == (adapter is None):
             raise click.UsageError("With --corpus, pass either a second MODEL or --adapter.")
@@ -273,15 +199,7 @@ def compare(
             raise click.UsageError("--first-model, --second-model, --no-models need two indexes.")
         source = Corpus(corpus, **take_options(indexing, Corpus))
         found = ffmem.compare_models(
-            first,
-            second,
-            source,
-            out,
-            adapter=adapter,
-            top=top,
-            device=device,
-            progress=Progress(),
-            **indexing,
+            first, second, source, out, adapter=adapter, **shared, **indexing
         )
     print_result(found, as_json)
     if not as_json:

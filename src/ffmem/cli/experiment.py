@@ -7,6 +7,7 @@ import click
 from click.core import ParameterSource
 
 import ffmem
+from ffmem.api.experiments import corpus_like
 from ffmem.cli.options import (
     device_option,
     folder_argument,
@@ -14,9 +15,10 @@ from ffmem.cli.options import (
     index_model_option,
     out_option,
 )
-from ffmem.config_fields import add_options, dataclass_options
+from ffmem.config_fields import add_options, dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
 from ffmem.experiments.base import NAMES, ExperimentConfig
+from ffmem.indexing.store import Index, as_index
 from ffmem.progress import Progress
 
 experiment_options = add_options(
@@ -34,7 +36,7 @@ experiment_options = add_options(
 @out_option
 @click.option("--corpus", metavar="CORPUS", help="Corpus to draw Section 5's prefixes from.")
 @experiment_options
-def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
+def experiment(name: str, folder: Path, out: Path, corpus: str | None, **options: Any) -> None:
     """Reproduce one figure or table of the paper.
 
     NAME is patterns, token-removal, agreement, next-token-rank, max-probability, predictive-values,
@@ -44,7 +46,8 @@ def experiment(name: str, folder: Path, out: Path, **options: Any) -> None:
     Writes NAME.json, NAME.svg and NAME.pdf to OUT, unless OUT has a result with the same index,
     settings and versions. By default, the corpus is read like that of the index.
     """
-    (result,) = ffmem.experiment(name, folder, out, progress=Progress(), **options)
+    index, source = _take_corpus(folder, corpus, options)
+    (result,) = ffmem.experiment(name, index, out, corpus=source, progress=Progress(), **options)
     click.echo(result)
     click.echo(f"Wrote {name}.json, {name}.svg and {name}.pdf to {out}.")
 
@@ -85,8 +88,9 @@ def report(
         )
     if corpus is None:
         raise click.UsageError("Missing option '--corpus': Section 5 needs prefixes.")
-    path = ffmem.report(folders[0], out, corpus, progress=Progress(), **options)
-    click.echo(f"Wrote {path}.")
+    index, source = _take_corpus(Path(folders[0]), corpus, options)
+    assert source is not None
+    click.echo(f"Wrote {ffmem.report(index, out, source, progress=Progress(), **options)}.")
 
 
 def _check_nothing_measured(context: click.Context, options: dict[str, Any]) -> None:
@@ -98,6 +102,19 @@ def _check_nothing_measured(context: click.Context, options: dict[str, Any]) -> 
     ]
     if given:
         raise click.UsageError(
-            f"--compare measures nothing, so it takes no {', '.join(given)}. Give them to"
+            f"--compare measures nothing, so it takes no {', '.join(given)}. Pass them to"
             " `ffmem report` of each model."
         )
+
+
+def _take_corpus(
+    folder: Path, name: str | None, options: dict[str, Any]
+) -> tuple[Index, Corpus | None]:
+    """Return the index, and the corpus of Section 5; its options are removed from the others."""
+    index = as_index(folder)
+    given = {option: value for option, value in take_options(options, Corpus).items() if value}
+    if name is not None:
+        return index, corpus_like(index, name, **given)
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: pass --corpus too.")
+    return index, None

@@ -1,6 +1,7 @@
 """Commands for the Hugging Face Hub: push, pull."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,34 +20,17 @@ repository_argument = click.argument("repository", metavar="ORG/NAME")
 @click.option(
     "--license",
     default="unknown",
-    show_default=True,
     metavar="ID",
     help="License of the text, as an id of the Hub.",
 )
 @click.option("--replace", is_flag=True, help="Replace another index in the dataset.")
-def push(
-    folder: Path,
-    repository: str,
-    private: bool,
-    revision: str | None,
-    license: str,
-    replace: bool,
-) -> None:
+def push(folder: Path, repository: str, **options: Any) -> None:
     """Push an index to the Hugging Face Hub.
 
     Creates a dataset with a card, including patterns. Log in first with `hf auth login`, or set
     HF_TOKEN. The index contains its corpus: push only text that you may publish.
     """
-    pushed = ffmem.push(
-        folder,
-        repository,
-        private=private,
-        revision=revision,
-        license=license,
-        replace=replace,
-        progress=Progress(),
-    )
-    click.echo(pushed)
+    click.echo(ffmem.push(folder, repository, progress=Progress(), **options))
 
 
 @click.command()

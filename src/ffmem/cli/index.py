@@ -15,6 +15,7 @@ from ffmem.cli.options import (
     folder_argument,
     index_model_option,
     json_option,
+    model_argument,
     out_option,
     print_json,
 )
@@ -31,7 +32,7 @@ WATCH_SECONDS = 5.0
 
 
 @click.command()
-@click.argument("model")
+@model_argument
 @adapter_option
 @dtype_option
 @device_option

@@ -2,13 +2,16 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ffmem.config_fields import add_options
+from ffmem.config_fields import Command, add_options
 from ffmem.errors import CorpusError
+from ffmem.hub import is_hub_address
+from ffmem.models.arguments import resolve_model
 
 
 class OrderedGroup(click.Group):
@@ -31,14 +34,25 @@ PATH = click.Path(path_type=Path)
 AT_LEAST_1 = WholeNumber(min=1)
 
 folder_argument = click.argument("folder", metavar="DIR", type=PATH)
-model_or_index_argument = click.argument("model_or_index", metavar="MODEL_OR_DIR")
+
+
+def check_model(_: click.Context, __: click.Parameter, name: str) -> str:
+    """Return a MODEL or DIR; raise on a wrong path, before torch is imported."""
+    if not is_hub_address(name):
+        resolve_model(name)
+    return name
+
+
+model_argument = click.argument("model", callback=check_model)
+model_or_index_argument = click.argument(
+    "model_or_index", metavar="MODEL_OR_DIR", callback=check_model
+)
 out_option = click.option("--out", required=True, type=PATH, help="Folder to write.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-seed_option = click.option("--seed", default=0, show_default=True, metavar="N", help="Random seed.")
+seed_option = click.option("--seed", default=0, metavar="N", help="Random seed.")
 device_option = click.option(
     "--device",
     default="auto",
-    show_default=True,
     metavar="DEVICE",
     help="auto, cpu, cuda, cuda:N, mps, or split (layers over all GPUs).",
 )
@@ -46,7 +60,6 @@ dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
-    show_default=True,
     help="Model dtype.",
 )
 index_dtype_option = click.option(
@@ -73,6 +86,14 @@ chat_option = click.option(
     is_flag=True,
     help="Prompts are conversations: a user's text, JSON messages, or a .json file of them.",
 )
+reports_option = click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    type=PATH,
+    metavar="FOLDER",
+    help="Folder of a report or experiment. Default: DIR-report.",
+)
 db_option = click.option(
     "--db",
     metavar="FILE",
@@ -95,49 +116,8 @@ prompt_options = add_options(
     index_start_option, model_or_index_options, index_dtype_option, device_option
 )
 
-edit_options = add_options(
-    click.option(
-        "--off", metavar="CELL", multiple=True, help="Switch a memory, or an expert, off."
-    ),
-    click.option("--set", metavar="CELL=X", multiple=True, help="Set a coefficient."),
-    click.option("--scale", metavar="CELL=X", multiple=True, help="Multiply a coefficient."),
-    click.option("--mean", metavar="CELL", multiple=True, help="Set a coefficient to its mean."),
-    click.option(
-        "--redirect",
-        metavar="CELL=TOKEN",
-        multiple=True,
-        help="Make a value promote a token, with the smallest change; -CELL: for negative m.",
-    ),
-    click.option(
-        "--margin",
-        type=float,
-        metavar="X",
-        help="Lead of that token, in standard deviations of the value's logits. Default: 0.5.",
-    ),
-)
-"""Edits of memories; each may be given several times, all but --redirect with commas too."""
 
-
-def parse_edits(
-    off: tuple[str, ...],
-    set: tuple[str, ...],
-    scale: tuple[str, ...],
-    mean: tuple[str, ...],
-    redirect: tuple[str, ...],
-    margin: float | None,
-) -> dict[str, Any]:
-    """Return the values of `edit_options` as `ffmem.trace` and `ffmem.edit` take them."""
-    return {
-        "off": split_commas(off),
-        "set": _parse_numbers("set", set),
-        "scale": _parse_numbers("scale", scale),
-        "mean": split_commas(mean),
-        "redirect": _parse_tokens(redirect),
-        "margin": margin,
-    }
-
-
-def split_commas(values: tuple[str, ...]) -> list[str]:
+def split_commas(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[str]:
     """Return the parts of comma-separated lists."""
     found = [part.strip() for value in values for part in value.split(",")]
     if not all(found):
@@ -145,10 +125,12 @@ def split_commas(values: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _parse_numbers(name: str, values: tuple[str, ...]) -> dict[str, float]:
+def parse_numbers(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> dict[str, float]:
     """Return the number of every cell."""
     found: dict[str, float] = {}
-    for part in split_commas(values):
+    for part in split_commas(context, option, values):
         cell, equals, number = part.partition("=")
         try:
             value = float(number)
@@ -156,14 +138,14 @@ def _parse_numbers(name: str, values: tuple[str, ...]) -> dict[str, float]:
             value = math.nan
         if not equals or not math.isfinite(value):
             raise click.UsageError(
-                f"--{name} {part}: pass a memory and a finite number, like L5N1234=2.5."
+                f"--{option.name} {part}: pass a memory and a finite number, like L5N1234=2.5."
             )
         if found.setdefault(cell.strip(), value) != value:
-            raise click.UsageError(f"--{name} gives {cell.strip()} two numbers. Keep one.")
+            raise click.UsageError(f"--{option.name} gives {cell.strip()} two numbers. Keep one.")
     return found
 
 
-def _parse_tokens(values: tuple[str, ...]) -> dict[str, str]:
+def parse_tokens(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Return the token of every cell; a token may have spaces and commas."""
     found: dict[str, str] = {}
     for value in values:
@@ -175,6 +157,43 @@ def _parse_tokens(values: tuple[str, ...]) -> dict[str, str]:
         if found.setdefault(cell.strip(), token) != token:
             raise click.UsageError(f"--redirect gives {cell.strip()} two tokens. Keep one.")
     return found
+
+
+def cell_option(*names: str, help: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return an option that names memories; it may be repeated."""
+    common: dict[str, Any] = {"metavar": "CELL", "multiple": True, "callback": split_commas}
+    return click.option(*names, help=help, **(common | settings))
+
+
+edit_options = add_options(
+    cell_option("--off", help="Switch a memory, or an expert, off."),
+    cell_option("--set", help="Set a coefficient.", metavar="CELL=X", callback=parse_numbers),
+    cell_option(
+        "--scale", help="Multiply a coefficient.", metavar="CELL=X", callback=parse_numbers
+    ),
+    cell_option("--mean", help="Set a coefficient to its mean."),
+    cell_option(
+        "--redirect",
+        help="Make a value promote a token, with the smallest change; -CELL: for negative m.",
+        metavar="CELL=TOKEN",
+        callback=parse_tokens,
+    ),
+    click.option(
+        "--margin",
+        type=float,
+        metavar="X",
+        help="Lead of that token, in standard deviations of the value's logits. Default: 0.5.",
+    ),
+)
+"""Edits of memories; each may be given several times, all but --redirect with commas too."""
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that have a value, and are not an empty list of them.
+
+    The public function has the defaults of the others.
+    """
+    return {name: value for name, value in options.items() if value not in (None, (), [], {})}
 
 
 def read_chat_file(prompt: str | None) -> Any:

@@ -37,7 +37,6 @@ def patterns() -> None:
     "--alpha",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.05,
-    show_default=True,
     metavar="X",
     help="False discovery rate over all memories and tests.",
 )
@@ -102,14 +101,12 @@ def export(folder: Path, out: Path) -> None:
     "--url",
     metavar="URL",
     default="http://127.0.0.1:8080/v1",
-    show_default=True,
     help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY.",
 )
 @seed_option
 @click.option(
     "--timeout",
     default=120.0,
-    show_default=True,
     metavar="X",
     help="Seconds to wait for an answer.",
 )

@@ -14,23 +14,17 @@ from ffmem.cli.options import (
     db_option,
     device_option,
     index_model_option,
+    reports_option,
 )
 
 
 @click.command()
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PATH)
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Address to listen on.",
-)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
     type=WholeNumber(0, 65535),
     default=8800,
-    show_default=True,
     help="Port to listen on; 0 picks a free one.",
 )
 @click.option(
@@ -48,14 +42,7 @@ from ffmem.cli.options import (
     metavar="NAME",
     help="Additional host name that browsers may use.",
 )
-@click.option(
-    "--report",
-    "reports",
-    multiple=True,
-    type=PATH,
-    metavar="FOLDER",
-    help="Folder of a report or experiment. Default: DIR-report.",
-)
+@reports_option
 @index_model_option
 @db_option
 @click.option(
@@ -63,6 +50,7 @@ from ffmem.cli.options import (
     "load_model",
     flag_value=False,
     default=True,
+    show_default=False,
     help="Load the model only when a page needs it.",
 )
 @click.option("--open/--no-open", "open_browser", default=False, help="Open a browser.")

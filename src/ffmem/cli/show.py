@@ -1,6 +1,7 @@
 """Commands that read an index, without torch unless asked for sources: show, search, export."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,6 +11,7 @@ from ffmem.cli.options import (
     PATH,
     device_option,
     folder_argument,
+    given,
     index_model_option,
     json_option,
     print_json,
@@ -38,23 +40,14 @@ SHARE = click.FloatRange(0, 1)
 @device_option
 @json_option
 def show(
-    folder: Path,
-    cell: str,
-    cases: bool,
-    sources: bool,
-    prompt: str | None,
-    position: int | None,
-    model: str | None,
-    adapter: str | None,
-    device: str,
-    as_json: bool,
+    folder: Path, cell: str, cases: bool, sources: bool, as_json: bool, **options: Any
 ) -> None:
     """Show a memory: its triggers, value, key and patterns.
 
     CELL names the memory: L5N1234 is memory 1234 of layer 5. DIR may be hf:ORG/NAME, an index on
     the Hugging Face Hub; only the necessary parts are downloaded. --sources loads the model.
     """
-    if not sources and (prompt is not None or position is not None):
+    if not sources and {"prompt", "position"} & given(options).keys():
         raise click.UsageError("--prompt and --position need --sources.")
     from ffmem.patterns.store import format_patterns, open_patterns
 
@@ -74,16 +67,7 @@ def show(
         patterns = []
     found = None
     if sources:
-        found = ffmem.sources(
-            index,
-            memory.cell,
-            prompt=prompt,
-            position=position,
-            model=model,
-            adapter=adapter,
-            device=device,
-            progress=Progress(),
-        )
+        found = ffmem.sources(index, memory.cell, progress=Progress(), **options)
     if as_json:
         content = {**memory.to_dict(cases), "patterns": [one.to_dict() for one in patterns]}
         print_json(content if found is None else {**content, "sources": found.to_dict()})
@@ -101,7 +85,6 @@ def show(
     "place",
     type=click.Choice(["all", "values", "triggers", "patterns"]),
     default="all",
-    show_default=True,
     help="Where to search.",
 )
 @click.option("--regex", is_flag=True, help="QUERY is a regular expression.")
@@ -112,44 +95,18 @@ def show(
 @click.option("--kind", type=click.Choice(PATTERN_KINDS), help="Only memories with such a pattern.")
 @click.option("--min-active", type=SHARE, metavar="X", help="Smallest share of active prefixes.")
 @click.option("--max-active", type=SHARE, metavar="X", help="Largest share of active prefixes.")
-@click.option(
-    "--limit", type=AT_LEAST_1, default=20, show_default=True, help="Memories to show per place."
-)
+@click.option("--limit", type=AT_LEAST_1, default=20, help="Memories to show per place.")
 @json_option
 def search(
-    folder: Path,
-    query: str,
-    place: str,
-    regex: bool,
-    layer: int | None,
-    bank: str | None,
-    sign: str | None,
-    rank: int | None,
-    kind: str | None,
-    min_active: float | None,
-    max_active: float | None,
-    limit: int,
-    as_json: bool,
+    folder: Path, query: str, place: str, sign: str | None, as_json: bool, **options: Any
 ) -> None:
     """Search memories by value, trigger and pattern.
 
     In values, QUERY is a token; in triggers, a phrase; in patterns, words of a description. In
     triggers, [ ] marks the match and │ the end of the prefix.
     """
-    found = ffmem.search(
-        folder,
-        query,
-        place,
-        regex=regex,
-        layer=layer,
-        bank=bank,
-        sign=None if sign is None else int(sign),
-        rank=rank,
-        kind=kind,
-        min_active=min_active,
-        max_active=max_active,
-        limit=limit,
-    )
+    number = None if sign is None else int(sign)
+    found = ffmem.search(folder, query, place, sign=number, **options)
     if not as_json:
         click.echo(found)
     elif isinstance(found, dict):

@@ -21,10 +21,8 @@ import gzip
 import io
 import json
 import re
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -33,7 +31,7 @@ import pyarrow.parquet as pq
 from numpy import ndarray
 
 from ffmem.errors import FfmemError
-from ffmem.files import check_output_file, committing, csv_row, sha256, storage_errors, sync
+from ffmem.files import check_output_file, committing, committing_folder, csv_row, sha256
 from ffmem.indexing.memory import NO_VALUE
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
@@ -54,7 +52,13 @@ def export(index: Index, to: str, out: Path, step: Step) -> None:
     if str(out) == "-":
         raise FfmemError("Exports cannot write to standard output. Use a path instead of -.")
     if to in ("neuronpedia", "parquet"):
-        with _committing_folder(out) as folder:
+        if out.exists() or out.is_symlink():
+            raise FfmemError(f"{out} exists already. Choose a new folder.")
+        if not out.absolute().parent.is_dir():
+            raise FfmemError(
+                f"There is no folder {out.absolute().parent}. Create it, or choose another folder."
+            )
+        with committing_folder(out) as folder:
             write_folder = _write_neuronpedia if to == "neuronpedia" else _write_parquet
             write_folder(index, folder, step)
         return
@@ -478,27 +482,3 @@ def _gzip_lines(path: Path) -> Iterator[IO[str]]:
         io.TextIOWrapper(packed, encoding="utf-8", newline="") as lines,
     ):
         yield lines
-
-
-@contextmanager
-def _committing_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder to write to; rename it to `out` when the block succeeds."""
-    if out.exists() or out.is_symlink():
-        raise FfmemError(f"{out} exists already. Choose a new folder.")
-    if not out.absolute().parent.is_dir():
-        raise FfmemError(
-            f"There is no folder {out.absolute().parent}. Create it, or choose another folder."
-        )
-    temporary = out.absolute().with_name(f".{out.absolute().name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with storage_errors(out):
-            temporary.mkdir()
-            yield temporary
-            for path in temporary.rglob("*"):
-                sync(path)
-            temporary.rename(out.absolute())
-            sync(out.absolute().parent)
-    except BaseException:
-        with suppress(OSError):  # report the first error
-            shutil.rmtree(temporary)
-        raise

@@ -41,8 +41,10 @@ MERGE_MARK = "partials/merge.json"
 """Marks a folder with an unfinished merge, which may start over."""
 
 
-def merge(folders: Sequence[str | Path], out: str | Path, progress: Progress) -> Index:
-    """Merge indexes of several corpora into a new folder."""
+def merge(
+    folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
+) -> Index:
+    """Merge indexes of parts of a corpus into the folder `out`; return the merged index."""
     target = Path(out)
     indexes = [Index(folder) for folder in folders]
     if len(indexes) < 2:
@@ -57,7 +59,9 @@ def merge(folders: Sequence[str | Path], out: str | Path, progress: Progress) ->
             check_compatible(indexes[0], merged)
             if merged.manifest.corpus.sources != sources:
                 raise StoreError(f"{target} holds another index. Merge into a new folder.")
-            progress.say(f"The index in {target} is finished: nothing to do.")
+            (progress or Progress(quiet=True)).say(
+                f"The index in {target} is finished: nothing to do."
+            )
             return merged
         if (target / "partials" / "config.json").exists():
             raise StoreError(f"{target} holds an unfinished index. Merge into a new folder.")
@@ -208,7 +212,7 @@ def _swap(folder: Path, other: Path, progress: Progress) -> None:
     """Merge another index into the one in a folder."""
     extended, before = sibling(folder, "extended"), sibling(folder, "before")
     shutil.rmtree(extended, ignore_errors=True)
-    merge([folder, other], extended, progress)
+    merge([folder, other], extended, progress=progress)
     # The patterns no longer fit and will be refused. Keep them: an LLM may have been expensive.
     if (folder / "patterns").is_dir():
         shutil.copytree(folder / "patterns", extended / "patterns")

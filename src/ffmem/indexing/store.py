@@ -6,6 +6,7 @@ index = ffmem.open("DIR");  index["L5N1234"].triggers[0].prefix
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -16,7 +17,7 @@ from numpy import ndarray
 
 from ffmem.cells import Cell
 from ffmem.errors import HubError, StoreError
-from ffmem.files import storage_errors, try_locked
+from ffmem.files import make_folder, storage_errors, try_locked
 from ffmem.hub import HubFolder
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import (
@@ -477,6 +478,36 @@ def recover(folder: Path) -> None:
                 finish_swap(folder)
                 return
         time.sleep(0.01)
+
+
+def remove_old_index(folder: Path) -> None:
+    """Remove the index as it was before an `extend` that was killed just before it did so."""
+    if sibling(folder, "before").exists():
+        with suppress(OSError), try_locked(sibling(folder, "extending") / "lock") as is_free:
+            if is_free:
+                finish_swap(folder)
+
+
+def as_index(folder: str | Path | Index) -> Index:
+    """Return the finished index of a folder; an `Index` is returned as it is.
+
+    Raise if it is unfinished: a live `Index` has only a part of the corpus, and not all files.
+    """
+    if isinstance(folder, Index) and (folder.live is not None or folder.remote is not None):
+        folder = folder.folder  # which says why
+    if isinstance(folder, Index):
+        return folder
+    remove_old_index(Path(folder))
+    return Index(folder)
+
+
+@contextmanager
+def output_folder(out: Path) -> Iterator[None]:
+    """Make a folder for results; raise at once if it is an index or cannot be written to."""
+    if (out / "manifest.json").exists():
+        raise StoreError(f"{out} is an index. Choose another folder for the results.")
+    with make_folder(out):
+        yield
 
 
 def finish_swap(folder: Path) -> None:

@@ -24,10 +24,7 @@ Side effects are measured on a corpus. Both models predict every prefix that has
 import copy
 import json
 import math
-import secrets
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +40,7 @@ from ffmem.cells import Cell, Expert
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import check_token_ids
 from ffmem.errors import CorpusError, ModelError, SelfCheckFailed, StoreError
-from ffmem.files import check_writable, storage_errors, sync, write_text
+from ffmem.files import check_writable, committing_folder, write_text
 from ffmem.indexing.chunks import batches
 from ffmem.indexing.memory import visible
 from ffmem.indexing.start import choose_start
@@ -60,7 +57,7 @@ from ffmem.models.modules import is_split, linear_bias, linear_weight
 from ffmem.models.tokenizer import SubwordTokenizer, WordTokenizer
 from ffmem.networks.config import AdaptiveConfig
 from ffmem.networks.memories import FactoredLinear
-from ffmem.progress import Progress
+from ffmem.progress import Progress, Step
 from ffmem.text import format_number, format_share, pluralize
 from ffmem.training.data import WordVocabulary
 
@@ -520,7 +517,8 @@ def save_checkpoint(
     add: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Save a model with an expected hash; `add` writes further files beside it."""
-    with _new_folder(folder) as temporary, silence_transformers():
+    check_free(folder)
+    with committing_folder(folder) as temporary, silence_transformers():
         try:
             model.save_pretrained(temporary)
             if isinstance(tokens, WordVocabulary):
@@ -550,26 +548,6 @@ def save_checkpoint(
             )
 
 
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write to; rename it to `folder` if the block ends without an error."""
-    check_free(folder)
-    place = folder.absolute()
-    # mkdtemp would make a folder that nobody else can read.
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
-    with storage_errors(folder):
-        try:
-            temporary.mkdir()
-            yield temporary
-            for path in temporary.iterdir():
-                sync(path)
-            sync(temporary)
-            temporary.replace(place)  # replaces an empty folder, and nothing else
-            sync(place.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
 def _tokenizer_to_save(memories: Memories) -> SubwordTokenizer | WordVocabulary:
     """Return what writes the files of a model's tokenizer.
 
@@ -594,6 +572,15 @@ def _tokenizer_to_save(memories: Memories) -> SubwordTokenizer | WordVocabulary:
 
 
 # Side effects
+
+
+def side_effects_corpus(corpus: Corpus | str | Path | None) -> Corpus | None:
+    """Return the corpus to measure side effects on; raise if there is no such one."""
+    if isinstance(corpus, str | Path):
+        corpus = Corpus(str(corpus), limit=200)
+    if corpus is not None:
+        corpus.check_exists()
+    return corpus
 
 
 class Sentences(NamedTuple):
@@ -713,7 +700,6 @@ def read_sentences(memories: Memories, corpus: Corpus) -> Sentences:
     return Sentences(corpus, found, cut)
 
 
-@torch.inference_mode()
 def measure_side_effects(
     before: Memories, after: Memories, text: Sentences, start: int | None, progress: Progress
 ) -> SideEffects:
@@ -724,20 +710,10 @@ def measure_side_effects(
             f"No sentence of {text.corpus.source!r} has two tokens: there is nothing to predict."
             " Use another corpus, or --no-report."
         )
-    n_tokens, first = sum(len(ids) - 1 for _, ids in sentences), 0 if start is None else 1
-    found = []
+    n_tokens = sum(len(ids) - 1 for _, ids in sentences)
     with progress.bar("Side effects", n_tokens, "tokens") as step:
-        for batch in batches(sentences, start, BATCH_TOKENS):
-            logits = before.logits(batch.tokens), after.logits(batch.tokens)
-            for row, length in enumerate(batch.lengths):
-                rows = slice(first, first + length - 1)
-                target = batch.tokens[row, first + 1 : first + length]
-                both = _compare_predictions(logits[0][row, rows], logits[1][row, rows], target)
-                found.append((np.full(length - 1, batch.offsets[row]), target.numpy(), *both))
-                step(length - 1)
-    sentence, targets, old_top, new_top, old_loss, new_loss, kl = (
-        np.concatenate(column) for column in zip(*found, strict=True)
-    )
+        found = compare_predictions(before, after, sentences, start, step)
+    sentence, targets, old_top, new_top, old_loss, new_loss, kl = found
     differs, losses = old_top != new_top, (float(old_loss.mean()), float(new_loss.mean()))
     shown = before.tokenizer.token_texts(before.vocabulary)
     return SideEffects(
@@ -762,7 +738,40 @@ def measure_side_effects(
     )
 
 
-def _compare_predictions(
+class Predictions(NamedTuple):
+    """Every position of some sentences that has a next token, in two models."""
+
+    sentence: Int[ndarray, " position"]
+    target: Int[ndarray, " position"]
+    old_top: Int[ndarray, " position"]
+    new_top: Int[ndarray, " position"]
+    old_loss: Float[ndarray, " position"]
+    new_loss: Float[ndarray, " position"]
+    kl: Float[ndarray, " position"]
+
+
+@torch.inference_mode()
+def compare_predictions(
+    before: Memories,
+    after: Memories,
+    sentences: Sequence[tuple[int, list[int]]],
+    start: int | None,
+    step: Step = lambda n: None,
+) -> Predictions:
+    """Return what two models predict in sentences, given as (number, ids)."""
+    first, found = 0 if start is None else 1, []
+    for batch in batches(sentences, start, BATCH_TOKENS):
+        logits = before.logits(batch.tokens), after.logits(batch.tokens)
+        for row, length in enumerate(batch.lengths):
+            rows = slice(first, first + length - 1)
+            target = batch.tokens[row, first + 1 : first + length]
+            both = _compare_logits(logits[0][row, rows], logits[1][row, rows], target)
+            found.append((np.full(length - 1, batch.offsets[row]), target.numpy(), *both))
+            step(length - 1)
+    return Predictions(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _compare_logits(
     before: Float[Tensor, "position vocab"],
     after: Float[Tensor, "position vocab"],
     target: Int[Tensor, " position"],

@@ -23,6 +23,8 @@ nodes, and stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +34,7 @@ from torch import Tensor
 
 from ffmem.cells import Layout
 from ffmem.errors import FfmemError
+from ffmem.indexing.store import Index, output_folder
 from ffmem.interventions.circuit_ablations import (
     NEGLIGIBLE,
     RANDOM_SETS,
@@ -53,19 +56,21 @@ from ffmem.interventions.circuit_results import (
     SwitchedOff,
     TokenEnd,
     token_id,
+    write_circuit,
 )
-from ffmem.interventions.effect import PREDICTIONS, read_predictions
+from ffmem.interventions.effect import read_predictions
 from ffmem.interventions.estimates import rank_correlation
 from ffmem.interventions.forward import (
     LoadedModel,
     PartialForward,
+    Place,
     find_target,
-    log_probabilities,
-    pick_values,
+    open_model,
     promoted_tokens,
 )
-from ffmem.interventions.relevance import GradientPass, Place
-from ffmem.interventions.results import NO_RELP, TokenProbability
+from ffmem.interventions.relevance import GradientPass
+from ffmem.interventions.results import NO_RELP
+from ffmem.models.memories import Memories
 from ffmem.progress import Progress, Step
 
 MAX_NODES = 1_000
@@ -79,30 +84,56 @@ EDGES_PER_NODE = 4
 
 
 def circuit(
-    loaded: LoadedModel,
+    model_or_index: LoadedModel | Memories | Index | str | Path,
     prompt: str,
     *,
     target: str | None = None,
-    position: int = -1,
+    position: int | None = None,
     nodes: int = 64,
     ablation: str = "auto",
     groups: Mapping[str, Sequence[str]] | None = None,
     off: Sequence[str] = (),
+    out: str | Path | None = None,
     seed: int = 0,
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> CircuitResult:
-    """Return the memories through which the target's logit comes, at most `nodes` of them.
+    """Return the memories that lead to the next token, and which of them feed which.
 
-    The target is the model's own next token unless one is given. `groups` are nodes by a name;
-    those in `off` are ablated together.
+    Args:
+        model_or_index: A model, or an index, which knows the mean of each memory.
+        prompt: The text.
+        target: Token to explain. Default: the model's own next token.
+        position: Position to read. Default: the last.
+        nodes: Maximum number of nodes (memories at positions).
+        ablation: Value of ablated coefficients: "mean" (of the index), "zero", or "auto".
+        groups: Nodes, such as "L5N12@3", by a name; each group is ablated together.
+        off: Groups to switch off all at once.
+        out: Folder for circuit.json, circuit.svg and circuit-tracer.json. Default: none.
+        seed: Random seed of the random circuits to compare with.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
     """
     if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
         raise FfmemError(f"A circuit has 1 to {MAX_NODES:,} nodes; {nodes!r} were requested.")
+    loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     id = None if target is None else find_target(loaded.memories, target)
-    question = CircuitQuestion.of(loaded, prompt, id, position, ablation)
-    say = progress or Progress(quiet=True)
-    found = _find_circuit(loaded, question, nodes, seed, say)
-    return measure_groups(loaded, found, groups or {}, off, question)
+    at = -1 if position is None else position
+    question = CircuitQuestion.of(loaded, prompt, id, at, ablation)
+    found = _find_circuit(loaded, question, nodes, seed, progress or Progress(quiet=True))
+    found = measure_groups(loaded, found, groups or {}, off, question)
+    if out is not None:
+        with output_folder(Path(out)):
+            write_circuit(found, Path(out))
+    return found
 
 
 def faithfulness_curve(
@@ -153,16 +184,15 @@ def measure_groups(
     sets = [*places.values(), [place for name in off for place in places[name]]]
     outputs = run_sets(question, [(False, places) for places in sets])
     logits = target_logit(loaded.memories.head, outputs, question.target).tolist()
-    return CircuitResult(
-        **{
-            **vars(found),
-            "groups": [
-                NodeGroup(name, names[name], found.logit - logit, name in off)
-                for name, logit in zip(places, logits, strict=False)
-            ],
-            "switched_off": _switched_off(question, list(off), outputs[-1:]) if off else None,
-        }
-    )
+    switched_off = None
+    if off:
+        target, top = read_predictions(loaded.memories, outputs[-1:], question.target)
+        switched_off = SwitchedOff(list(off), logits[-1], target.probability, target.rank, top)
+    measured = [
+        NodeGroup(name, names[name], found.logit - logit, name in off)
+        for name, logit in zip(places, logits, strict=False)
+    ]
+    return replace(found, groups=measured, switched_off=switched_off)
 
 
 def _node_id(layout: Layout, place: Place) -> str:
@@ -177,7 +207,7 @@ def _find_circuit(
 ) -> CircuitResult:
     memories, forward = loaded.memories, question.forward
     layout, head = memories.layout, memories.head
-    target, top = read_predictions(forward, question.target)
+    target, top = read_predictions(memories, forward.output, question.target)
     logit = float(target_logit(head, forward.output, target.id)[0])
 
     chosen = choose_nodes(question, budget)
@@ -211,8 +241,7 @@ def _find_circuit(
         )
         for source, end in order
     ]
-    outputs = _node_outputs(forward, places)
-    promoted = promoted_tokens(memories, outputs, m.float()) if places else []
+    promoted = promoted_tokens(memories, forward.values_of(places), m.float()) if places else []
     nodes = [
         CircuitNode(
             id=names[number],
@@ -345,34 +374,3 @@ def _largest(
     n = min(int((carried < SHOWN_FLOW * flat.sum()).sum()) + 1, int(is_edge.sum()), most)
     width = max(size.shape[1], 1)
     return [(int(one) // width, int(one) % width) for one in order[:n]]
-
-
-def _node_outputs(forward: PartialForward, places: list[Place]) -> Float[Tensor, "node hidden"]:
-    """Return the values of the nodes' memories."""
-    memories = forward.memories
-    found = torch.zeros(len(places), memories.hidden)
-    for layer in {place.layer for place in places}:
-        own = [number for number, place in enumerate(places) if place.layer == layer]
-        picked = pick_values(forward.values(layer), [places[number].memory for number in own])
-        found[own] = picked.float().cpu()
-    return found
-
-
-def _switched_off(
-    question: CircuitQuestion, groups: list[str], output: Float[Tensor, "1 hidden"]
-) -> SwitchedOff:
-    """Return what the model predicts from an output under ablations."""
-    memories = question.forward.memories
-    logs = log_probabilities(memories.head, output)[0].detach().cpu().numpy()
-    order = np.argsort(-logs, kind="stable")
-    shown = memories.tokenizer.token_texts(memories.vocabulary)
-    return SwitchedOff(
-        groups,
-        float(target_logit(memories.head, output, question.target)[0]),
-        float(np.exp(logs[question.target])),
-        1 + int(np.flatnonzero(order == question.target)[0]),
-        [
-            TokenProbability(shown[best], best, float(np.exp(logs[best])))
-            for best in order[:PREDICTIONS].tolist()
-        ],
-    )

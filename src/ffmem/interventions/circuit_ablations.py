@@ -7,7 +7,6 @@ below their lowest changed layer. The start token's coefficients stay as they ar
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +18,19 @@ from ffmem.cells import Layout
 from ffmem.errors import FfmemError
 from ffmem.interventions.circuit_results import FaithfulnessPoint, parse_node
 from ffmem.interventions.edits import resolve_position
-from ffmem.interventions.effect import cheapest_cuts, read_predictions
+from ffmem.interventions.effect import read_predictions, run_copies
+from ffmem.interventions.estimates import output_slope
 from ffmem.interventions.forward import (
     HEAD_ROWS,
     BankRows,
     Change,
     LoadedModel,
     PartialForward,
+    Place,
     Prompt,
-    log_probabilities,
     read_prompt,
+    uncapped_logits,
 )
-from ffmem.interventions.relevance import Place
 from ffmem.models.head import Head
 from ffmem.models.modules import first_tensor
 from ffmem.progress import Progress, Step
@@ -78,7 +78,7 @@ class CircuitQuestion(NamedTuple):
             )
         forward = PartialForward(memories, read.ids, at)
         if target is None:
-            target = read_predictions(forward, None)[0].id
+            target = read_predictions(memories, forward.output, None)[0].id
         layers = range(memories.n_layers)
         if ablation == "mean":
             baseline = [torch.tensor(_means(loaded, layer)) for layer in layers]
@@ -124,15 +124,9 @@ def target_logit(
 
 def _logit(head: Head, stream: Tensor, target: int, sigma: Tensor | None) -> Tensor:
     """Return it as a linear function of the stream if σ is given: norm and cap are held."""
+    z = uncapped_logits(head, stream, sigma)
     if head.adaptive:
-        return log_probabilities(head, stream, sigma)[:, target]
-    if sigma is None:
-        normed = head.norm.apply(stream.to(next(head.output.parameters()).dtype))
-    else:
-        normed = head.norm.fold(stream) / sigma[:, None].to(stream.device)
-        normed = normed + head.norm.offset.to(normed.device)
-    z = head.raw(normed).double()
-    z = (z if head.bias is None else z + head.bias.double()) * head.scale
+        return z[:, target]
     if head.cap is not None:
         capped = head.cap * (z / head.cap).tanh()
         z = capped if sigma is None else z * torch.where(z == 0, 1, capped / z).detach()
@@ -142,11 +136,7 @@ def _logit(head: Head, stream: Tensor, target: int, sigma: Tensor | None) -> Ten
 def logit_slope(forward: PartialForward, target: int) -> Float[Tensor, " hidden"]:
     """Return the gradient of the target's logit at the last layer's output, σ and cap held."""
     head = forward.memories.head
-    with torch.enable_grad():
-        h = forward.output.detach().float().requires_grad_()
-        logit = _logit(head, h, target, head.denominator(forward.output)).sum()
-    (slope,) = torch.autograd.grad(logit, h)
-    return slope[0]
+    return output_slope(forward, lambda h, sigma: _logit(head, h, target, sigma))
 
 
 # Exact ablations
@@ -172,21 +162,18 @@ def run_sets(
         0 if keep else min((place.layer for place in places), default=layout.n_layers - 1)
         for keep, places in sets
     ]
-    order = sorted(range(len(sets)), key=lambda number: first[number])
     found = torch.zeros(len(sets), forward.memories.hidden, dtype=torch.float32)
-    cuts = cheapest_cuts(
-        [first[n] for n in order], layout.n_layers, forward.n_tokens, forward.n_rows
-    )
-    for begin, end in pairwise(cuts):
-        batch = order[begin:end]
-        changes: dict[int, Change] = {
+
+    def changes(copies: list[int]) -> dict[int, Change]:
+        by_layer = _by_layer([sets[number] for number in copies], layout)
+        return {
             layer: partial(_change_sets, question, own, layer)
-            for layer, own in _by_layer([sets[number] for number in batch], layout).items()
-            if layer >= first[batch[0]]
+            for layer, own in by_layer.items()
+            if layer >= first[copies[0]]
         }
-        output = forward.run(first[batch[0]], len(batch), changes)
-        found[batch] = output.float().cpu()
-        step(len(batch))
+
+    for copies, output in run_copies(forward, first, changes, step):
+        found[copies] = output.float().cpu()
     return found
 
 
@@ -236,18 +223,17 @@ def measure_edges(
 ) -> Float[Tensor, "source end"]:
     """Return what ablating a source changes at every end, the other nodes held as they were."""
     forward, head = question.forward, question.forward.memories.head
-    n_layers = forward.memories.n_layers
     found = torch.zeros(len(places) + forward.n_tokens, len(places) + 1, dtype=torch.float64)
-    order = sorted(range(len(places)), key=lambda number: places[number])
-    layers = [places[number].layer for number in order]
-    for begin, end in pairwise(cheapest_cuts(layers, n_layers, forward.n_tokens, forward.n_rows)):
-        batch = order[begin:end]
-        read = m.repeat(len(batch), 1)
-        changes = _hold_nodes(question, places, m, batch, places[batch[0]].layer, read)
-        output = forward.run(places[batch[0]].layer, len(batch), changes)
-        found[batch, :-1] = m - read
-        found[batch, -1] = logit - target_logit(head, output.float(), question.target)
-        step(len(batch))
+    read = torch.zeros(0)
+
+    def changes(copies: list[int]) -> dict[int, Change]:
+        nonlocal read
+        read = m.repeat(len(copies), 1)
+        return _hold_nodes(question, places, m, copies, places[copies[0]].layer, read)
+
+    for copies, output in run_copies(forward, [place.layer for place in places], changes, step):
+        found[copies, :-1] = m - read
+        found[copies, -1] = logit - target_logit(head, output.float(), question.target)
     output, read = zero_tokens(question, places, m, step)
     found[len(places) :, :-1] = m - read
     found[len(places) :, -1] = logit - target_logit(head, output, question.target)

@@ -9,8 +9,10 @@ Texts run in batches, padded on the right: no position sees what follows it. A r
 few positions, so its coefficients are stored for those alone; elsewhere they are 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Int64
@@ -18,9 +20,12 @@ from torch import Tensor
 
 from ffmem.cells import Cell, Layout
 from ffmem.errors import CorpusError, FfmemError
-from ffmem.interventions.forward import BATCH_TOKENS, LoadedModel, Prompt, read_prompt
+from ffmem.indexing.chunks import Batch, batches
+from ffmem.indexing.store import Index
+from ffmem.interventions.forward import BATCH_TOKENS, LoadedModel, Prompt, open_model, read_prompt
 from ffmem.models.banks import Bank, DenseBank, Routing
-from ffmem.progress import Progress
+from ffmem.models.memories import Memories
+from ffmem.progress import Progress, Step
 
 MAX_BYTES = 8 << 30
 """Size of the tensors of one call; more would fill the memory of most machines."""
@@ -85,12 +90,36 @@ class TextCoefficients:
 
 @torch.inference_mode()
 def coefficients(
-    loaded: LoadedModel,
-    texts: Sequence[str],
+    model_or_index: LoadedModel | Memories | Index | str | Path,
+    texts: str | Sequence[str],
+    *,
     layers: Sequence[int] | None = None,
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
-) -> list[TextCoefficients]:
-    """Return the coefficients of some layers, or of all, on each text."""
+) -> TextCoefficients | list[TextCoefficients]:
+    """Return the coefficients of every memory at every position of texts, as tensors.
+
+    A text gives one `TextCoefficients`, several give a list: `.tokens`, `.layers[5]` with the
+    axes (position, memory), `["L5N1234"]`. Experts are in `.experts`, for the positions that reach
+    them.
+
+    Args:
+        model_or_index: A model, or an index.
+        texts: The text, or a list of texts.
+        layers: Only these layers.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    several: Any = texts if isinstance(texts, list | tuple) else [texts]
+    loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     layout = loaded.memories.layout
     if isinstance(layers, int):
         raise FfmemError(f"layers is {layers}. Give a list: layers=[{layers}].")
@@ -98,24 +127,32 @@ def coefficients(
     for layer in wanted:
         layout.check_layer(layer)
     prompts = []
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(several, start=1):
         try:
             prompts.append(read_prompt(loaded, text))
         except CorpusError as error:
-            raise CorpusError(f"Text {number} of {len(texts)}: {error}") from None
+            raise CorpusError(f"Text {number} of {len(several)}: {error}") from None
     _check_size(loaded, prompts, wanted)
-    found: dict[int, TextCoefficients] = {}
+    found = [TextCoefficients(one.text, one.ids, one.tokens, {}, layout) for one in prompts]
     n_tokens = sum(len(prompt.ids) for prompt in prompts)
     with (progress or Progress(quiet=True)).bar("Coefficients", n_tokens, "tokens") as step:
-        for batch in _batches(prompts):
-            results = [
-                TextCoefficients(prompts[n].text, prompts[n].ids, prompts[n].tokens, {}, layout)
-                for n in batch
-            ]
-            _read_batch(loaded, results, wanted)
-            found |= dict(zip(batch, results, strict=True))
-            step(sum(len(one.ids) for one in results))
-    return [found[number] for number in range(len(prompts))]
+        _read(loaded.memories, found, wanted, step)
+    return found if several is texts else found[0]
+
+
+@torch.inference_mode()
+def coefficients_along(
+    memories: Memories, cell: Cell, texts: Sequence[Sequence[int]], start: int | None
+) -> list[list[float]]:
+    """Return the coefficient of one memory at every token of some texts, given as ids.
+
+    Each text is read after the start token, whose own coefficient is left out.
+    """
+    cell = memories.layout.resolve(cell)
+    front = [] if start is None else [start]
+    found = [TextCoefficients("", [*front, *ids], [], {}, memories.layout) for ids in texts]
+    _read(memories, found, [cell.layer])
+    return [one[cell][len(front) :].tolist() for one in found]
 
 
 def _check_size(loaded: LoadedModel, prompts: list[Prompt], layers: list[int]) -> None:
@@ -131,25 +168,22 @@ def _check_size(loaded: LoadedModel, prompts: list[Prompt], layers: list[int]) -
         )
 
 
-def _batches(prompts: list[Prompt]) -> Iterator[list[int]]:
-    """Yield the numbers of texts of similar length that run together."""
-    batch: list[int] = []
-    for number in sorted(range(len(prompts)), key=lambda one: (len(prompts[one].ids), one)):
-        if batch and (len(batch) + 1) * len(prompts[number].ids) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
+def _read(
+    memories: Memories,
+    texts: list[TextCoefficients],
+    layers: list[int],
+    step: Step = lambda n: None,
+) -> None:
+    """Run texts in batches of similar length, and fill in their coefficients."""
+    sentences = [(number, one.ids) for number, one in enumerate(texts)]
+    for batch in batches(sentences, None, BATCH_TOKENS):
+        _read_batch(memories, [texts[number] for number in batch.offsets], layers, batch)
+        step(sum(batch.lengths))
 
 
-def _read_batch(loaded: LoadedModel, texts: list[TextCoefficients], layers: list[int]) -> None:
-    """Run some texts together, and fill in their coefficients."""
-    memories = loaded.memories
-    lengths = torch.tensor([len(one.ids) for one in texts])
-    tokens = torch.zeros(len(texts), int(lengths.max()), dtype=torch.long)
-    for row, one in enumerate(texts):
-        tokens[row, : len(one.ids)] = torch.tensor(one.ids)
+def _read_batch(
+    memories: Memories, texts: list[TextCoefficients], layers: list[int], batch: Batch
+) -> None:
     for one in texts:
         for layer in layers:
             dense = [bank for bank in memories.banks[layer] if isinstance(bank, DenseBank)]
@@ -181,7 +215,6 @@ def _read_batch(loaded: LoadedModel, texts: list[TextCoefficients], layers: list
                     numbers, positions[mine], values
                 )
 
-    is_token = torch.arange(tokens.shape[1]) < lengths[:, None]
     last = max(layers, default=-1) + 1
-    with memories.read_coefficients(read), memories.skip_padding(is_token):
-        memories.forward(tokens, last)
+    with memories.read_coefficients(read), memories.skip_padding(batch.is_token):
+        memories.forward(batch.tokens, last)

@@ -17,16 +17,14 @@ OUT/memories.parquet  one row per memory, all numbers
 OUT/compare.svg, compare.pdf
 """
 
-import html
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import numpy as np
@@ -42,6 +40,7 @@ from ffmem.experiments.charts import (
     boxes,
     chart_svg,
     empty_plot,
+    figure_rows,
     layer_axis,
     panels,
     plot,
@@ -56,12 +55,12 @@ from ffmem.files import storage_errors, write_text
 from ffmem.indexing.manifest import Manifest
 from ffmem.indexing.memory import NO_VALUES, Trigger, visible, visible_token
 from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.indexing.store import Index, check_weights
+from ffmem.indexing.store import Index, as_index, output_folder
 from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.verify import damaged_files
-from ffmem.models.arguments import adapter_of_index, index_model_errors, resolve_model
+from ffmem.interventions.results import TableResult
 from ffmem.progress import Progress
-from ffmem.stats import share, spread
+from ffmem.stats import ratio, share, spread
 from ffmem.text import format_number, format_share, pluralize, shorten_prefix
 
 if TYPE_CHECKING:
@@ -87,14 +86,17 @@ DESCRIPTION = (
     " share of prefixes on which a memory is active."
 )
 
+OF_VALUES = ("value_cosine", "value_norm_ratio", "value_change")
+"""Columns that need the models."""
+
 Row = dict[str, Any]
 Columns = dict[str, ndarray]
 
 
 def compare(
-    first: Index,
-    second: Index,
-    out: Path,
+    first: str | Path | Index,
+    second: str | Path | Index,
+    out: str | Path,
     *,
     models: bool = True,
     first_model: "Memories | str | Path | None" = None,
@@ -103,53 +105,66 @@ def compare(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> "Comparison":
-    """Compare two indexes memory by memory; write numbers and figure to a folder."""
-    check_comparable(first, second)
-    if top < 1:
-        raise FfmemError(f"top must be 1 or more; got {top!r}.")
-    if not models and (first_model is not None or second_model is not None):
-        raise FfmemError("Pass either models, or models=False (--no-models).")
-    for index in (first, second):
-        if wrong := damaged_files(index):
-            raise StoreError(f"The index {index.folder} is damaged: {' '.join(wrong[:3])}")
-    say = progress or Progress(quiet=True)
-    for name, (one, other) in differences(first.manifest, second.manifest).items():
-        say.say(f"The indexes differ in {name}: {one} and {other}.")
-    has_values = first.manifest.model.has_values
-    if not has_values:
-        say.say(f"{NO_VALUES} Values are not compared, and no model is read.")
-    elif not models:
-        say.say("The models are not read: value_cosine, value_norm_ratio, value_change are null.")
-    reads_models = models and has_values
-    sides = (
-        _Side(first, first_model, "--first-model"),
-        _Side(second, second_model, "--second-model"),
-    )
-    both_values = _read_values(*sides, out, device, say) if reads_models else nullcontext()
-    layers: list[Columns] = []
-    with both_values as values_of_layer, say.bar("Comparing", len(first), "memories") as step:
-        for layer, width in enumerate(first.layout.widths):
-            pairs = [] if values_of_layer is None else values_of_layer(layer)
-            parts = [value_change(*pair) for pair in pairs]
-            values = ValueChange(*map(np.concatenate, zip(*parts, strict=True))) if parts else None
-            layers.append(layer_changes(first, second, layer, values))
-            step(width)
-    numbers = {name: np.concatenate([layer[name] for layer in layers]) for name in layers[0]}
+    """Compare two indexes of one architecture over one corpus; return the comparison.
 
-    @cache  # many memories are in both lists, and their triggers are read from the folders
-    def describe(place: int) -> dict[str, Any]:
-        return describe_memory(first, second, numbers, place)
+    Its numbers and figure are written to `out`.
 
-    found = Comparison(
-        settings=_settings(first, second, reads_models, top),
-        rows=[{"layer": layer} | summarize(layers[layer]) for layer in first.layout.memory_layers],
-        overall=summarize(numbers),
-        changed=[describe(place) for place in most_changed(numbers, top).tolist()],
-        changed_values=[describe(place) for place in most_changed_values(numbers, top).tolist()],
-        numbers=numbers,
-        layout=first.layout,
-    )
-    found.write(out)
+    Args:
+        first: An index.
+        second: The index to compare with it.
+        out: Folder to write.
+        models: Whether to load the models and compare the directions of values.
+        first_model: The model of the first index, or where it is now.
+        second_model: The model of the second index, or where it is now.
+        top: Most changed memories to list.
+        device: Where the models run.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    one, other, folder = as_index(first), as_index(second), Path(out)
+    with output_folder(folder):
+        check_comparable(one, other)
+        if top < 1:
+            raise FfmemError(f"top must be 1 or more; got {top!r}.")
+        if not models and (first_model is not None or second_model is not None):
+            raise FfmemError("Pass either models, or models=False (--no-models).")
+        for index in (one, other):
+            if wrong := damaged_files(index):
+                raise StoreError(f"The index {index.folder} is damaged: {' '.join(wrong[:3])}")
+        say = progress or Progress(quiet=True)
+        for name, both in differences(one.manifest, other.manifest).items():
+            say.say(f"The indexes differ in {name}: {both[0]} and {both[1]}.")
+        has_values = one.manifest.model.has_values
+        if not has_values:
+            say.say(f"{NO_VALUES} Values are not compared, and no model is read.")
+        elif not models:
+            say.say(f"The models are not read: {', '.join(OF_VALUES)} are null.")
+        of_values: list[Columns | None] = [None] * one.n_layers
+        if models and has_values:
+            sides = (one, first_model, "--first-model"), (other, second_model, "--second-model")
+            of_values = [*value_changes(*sides, folder, device, say)]
+        layers = []
+        with say.bar("Comparing", len(one), "memories") as step:
+            for layer, width in enumerate(one.layout.widths):
+                layers.append(layer_changes(one, other, layer, of_values[layer]))
+                step(width)
+        numbers = {name: np.concatenate([layer[name] for layer in layers]) for name in layers[0]}
+
+        @cache  # many memories are in both lists, and their triggers are read from the folders
+        def describe(place: int) -> dict[str, Any]:
+            return describe_memory(one, other, numbers, place)
+
+        found = Comparison(
+            settings=_settings(one, other, models and has_values, top),
+            rows=[{"layer": n} | summarize(layers[n]) for n in one.layout.memory_layers],
+            overall=summarize(numbers),
+            changed=[describe(place) for place in most_changed(numbers, top).tolist()],
+            changed_values=[
+                describe(place) for place in most_changed_values(numbers, top).tolist()
+            ],
+            numbers=numbers,
+            layout=one.layout,
+        )
+        found.write(folder)
     return found
 
 
@@ -270,18 +285,10 @@ def _settings(first: Index, second: Index, models: bool, top: int) -> Row:
 # What changed in every memory
 
 
-class ValueChange(NamedTuple):
-    """From the values of one model to another's; NaN where a number does not exist."""
-
-    cosine: Float64[ndarray, " memory"]
-    norm_ratio: Float64[ndarray, " memory"]
-    change: Float64[ndarray, " memory"]
-
-
 def layer_changes(
-    first: Index, second: Index, layer: int, values: ValueChange | None
+    first: Index, second: Index, layer: int, values: Columns | None
 ) -> dict[str, Float64[ndarray, " memory"]]:
-    """Return what changed in the memories of a layer."""
+    """Return what changed in the memories of a layer; `values` is what changed in their values."""
     model = first.manifest.model
     missing = np.full(first.layout.widths[layer], np.nan)
     signs = ("", "negative_") if model.gated else ("",)
@@ -293,7 +300,7 @@ def layer_changes(
     one, other = read("triggers", [f"{sign}prefix" for sign in signs])
     for sign in signs:
         overlap = measure_overlap(one[f"{sign}prefix"], other[f"{sign}prefix"])
-        found |= {f"{sign}jaccard": overlap.jaccard, f"{sign}rbo": overlap.rbo}
+        found |= dict(zip((f"{sign}jaccard", f"{sign}rbo"), overlap, strict=True))
     changes = np.stack([1 - found[f"{sign}rbo"] for sign in signs])
     n_lists = (~np.isnan(changes)).sum(axis=0)
     found["change"] = np.where(n_lists, np.nansum(changes, axis=0) / np.maximum(n_lists, 1), np.nan)
@@ -305,9 +312,8 @@ def layer_changes(
         found[f"{sign}value_tokens"] = missing
         if model.has_values:
             ends = [side[ids][:, :VALUE_TOKENS] for side in (one, other)]
-            found[f"{sign}value_tokens"] = measure_overlap(*ends).jaccard
-    for name in ValueChange._fields:
-        found[f"value_{name}"] = missing if values is None else getattr(values, name)
+            found[f"{sign}value_tokens"], _ = measure_overlap(*ends)
+    found |= dict.fromkeys(OF_VALUES, missing) if values is None else values
 
     one, other = read("stats", ["active", "max", "min"])
     n_prefixes = max(first.manifest.corpus.prefixes, 1)
@@ -320,9 +326,7 @@ def layer_changes(
 
 def _positive_ratio(first: ndarray, second: ndarray) -> Float64[ndarray, " memory"]:
     """Return second / first where both are positive, else NaN."""
-    both = (first > 0) & (second > 0)
-    ratio: ndarray = np.where(both, second / np.where(both, first, 1.0).astype(float), np.nan)
-    return ratio
+    return np.where((first > 0) & (second > 0), ratio(second, first), np.nan)
 
 
 def summarize(numbers: Columns) -> dict[str, Any]:
@@ -339,15 +343,10 @@ def summarize(numbers: Columns) -> dict[str, Any]:
 # The overlap of ranked lists
 
 
-class Overlap(NamedTuple):
-    """Of each row's two lists; NaN if both are empty."""
-
-    jaccard: Float64[ndarray, " row"]
-    rbo: Float64[ndarray, " row"]
-
-
-def measure_overlap(first: Int[ndarray, "row rank"], second: Int[ndarray, "row rank"]) -> Overlap:
-    """Return the overlap of the lists in each row: no entry twice, empty slots last.
+def measure_overlap(
+    first: Int[ndarray, "row rank"], second: Int[ndarray, "row rank"]
+) -> tuple[Float64[ndarray, " row"], Float64[ndarray, " row"]]:
+    """Return Jaccard and RBO of the lists in each row: no entry twice, empty slots last.
 
     X_d is the number of entries that the first d of both lists share; s and l are the lengths of
     the shorter and the longer list.
@@ -357,7 +356,8 @@ def measure_overlap(first: Int[ndarray, "row rank"], second: Int[ndarray, "row r
               + ((X_l − X_s)/l + X_s/s) · p^l
 
     RBO is rank-biased overlap, extrapolated (Webber et al. 2010, equation 32): disagreement at the
-    top weighs most, and a list that ends goes on as it began. If one list is empty, both are 0.
+    top weighs most, and a list that ends goes on as it began. If one list is empty, both are 0; if
+    both are, NaN.
     """
     shared = _count_shared(first, second)
     lengths = np.stack([(lists != NO_PREFIX).sum(axis=1) for lists in (first, second)])
@@ -375,7 +375,7 @@ def measure_overlap(first: Int[ndarray, "row rank"], second: Int[ndarray, "row r
     # The sum would leave 1e-16 where nothing differs, and 1 must mean exactly that.
     same = (shared == np.minimum(depths, shorter[:, None])).all(axis=1) & (shorter > 0)
     rbo = np.where(same, 1.0, np.clip(rbo, 0.0, 1.0))
-    return Overlap(jaccard, np.where(longer > 0, rbo, np.nan))
+    return jaccard, np.where(longer > 0, rbo, np.nan)
 
 
 def _count_shared(
@@ -400,112 +400,73 @@ def _count_shared(
 
 def value_change(
     first: Float[ndarray, "memory hidden"], second: Float[ndarray, "memory hidden"]
-) -> ValueChange:
-    """Return how each value of a layer changed.
+) -> Columns:
+    """Return how each value of a layer changed, by the names of `OF_VALUES`.
 
     cosine = v₁·v₂ / (‖v₁‖·‖v₂‖),  norm ratio = ‖v₂‖/‖v₁‖,  change = ‖v₂ − v₁‖ / max(‖v₁‖, ‖v₂‖)
 
-    A value of zeros has no direction. The change is 0 for equal values, 1 if one was switched off,
-    2 for opposite ones.
+    A value of zeros has no direction: NaN. The change is 0 for equal values, 1 if one was switched
+    off, 2 for opposite ones.
     """
     one, other = first.astype(np.float64), second.astype(np.float64)
     squares = [(values * values).sum(axis=1) for values in (one, other)]
-
-    def ratio(part: ndarray, whole: ndarray) -> ndarray:
-        return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), np.nan)
-
     # √(a·a) is a, but √a·√a need not be: the cosine of equal values must be 1.
     cosine = ratio((one * other).sum(axis=1), np.sqrt(squares[0] * squares[1]))
     apart = np.sqrt(((other - one) ** 2).sum(axis=1))
     change = ratio(apart, np.sqrt(np.maximum(*squares)))
-    return ValueChange(
+    columns = (
         np.clip(cosine, -1.0, 1.0),
         ratio(np.sqrt(squares[1]), np.sqrt(squares[0])),
         np.nan_to_num(change, nan=0.0),
     )
+    return dict(zip(OF_VALUES, columns, strict=True))
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One index, and where its model is."""
-
-    index: Index
-    model: "Memories | str | Path | None"
-    """None: where the index says."""
-    option: str
-    """The option of the command line that gives the model's place."""
-
-    @property
-    def model_source(self) -> "Memories | str | Path":
-        return self.index.manifest.model.source if self.model is None else self.model
-
-    @contextmanager
-    def explain_errors(self) -> Iterator[None]:
-        """Say what to do if the model is not where the index says."""
-        if self.model is not None:
-            yield
-            return
-        source, folder = self.index.manifest.model.source, self.index.folder
-        try:
-            with index_model_errors(source, folder, self.option):
-                yield
-        except ModelError as error:
-            raise ModelError(
-                f"{error} --no-models (models=False in Python) compares the indexes alone."
-            ) from None
-
-    def load(self, device: str, progress: Progress) -> "Memories":
-        """Return the model of the index; raise if it is another one."""
-        memories = self.model_source
-        if isinstance(memories, str | Path):
-            from ffmem.models.load import load
-
-            with self.explain_errors(), progress.waiting(f"Loading {memories}"):
-                # Whatever the index was made in: float32 holds the weights as they are stored.
-                merged = adapter_of_index(self.index.manifest.model.adapter, self.model, None)
-                memories = load(memories, adapter=merged, dtype="float32", device=device)
-        check_weights(self.index, memories.fingerprint())
-        return memories
+Side = tuple[Index, "Memories | str | Path | None", str]
+"""An index; its model, if it is not where the index says; and the option that says where it is."""
 
 
-ValuesOfLayer = Callable[[int], Iterator[tuple[ndarray, ndarray]]]
-"""Yields the values of a layer in both models, bank by bank."""
-
-
-@contextmanager
-def _read_values(
-    first: _Side, second: _Side, folder: Path, device: str, progress: Progress
-) -> Iterator[ValuesOfLayer]:
-    """Give the values of both models, layer by layer, with one model in memory at a time."""
-    for side in (first, second):  # before the first is loaded
-        if isinstance(side.model_source, str | Path):
-            with side.explain_errors():
-                resolve_model(str(side.model_source))
-    same_hash = first.index.manifest.model.hash == second.index.manifest.model.hash
-    if same_hash and first.model_source == second.model_source:
-        memories = first.load(device, progress)
-        yield lambda layer: ((values, values) for values in _values(memories, layer))
-        return
+def value_changes(
+    first: Side, second: Side, folder: Path, device: str, progress: Progress
+) -> Iterator[Columns]:
+    """Yield how the values of each layer changed, with one model in memory at a time."""
     with storage_errors(folder):
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".values-")
     with temporary as name:
         files = []
         with storage_errors(folder):
-            memories = first.load(device, progress)
+            memories = _load(*first, device, progress)
             for layer in range(memories.n_layers):
                 files.append(Path(name) / f"layer-{layer:03d}.npy")
                 with files[-1].open("wb") as file:
                     for values in _values(memories, layer):
                         np.save(file, values)
         del memories  # before the second is loaded
-        memories = second.load(device, progress)
+        memories = _load(*second, device, progress)
+        for layer, path in enumerate(files):
+            with path.open("rb") as file:
+                parts = [value_change(np.load(file), now) for now in _values(memories, layer)]
+            none = np.zeros(0)
+            yield {
+                name: np.concatenate([none, *(one[name] for one in parts)]) for name in OF_VALUES
+            }
 
-        def both(layer: int) -> Iterator[tuple[ndarray, ndarray]]:
-            with files[layer].open("rb") as file:
-                for values in _values(memories, layer):
-                    yield np.load(file), values
 
-        yield both
+def _load(
+    index: Index, model: "Memories | str | Path | None", option: str, device: str, say: Progress
+) -> "Memories":
+    """Return the model of an index; raise if it is another one, or not where the index says."""
+    from ffmem.interventions.forward import open_model
+
+    try:
+        # Whatever the index was made in: float32 holds the weights as they are stored.
+        return open_model(index, None, model, None, "float32", device, say, option).memories
+    except ModelError as error:
+        if model is not None:
+            raise
+        raise ModelError(
+            f"{error} --no-models (models=False in Python) compares the indexes alone."
+        ) from None
 
 
 def _values(memories: "Memories", layer: int) -> Iterator[Float[ndarray, "memory hidden"]]:
@@ -584,8 +545,8 @@ def _describe_side(index: Index, cell: Cell) -> dict[str, Any]:
 # The result
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(TableResult):
     """Two indexes of one architecture over one corpus, memory by memory."""
 
     settings: Row
@@ -636,12 +597,24 @@ class Comparison:
         heading = f"Memories of {names[0]} compared with {names[1]}"
         return chart_svg("compare", heading, DESCRIPTION, draw_chart(self.settings, self.rows))
 
-    def __str__(self) -> str:
-        lines = [*_heading(self.settings), "", *_medians(self), "", *_most_changed(self)]
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def parts(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return both indexes; the medians of every layer; the memories that changed most."""
+        settings = self.settings
+        columns = {"rbo": "rbo", "jaccard": "jaccard"}
+        if settings["gated"]:
+            columns |= {"negative_rbo": "rbo m<0", "negative_jaccard": "jaccard m<0"}
+        if settings["values"] == "static":
+            columns["value_tokens"] = "tokens"
+        if settings["models"]:
+            columns |= {"value_cosine": "cosine", "value_norm_ratio": "norm"}
+        columns["max_ratio"] = "max"
+        table = [["layer", *columns.values(), "active", "below half"]]
+        for row in (*self.rows, {"layer": "all", **self.overall}):
+            medians = [format_number(row[name]["median"]) for name in columns]
+            active = format_share(row["active_change"]["median"], signed=True)
+            table.append([str(row["layer"]), *medians, active, format_share(row["below_half"])])
+        heading = [*_heading(settings), "Medians over the memories of each layer:"]
+        return heading, table, _most_changed(self)
 
 
 def _model_name(side: Row) -> str:
@@ -670,31 +643,6 @@ def _heading(settings: Row) -> list[str]:
         lines.append(NO_VALUES)
     elif not settings["models"]:
         lines.append("The models were not read, so the directions of values are not compared.")
-    return lines
-
-
-def _medians(comparison: Comparison) -> list[str]:
-    """Return the medians of every layer as a table."""
-    settings = comparison.settings
-    columns = {"rbo": "rbo", "jaccard": "jaccard"}
-    if settings["gated"]:
-        columns |= {"negative_rbo": "rbo m<0", "negative_jaccard": "jacc. m<0"}
-    if settings["values"] == "static":
-        columns["value_tokens"] = "tokens"
-    if settings["models"]:
-        columns |= {"value_cosine": "cosine", "value_norm_ratio": "norm"}
-    columns |= {"active_change": "active", "max_ratio": "max"}
-    titles = "".join(f"{title:>11}" for title in columns.values())
-    lines = ["Medians", f"{'layer':7}{titles}{'below half':>12}"]
-    rows = [(str(row["layer"]), row) for row in comparison.rows]
-    for name, row in [*rows, ("all", comparison.overall)]:
-        cells = ""
-        for column in columns:
-            median = row[column]["median"]
-            is_share = column == "active_change"
-            shown = format_share(median, signed=True) if is_share else format_number(median)
-            cells += f"{shown:>11}"
-        lines.append(f"{name:7}{cells}{format_share(row['below_half']):>12}")
     return lines
 
 
@@ -759,7 +707,7 @@ def draw_chart(settings: Row, rows: list[Row]) -> Chart:
         y = quantity("q1", "cosine", (floor, 1), tickCount=4)
         drawn.append(("cosine of the two values", boxes(spread, n_layers, y, None)))
     what = "share of prefixes with open gate" if gated else "share of prefixes that activate"
-    spread = _quartiles(rows, "active_change", 100)
+    spread = _quartiles(rows, "active_change", percent=True)
     drawn.append(
         (
             f"change of the {what}",
@@ -786,12 +734,9 @@ def _trigger_panel(rows: list[Row], sign: str, n_layers: int) -> Chart:
     return alt.LayerChart(layer=[box, marks])
 
 
-def _quartiles(rows: list[Row], name: str, times: int = 1) -> list[Row]:
-    """Return a number's quartiles per layer, counted from 1."""
+def _quartiles(rows: list[Row], name: str, percent: bool = False) -> list[Row]:
+    """Return a number's quartiles per layer, as figures show them."""
     ends = ("q1", "median", "q3")
-    found = [
-        {"layer": row["layer"] + 1}
-        | {end: None if row[name][end] is None else times * row[name][end] for end in ends}
-        for row in rows
-    ]
+    spreads = [{"layer": row["layer"], **row[name]} for row in rows]
+    found = figure_rows(spreads, ends) if percent else figure_rows(spreads, (), ends)
     return rows_with(found, *ends)

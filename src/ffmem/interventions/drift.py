@@ -6,6 +6,7 @@ from itertools import islice
 import torch
 
 from ffmem.indexing.chunks import batches
+from ffmem.interventions.checkpoint import BATCH_TOKENS, compare_predictions
 from ffmem.interventions.written import PromptChange
 from ffmem.models.memories import Memories
 
@@ -13,8 +14,6 @@ DRIFT_TOKENS = 1024
 """Tokens of text on which models are compared."""
 N_NEIGHBOURS = 20
 """Neighboring prompts to take from text."""
-BATCH_TOKENS = 512
-"""Tokens that run at once."""
 
 Question = tuple[str, list[int]]
 """A prompt as text and as ids, after the start token."""
@@ -53,29 +52,13 @@ def same_endings(
     return [(memories.tokenizer.decode(prefix), [*before, *prefix]) for prefix in chosen]
 
 
-@torch.inference_mode()
 def measure_drift(
-    memories: Memories,
-    others: Sequence[Memories],
-    sentences: Sequence[list[int]],
-    start: int | None,
-) -> list[tuple[float, float]]:
-    """Return the mean KL, and the share of positions with another top token, of other models."""
-    kl, differ = torch.zeros(2, len(others), dtype=torch.float64)
-    n = 0
-    first = 0 if start is None else 1
-    for batch in batches(first_sentences(sentences, DRIFT_TOKENS), start, BATCH_TOKENS):
-        rows = batch.is_token.clone()
-        rows[:, :first] = False
-        n += int(rows.sum())
-        before = memories.logits(batch.tokens)[rows].float().log_softmax(dim=-1)
-        for number, other in enumerate(others):
-            after = other.logits(batch.tokens)[rows].float().log_softmax(dim=-1)
-            terms = torch.where(before.isneginf(), 0.0, before.exp() * (before - after))
-            kl[number] += float(terms.sum())
-            differ[number] += int((before.argmax(-1) != after.argmax(-1)).sum())
-    n = max(n, 1)
-    return [(float(a) / n, float(b) / n) for a, b in zip(kl, differ, strict=True)]
+    memories: Memories, other: Memories, sentences: Sequence[list[int]], start: int | None
+) -> tuple[float, float]:
+    """Return the mean KL, and the share of positions with another top token, of another model."""
+    text = first_sentences(sentences, DRIFT_TOKENS)
+    found = compare_predictions(memories, other, text, start)
+    return float(found.kl.mean()), float((found.old_top != found.new_top).mean())
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ others do not grow to sum to 1 again.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +42,6 @@ from ffmem.interventions.forward import (
     find_target,
     log_probabilities,
     log_probability,
-    pick_values,
     promoted_tokens,
     read_prompt,
 )
@@ -361,7 +360,8 @@ def measure(
     n_steps = len(layout.memory_layers) if steps else 1
     with say.bar("Estimating", n_steps * len(questions), "steps") as step:
         for number, question in enumerate(questions):
-            target, predictions = read_predictions(forward(number), question.target)
+            output = forward(number).output
+            target, predictions = read_predictions(memories, output, question.target)
             targets.append(target)
             parts = estimate(forward(number), target.id, question.off, steps, step)
             for name, part in parts.items():
@@ -391,13 +391,9 @@ def ablate_on_all(
     with progress.bar("Ablating", len(questions) * len(cells), "memories") as step:
         for number, question in enumerate(questions):
             run = forward(number)
-            target, _ = read_predictions(run, question.target)
+            target, _ = read_predictions(memories, run.output, question.target)
             changes.append(ablate(run, target.id, cells, question.off, step))
-            v = torch.zeros(len(cells), memories.hidden, device=device)
-            for layer in {cell.layer for cell in cells}:
-                own = [place for place, cell in enumerate(cells) if cell.layer == layer]
-                picked = pick_values(run.values(layer), [cells[place].memory for place in own])
-                v[own] = picked.float().to(device)
+            v = run.values_of(cells)
             m = torch.stack(
                 [run.layers[c.layer].coefficients[0, c.memory].float().to(device) for c in cells]
             )
@@ -421,11 +417,10 @@ def _forwards(memories: Memories, questions: Sequence[Question]) -> Callable[[in
 
 @torch.no_grad()
 def read_predictions(
-    forward: PartialForward, target: int | None
+    memories: Memories, output: Float[Tensor, "1 hidden"], target: int | None
 ) -> tuple[Target, list[TokenProbability]]:
-    """Return the target, the model's own next token by default, and what the model predicts."""
-    memories = forward.memories
-    logs = log_probabilities(memories.head, forward.output)[0].cpu().numpy()
+    """Return the target, the most probable token by default, and what the model predicts."""
+    logs = log_probabilities(memories.head, output)[0].cpu().numpy()
     order = np.argsort(-logs, kind="stable")
     shown = memories.tokenizer.token_texts(memories.vocabulary)
     id = int(order[0]) if target is None else target
@@ -477,24 +472,40 @@ def ablate(
 ) -> Float[Tensor, " cell"]:
     """Return the change of log p of the target for each memory, off at all or some positions.
 
-    Each row of a batch is the prompt with another memory off. Rows are sorted by layer, so that a
-    batch starts at the lowest of its layers, and rows with higher layers run clean until there.
+    Each copy of the prompt has another memory off.
     """
     head = forward.memories.head
     clean = log_probability(head, forward.output, target).cpu()
     found = torch.zeros(len(cells), dtype=torch.float64)
-    order = sorted(range(len(cells)), key=lambda number: cells[number])
-    layers = [cells[number].layer for number in order]
-    cuts = cheapest_cuts(layers, forward.memories.n_layers, forward.n_tokens, forward.n_rows)
-    for begin, end in pairwise(cuts):
-        rows = order[begin:end]
-        batch = [cells[number] for number in rows]
-        output = forward.run(
-            batch[0].layer, len(rows), switch_off(batch, forward.n_tokens, positions)
-        )
+
+    def changes(rows: list[int]) -> dict[int, Change]:
+        return switch_off([cells[row] for row in rows], forward.n_tokens, positions)
+
+    for rows, output in run_copies(forward, [cell.layer for cell in cells], changes, step):
         found[rows] = log_probability(head, output, target).cpu() - clean
-        step(len(rows))
     return found
+
+
+def run_copies(
+    forward: PartialForward,
+    first_layers: Sequence[int],
+    changes: Callable[[list[int]], Mapping[int, Change]],
+    step: Step = lambda n: None,
+    layers: int | None = None,
+) -> Iterator[tuple[list[int], Float[Tensor, "copy hidden"]]]:
+    """Run many changed copies of a prompt; yield the numbers of some copies, and their outputs.
+
+    `first_layers` is the lowest layer that each copy changes. Copies with similar ones run
+    together, from the lowest up. `changes` returns those of some copies. With `layers`, only the
+    first so many run.
+    """
+    n_layers = forward.memories.n_layers if layers is None else layers
+    order = sorted(range(len(first_layers)), key=lambda number: first_layers[number])
+    lowest = [first_layers[number] for number in order]
+    for begin, end in pairwise(cheapest_cuts(lowest, n_layers, forward.n_tokens, forward.n_rows)):
+        batch = order[begin:end]
+        yield batch, forward.run(lowest[begin], len(batch), changes(batch), layers)
+        step(len(batch))
 
 
 def cheapest_cuts(layers: list[int], n_layers: int, n_tokens: int, max_rows: int) -> list[int]:

@@ -12,7 +12,7 @@ neurons) scales all coefficients of a layer from 0 to m; over the layer it sums 
 log p(layer off) − log p, closer with more steps.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 
@@ -63,7 +63,10 @@ def gradient(
     forward: PartialForward, target: int, positions: Sequence[int] | None = None
 ) -> Float[Tensor, " memory"]:
     """Return −Σ m · ∂log p/∂m over the positions, through the whole model."""
-    return -_sum_slopes(forward, target, forward.memories.layout.memory_layers, None, positions)
+    head = forward.memories.head
+    slope = output_slope(forward, lambda h, _: log_probabilities(head, h)[:, target])
+    run = GradientPass(forward, linear=False)
+    return -run.sum_by_memory(run.slopes(slope), positions)
 
 
 def direct(
@@ -91,28 +94,27 @@ def relp(
     forward: PartialForward, target: int, positions: Sequence[int] | None = None
 ) -> Float[Tensor, " memory"] | None:
     """Return −Σ m · ∂log p/∂m by linear rules; None if the model has steps without a rule."""
-    layout = forward.memories.layout
     slope = frozen_slope(forward, target)
     linear = GradientPass(forward)
     if not linear.is_complete(slope):
         return None
-    found = torch.zeros(len(layout), dtype=torch.float64)
-    for bank, slopes in linear.slopes(slope):
-        parts = (bank.used.detach().double() * slopes.double()).cpu()
-        if positions is not None:
-            parts = parts[torch.isin(bank.positions.cpu(), torch.tensor(positions))]
-        first = layout.starts[bank.layer] + bank.memories.start
-        found[first : first + len(bank.memories)] -= parts.sum(dim=0)
-    return found
+    return -linear.sum_by_memory(linear.slopes(slope), positions)
 
 
 def frozen_slope(forward: PartialForward, target: int) -> Float[Tensor, " hidden"]:
     """Return g: the gradient of log p at the last layer's output, with the final σ frozen."""
     head = forward.memories.head
+    return output_slope(forward, lambda h, sigma: log_probabilities(head, h, sigma)[:, target])
+
+
+def output_slope(
+    forward: PartialForward, score: Callable[[Tensor, Tensor], Tensor]
+) -> Float[Tensor, " hidden"]:
+    """Return the gradient of score(h, σ) at the last layer's output h, with σ of the final norm."""
     with torch.enable_grad():
         h = _leaf(forward.output.float())
-        score = log_probabilities(head, h, head.denominator(forward.output))[:, target].sum()
-    (slope,) = torch.autograd.grad(score, h)
+        total = score(h, forward.memories.head.denominator(forward.output)).sum()
+    (slope,) = torch.autograd.grad(total, h)
     return slope[0]
 
 
@@ -123,56 +125,37 @@ def integrated(
     positions: Sequence[int] | None = None,
     step: Step = lambda n: None,
 ) -> Float[Tensor, " memory"]:
-    """Return integrated gradients, with all coefficients of a layer scaled together."""
-    alphas = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
-    found = torch.zeros(len(forward.memories.layout), dtype=torch.float64)
-    for layer in forward.memories.layout.memory_layers:
-        for part in alphas.split(forward.n_rows):
-            found -= _sum_slopes(forward, target, [layer], part, positions) / steps
-        step(1)
-    return found
+    """Return integrated gradients, with all coefficients of a layer scaled together.
 
-
-def _sum_slopes(
-    forward: PartialForward,
-    target: int,
-    layers: Sequence[int],
-    alphas: Float[Tensor, " copy"] | None,
-    positions: Sequence[int] | None,
-) -> Float[Tensor, " memory"]:
-    """Return Σ m · ∂log p/∂m over positions, of all memories; 0 in other layers.
-
-    With `alphas`, the prompt runs once for each, with the coefficients scaled by it, and slopes are
-    summed over these copies.
+    The prompt runs once for each step, with the coefficients at the positions scaled.
     """
     layout, n_tokens = forward.memories.layout, forward.n_tokens
+    found = torch.zeros(len(layout), dtype=torch.float64)
     banks: list[tuple[Tensor, Tensor, slice]] = []
     """Of each bank: m, 0 where it does not count; what the model computes with; its numbers."""
 
-    def change(layer: int, rows: BankRows) -> Tensor:
+    def scale(layer: int, alphas: Float[Tensor, " copy"], rows: BankRows) -> Tensor:
         m = rows.coefficients.detach()
         counts = torch.ones(len(m), 1, dtype=torch.bool, device=m.device)
         if positions is not None:
             at = torch.tensor(positions, device=m.device)
             counts = torch.isin(rows.tokens % n_tokens, at)[:, None]
-        used = rows.coefficients
-        if alphas is not None:
-            scale = alphas.to(m)[rows.tokens // n_tokens][:, None]
-            used = torch.where(counts, m * scale, m)
-        if not used.requires_grad:  # weights are frozen: gradients begin at these coefficients
-            used = _leaf(used)
+        alpha = alphas.to(m)[rows.tokens // n_tokens][:, None]
+        used = _leaf(torch.where(counts, m * alpha, m))  # weights are frozen: gradients begin here
         first = layout.starts[layer] + rows.memories.start
         banks.append((torch.where(counts, m, 0), used, slice(first, first + len(rows.memories))))
         return used
 
-    with torch.enable_grad():
-        n_copies = 1 if alphas is None else len(alphas)
-        output = forward.run(layers[0], n_copies, {one: partial(change, one) for one in layers})
-        score = log_probability(forward.memories.head, output, target).sum()
-    slopes = torch.autograd.grad(score, [used for _, used, _ in banks])
-    found = torch.zeros(len(layout), dtype=torch.float64)
-    for (m, _, numbers), slope in zip(banks, slopes, strict=True):
-        found[numbers] += (m.double() * slope.double()).sum(dim=0).cpu()
+    for layer in layout.memory_layers:
+        for alphas in ((torch.arange(steps).double() + 0.5) / steps).split(forward.n_rows):
+            banks.clear()
+            with torch.enable_grad():
+                output = forward.run(layer, len(alphas), {layer: partial(scale, layer, alphas)})
+                score = log_probability(forward.memories.head, output, target).sum()
+            slopes = torch.autograd.grad(score, [used for _, used, _ in banks])
+            for (m, _, numbers), slope in zip(banks, slopes, strict=True):
+                found[numbers] -= (m.double() * slope.double()).sum(dim=0).cpu() / steps
+        step(1)
     return found
 
 

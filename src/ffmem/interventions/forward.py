@@ -30,11 +30,12 @@ from transformers import Cache
 
 from ffmem.cells import Cell
 from ffmem.errors import CorpusError, ModelError
+from ffmem.hub import is_hub_address
 from ffmem.indexing.start import choose_start
-from ffmem.indexing.store import Index, check_weights, recover
+from ffmem.indexing.store import Index, as_index, check_weights, recover
 from ffmem.interventions.edits import Edit, Edits, MemoryWeights
 from ffmem.models.arguments import adapter_of_index, index_model_errors
-from ffmem.models.banks import Bank, ExpertBank, Routing
+from ffmem.models.banks import Bank, ExpertBank
 from ffmem.models.chat import as_messages
 from ffmem.models.head import Head, Norm
 from ffmem.models.load import load
@@ -82,22 +83,42 @@ class LoadedModel:
         return choose_start(self.memories, sentences, requested)[0].id
 
 
+def find_index(model_or_index: object) -> Index | None:
+    """Return the index that MODEL_OR_DIR is; None if it is a model. Raise if it is unfinished."""
+    if isinstance(model_or_index, LoadedModel):
+        return model_or_index.index
+    if isinstance(model_or_index, str | Path):
+        if is_hub_address(model_or_index):
+            return as_index(str(model_or_index))  # which says to pull it
+        recover(Path(model_or_index))
+        if any((Path(model_or_index) / name).exists() for name in ("manifest.json", "partials")):
+            return Index(model_or_index)
+    return model_or_index if isinstance(model_or_index, Index) else None
+
+
 def open_model(
-    model_or_index: Memories | Index | str | Path,
-    *,
+    model_or_index: "LoadedModel | Memories | Index | str | Path",
     start: str | None = None,
     model: Memories | str | Path | None = None,
     adapter: str | Path | None = None,
     dtype: str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
+    option: str = "--model",
 ) -> LoadedModel:
-    """Load MODEL_OR_DIR; `model` and `adapter` say where those of an index are now."""
-    index = model_or_index if isinstance(model_or_index, Index) else None
-    if isinstance(model_or_index, str | Path):
-        recover(Path(model_or_index))
-        if any((Path(model_or_index) / name).exists() for name in ("manifest.json", "partials")):
-            index = Index(model_or_index)  # raises if it is unfinished
+    """Load MODEL_OR_DIR; `model` and `adapter` say where those of an index are now.
+
+    A `LoadedModel` is returned as it is. `option` is the one that errors name for `model`.
+    """
+    if isinstance(model_or_index, LoadedModel):
+        return model_or_index
+    if model_or_index is None or isinstance(
+        model_or_index, int | float | bytes | list | tuple | dict
+    ):
+        raise TypeError(
+            f"Expected a model or an index, or the name of one; got {model_or_index!r}."
+        )
+    index = find_index(model_or_index)
     if index is None and model is not None:
         raise ModelError("Pass either a model, or an index with the model that it was built from.")
     source: Any = model or (model_or_index if index is None else index.manifest.model.source)
@@ -110,7 +131,7 @@ def open_model(
         stored = "float32" if index is None else index.manifest.dtype
         errors: AbstractContextManager[None] = nullcontext()
         if index is not None and model is None:
-            errors = index_model_errors(source, index.folder, adapter=recorded)
+            errors = index_model_errors(source, index.folder, option, recorded)
         with errors, (progress or Progress(quiet=True)).waiting(f"Loading {source}"):
             source = load(source, adapter=merged, dtype=dtype or stored, device=device)
     if index is not None:
@@ -210,6 +231,14 @@ def find_target(memories: Memories, target: object) -> int:
 
 
 # Changed coefficients
+
+
+class Place(NamedTuple):
+    """One memory at one position, by the numbers of layer, memory and position."""
+
+    layer: int
+    memory: int
+    position: int
 
 
 class BankRows(NamedTuple):
@@ -371,17 +400,6 @@ def _redirected(
         yield to_directions(bank.from_stored(rows))
 
 
-def pick_values(parts: Iterable[Tensor], numbers: Sequence[int]) -> Float[Tensor, "row hidden"]:
-    """Return the values of some memories of a layer, by their numbers in it."""
-    found: dict[int, Tensor] = {}
-    begin = 0
-    for part in parts:
-        own = range(begin, begin + len(part))
-        found |= {number: part[number - begin] for number in numbers if number in own}
-        begin = own.stop
-    return torch.stack([found[number] for number in numbers])
-
-
 def post_norm_sigma(memories: Memories, layer: int, trace: LayerTrace) -> float:
     """Return what the post-norm divides y by at a traced position; 1 if there is none."""
     path = memories.rows[layer].post_norm
@@ -409,37 +427,6 @@ def promoted_tokens(
         best = memories.head.folded(rows).topk(min(n, memories.vocabulary), dim=1).indices
         for ids, row in zip(best.tolist(), rows, strict=True):
             found.append([shown[id] for id in ids] if row.any() else [])
-    return found
-
-
-@torch.inference_mode()
-def coefficients_along(
-    memories: Memories, cell: Cell, texts: Sequence[Sequence[int]], start: int | None
-) -> list[list[float]]:
-    """Return the coefficient of one memory at every token of some texts, given as ids.
-
-    Each text is read after the start token, whose own coefficient is left out, and is run by
-    itself up to the layer of the memory.
-    """
-    cell = memories.layout.resolve(cell)
-    before = [] if start is None else [start]
-    found: list[list[float]] = []
-
-    def read(bank: Bank, coefficients: Tensor, _: Tensor | None, routing: Routing | None) -> None:
-        if bank.layer != cell.layer or bank.offset != cell.offset:
-            return
-        own = coefficients[..., cell.memory - cell.offset].flatten().float().cpu()
-        if routing is not None and routing.tokens is not None:  # elsewhere the coefficient is 0
-            along[routing.tokens.cpu()] = own
-        else:
-            along[:] = own
-
-    with memories.read_coefficients(read):
-        for ids in texts:
-            tokens = torch.tensor([[*before, *ids]])
-            along = torch.zeros(tokens.numel())
-            memories.forward(tokens, layers=cell.layer + 1)
-            found.append(along[len(before) :].tolist())
     return found
 
 
@@ -479,6 +466,18 @@ class PartialForward:
     def output(self) -> Float[Tensor, "1 hidden"]:
         """The last layer's output at the position, unchanged."""
         return self.layers[-1].layer_output
+
+    def values_of(self, places: Sequence[Cell | Place]) -> Float[Tensor, "place hidden"]:
+        """Return the values of some memories, as they reach the stream."""
+        found = torch.zeros(len(places), self.memories.hidden, device=self.memories.device)
+        for layer in {place.layer for place in places}:
+            begin = 0
+            for part in self.values(layer):
+                for number, place in enumerate(places):
+                    if place.layer == layer and begin <= place.memory < begin + len(part):
+                        found[number] = part[place.memory - begin].float()
+                begin += len(part)
+        return found
 
     def run(
         self,
@@ -597,7 +596,24 @@ def log_probabilities(
 
     log p(w | h) = log softmax(cap(s · (U · P · N(h) + b)))[w]
 
-    With `sigma`, the final norm divides by it, so that everything before cap and softmax is linear:
+    Of an adaptive softmax, they are what `uncapped_logits` returns.
+    """
+    z = uncapped_logits(head, stream, sigma)
+    if head.adaptive:
+        return z
+    if head.cap is not None:
+        z = head.cap * (z / head.cap).tanh()
+    return z.log_softmax(dim=1)
+
+
+def uncapped_logits(
+    head: Head,
+    stream: Float[Tensor, "row hidden"],
+    sigma: Float[Tensor, " row"] | None = None,
+) -> Float[Tensor, "row vocab"]:
+    """Return s · (U · P · N(h) + b) in float64.
+
+    With `sigma`, the final norm divides by it, so that everything is linear:
     N₀(h) = γ ⊙ (h − mean(h)) / σ₀ + β.
     """
     if sigma is None:
@@ -607,13 +623,8 @@ def log_probabilities(
         normed = normed + head.norm.offset.to(normed.device)
     z = head.raw(normed).double()
     if head.adaptive:
-        return z  # log-probabilities already
-    if head.bias is not None:
-        z = z + head.bias.double()
-    z = z * head.scale
-    if head.cap is not None:
-        z = head.cap * (z / head.cap).tanh()
-    return z.log_softmax(dim=1)
+        return z
+    return (z if head.bias is None else z + head.bias.double()) * head.scale
 
 
 def log_probability(

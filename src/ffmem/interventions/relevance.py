@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ffmem.interventions.forward import BankRows, PartialForward
+from ffmem.interventions.forward import BankRows, PartialForward, Place
 from ffmem.models.banks import Bank, DenseBank, ExpertBank
 from ffmem.models.experts import ExpertRows, RoutedExperts
 from ffmem.models.memories import Memories
@@ -233,12 +233,8 @@ class BankPass(NamedTuple):
     """m, as the values are multiplied with it: gradients are taken here."""
 
 
-class Place(NamedTuple):
-    """One memory at one position, by the numbers of layer, memory and position."""
-
-    layer: int
-    memory: int
-    position: int
+BankSlopes = list[tuple[BankPass, Tensor]]
+"""The slope of a number at the coefficients of every bank, by row and memory."""
 
 
 class GradientPass:
@@ -318,14 +314,26 @@ class GradientPass:
         self.banks.append(BankPass(layer, rows.memories, positions, computed, used))
         return used
 
-    def slopes(
-        self, slope: Float[Tensor, " hidden"]
-    ) -> list[tuple[BankPass, Float[Tensor, "row memory"]]]:
+    def sum_by_memory(
+        self, slopes: "BankSlopes", positions: Sequence[int] | None = None
+    ) -> Float[Tensor, " memory"]:
+        """Return Σ m · slope over all or some positions, of all memories."""
+        layout = self.forward.memories.layout
+        found = torch.zeros(len(layout), dtype=torch.float64)
+        for bank, slope in slopes:
+            parts = (bank.used.detach().double() * slope.double()).cpu()
+            if positions is not None:
+                parts = parts[torch.isin(bank.positions.cpu(), torch.tensor(positions))]
+            first = layout.starts[bank.layer] + bank.memories.start
+            found[first : first + len(bank.memories)] += parts.sum(dim=0)
+        return found
+
+    def slopes(self, slope: Float[Tensor, " hidden"]) -> "BankSlopes":
         """Return ∂(slope · o)/∂m of every bank, at every token."""
         found = self._gradients([bank.used for bank in self.banks], self.output, slope)
         return list(zip(self.banks, found, strict=True))
 
-    def slopes_of_place(self, number: int) -> list[tuple[BankPass, Float[Tensor, "row memory"]]]:
+    def slopes_of_place(self, number: int) -> "BankSlopes":
         """Return the slopes of the coefficient at a cut place, likewise."""
         found = self._gradients([bank.used for bank in self.banks], self.computed[number], None)
         return list(zip(self.banks, found, strict=True))

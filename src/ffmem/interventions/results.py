@@ -563,33 +563,15 @@ class SourcesResult(TableResult):
             m = format_number(self.coefficient, signed=True)
             below += [f"On the prompt, m = {m} at {mark_position(self.tokens, self.position)}"]
         if self.on_prompt:
-            below += [
-                "",
-                *align_columns(
-                    [
-                        ["memory", "change", "estimate", "m there"],
-                        *(
-                            [
-                                one.cell,
-                                *(
-                                    format_number(number, signed=True)
-                                    for number in (one.change, one.estimate, one.coefficient)
-                                ),
-                            ]
-                            for one in self.on_prompt
-                        ),
-                    ]
-                ),
-                "",
+            rows = [["memory", "change", "estimate", "m there"]]
+            for source in self.on_prompt:
+                numbers = (source.change, source.estimate, source.coefficient)
+                rows.append([source.cell, *(format_number(one, signed=True) for one in numbers)])
+            below += ["", *align_columns(rows), ""]
+            below.append(
                 f"change: of m of {self.cell} with the lower memory off, exact; {self.candidates}"
-                f" measured, rank correlation {format_number(self.correlation, 2)}.",
-            ]
+                f" measured, rank correlation {format_number(self.correlation, 2)}."
+            )
         title = f"Lower memories whose values match the keys of {self.cell}"
-        return (
-            [title if self.by_weights else f"No memory below feeds {self.cell}"],
-            table,
-            [
-                *below,
-                *self.notes,
-            ],
-        )
+        above = [title if self.by_weights else f"No memory below feeds {self.cell}"]
+        return above, table, [*below, *self.notes]

@@ -14,8 +14,8 @@ way. On a prompt, the change is exact:
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,18 +25,22 @@ from torch.nn import functional
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.indexing.store import Index
+from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import resolve_position
-from ffmem.interventions.effect import cheapest_cuts, switch_off
+from ffmem.interventions.effect import run_copies, switch_off
 from ffmem.interventions.estimates import rank_correlation
 from ffmem.interventions.forward import (
     BankRows,
+    Change,
     LoadedModel,
     PartialForward,
+    Place,
     Prompt,
-    coefficients_along,
+    open_model,
     read_prompt,
 )
-from ffmem.interventions.relevance import GradientPass, Place, is_pattern
+from ffmem.interventions.relevance import GradientPass, is_pattern
 from ffmem.interventions.results import PromptSource, SourcesResult, WeightSource
 from ffmem.models.keys import find_input_norms
 from ffmem.models.memories import Memories
@@ -55,18 +59,41 @@ NORMED_STREAM = (
 )
 
 
-def find_sources(
-    loaded: LoadedModel,
-    cell: Cell,
+def sources(
+    model_or_index: LoadedModel | Memories | Index | str | Path,
+    cell: str | tuple[int, int] | Cell,
     *,
     prompt: str | None = None,
     position: int | None = None,
     n: int = 10,
     candidates: int = 200,
     seconds: float | None = None,
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    dtype: str | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> SourcesResult:
-    """Return the lower memories that feed a memory: by weights and, on a prompt, in fact."""
+    """Return the lower memories that feed a memory: by weights and, on a prompt, measured.
+
+    Args:
+        model_or_index: A model, or an index.
+        cell: The memory.
+        prompt: A text on which to measure which lower memories change its coefficient.
+        position: Where to read the coefficient. Default: where it is largest.
+        n: Memories to return.
+        candidates: Memories to measure on the prompt, chosen by estimates.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        dtype: Number format of the model. Default: as the index, or "float32".
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+        seconds: Stop the search by weights after this time. Default: search all layers below.
+    """
+    cell = Cell.of(cell)
+    loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     memories = loaded.memories
     cell = memories.layout.resolve(cell)
     for name, number in (("n", n), ("candidates", candidates)):
@@ -88,7 +115,7 @@ def find_sources(
         loaded, cell, prompt, position, n, candidates, progress or Progress(quiet=True)
     )
     notes = [*found.notes, *on_prompt.pop("notes")]
-    return SourcesResult(**{**vars(found), **on_prompt, "notes": notes})
+    return replace(found, **on_prompt, notes=notes)
 
 
 # By weights
@@ -206,18 +233,13 @@ def _find_position(loaded: LoadedModel, cell: Cell, read: Prompt, position: int 
 
 def _estimate(forward: PartialForward, cell: Cell, at: int) -> tuple[Tensor, list[str]]:
     """Return −Σ m · ∂m_cell/∂m of every memory, by linear rules where they reach every step."""
-    memories, layout = forward.memories, forward.memories.layout
+    memories = forward.memories
     any_slope = functional.normalize(forward.output[0].float(), dim=0)
     linear = not is_pattern(memories, cell.layer) and GradientPass(forward).is_complete(any_slope)
     run = GradientPass(forward, linear=linear, cut=[Place(cell.layer, cell.memory, at)])
-    found = torch.zeros(len(layout), dtype=torch.float64)
-    if run.computed[0].requires_grad:  # else it is not routed there, and nothing feeds it
-        for bank, slopes in run.slopes_of_place(0):
-            if bank.layer < cell.layer:
-                first = layout.starts[bank.layer] + bank.memories.start
-                parts = (bank.used.detach().double() * slopes.double()).sum(dim=0).cpu()
-                found[first : first + len(bank.memories)] -= parts
-    return found, [] if linear else [PLAIN_GRADIENT]
+    # Without a gradient it is not routed there, and nothing feeds it.
+    slopes = run.slopes_of_place(0) if run.computed[0].requires_grad else []
+    return -run.sum_by_memory(slopes), [] if linear else [PLAIN_GRADIENT]
 
 
 @torch.no_grad()
@@ -225,27 +247,24 @@ def _ablate(
     forward: PartialForward, cell: Cell, m: float, cells: Sequence[Cell], progress: Progress
 ) -> Float[Tensor, " cell"]:
     """Return the change of a memory's coefficient at the position for each lower memory off."""
-    found = torch.zeros(len(cells), dtype=torch.float64)
-    order = sorted(range(len(cells)), key=lambda number: cells[number])
-    layers = [cells[number].layer for number in order]
+    found = torch.zeros(len(cells), dtype=torch.float64)  # 0 where it is not routed
     n_tokens = forward.n_tokens
-    cuts = cheapest_cuts(layers, cell.layer + 1, n_tokens, forward.n_rows)
+
+    def changes(copies: list[int]) -> dict[int, Change]:
+        def read(rows: BankRows) -> Tensor:
+            if cell.memory in rows.memories:
+                last = (rows.tokens % n_tokens == n_tokens - 1).nonzero()[:, 0]
+                own = rows.coefficients[last, cell.memory - rows.memories.start]
+                found[torch.tensor(copies)[(rows.tokens[last] // n_tokens).cpu()]] = (
+                    own.double().cpu()
+                )
+            return rows.coefficients
+
+        off = switch_off([cells[number] for number in copies], n_tokens, None)
+        return off | {cell.layer: read}
+
     with progress.bar("Ablating", len(cells), "memories") as step:
-        for begin, end in pairwise(cuts):
-            rows = order[begin:end]
-            read = torch.zeros(len(rows), dtype=torch.float64)  # 0 where it is not routed
-            changes = switch_off([cells[number] for number in rows], n_tokens, None)
-            changes[cell.layer] = partial(_read_coefficient, cell, n_tokens, read)
-            forward.run(layers[begin], len(rows), changes, cell.layer + 1)
-            found[rows] = read - m
-            step(len(rows))
-    return found
-
-
-def _read_coefficient(cell: Cell, n_tokens: int, read: Tensor, rows: BankRows) -> Tensor:
-    """Write a memory's coefficient at the last token of every copy of the prompt to `read`."""
-    if cell.memory in rows.memories:
-        last = (rows.tokens % n_tokens == n_tokens - 1).nonzero()[:, 0]
-        own = rows.coefficients[last, cell.memory - rows.memories.start]
-        read[(rows.tokens[last] // n_tokens).cpu()] = own.double().cpu()
-    return rows.coefficients
+        layers = [one.layer for one in cells]
+        for _ in run_copies(forward, layers, changes, step, cell.layer + 1):
+            pass
+    return found - m

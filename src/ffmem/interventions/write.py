@@ -19,8 +19,8 @@ and as a control, the same value behind random keys of equal norm, in other idle
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -37,7 +37,9 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, ModelError, SelfCheckFailed
 from ffmem.files import write_text
 from ffmem.indexing.chunks import batches
+from ffmem.indexing.store import Index
 from ffmem.interventions.checkpoint import (
+    BATCH_TOKENS,
     EditResult,
     check_free,
     check_stored,
@@ -45,9 +47,9 @@ from ffmem.interventions.checkpoint import (
     edit_weights,
     key_views,
     read_sentences,
+    side_effects_corpus,
 )
 from ffmem.interventions.drift import (
-    BATCH_TOKENS,
     Question,
     compare,
     first_sentences,
@@ -63,6 +65,7 @@ from ffmem.interventions.forward import (
     PartialForward,
     find_target,
     log_probabilities,
+    open_model,
     post_norm_sigma,
     promoted_tokens,
     read_prompt,
@@ -128,33 +131,67 @@ class Solution(NamedTuple):
 
 
 def write(
-    loaded: LoadedModel,
+    model_or_index: LoadedModel | Memories | Index | str | Path,
     prompt: str,
     token: str,
-    folder: Path,
+    out: str | Path,
     *,
-    cell: object | None = None,
     layer: int | None = None,
+    cell: object | None = None,
     force: bool = False,
     margin: float = MARGIN,
     probability: float | None = None,
     paraphrases: str | Path | None = None,
     neighbours: str | Path | None = None,
-    corpus: Corpus | None = None,
     controls: int = 3,
     seed: int = 0,
+    corpus: Corpus | str | Path | None = "wikitext-2:valid",
+    start: str | None = None,
+    model: Memories | str | Path | None = None,
+    adapter: str | Path | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> WriteResult:
-    """Write a model that continues a prompt with a token; return what was written and measured."""
-    memories, say = loaded.memories, progress or Progress(quiet=True)
+    """Write a fact into an idle memory: the model then continues a prompt with a token.
+
+    Args:
+        model_or_index: An index, which knows the idle memories; or a model, with `cell` and
+            `force`.
+        prompt: The text; its last token at the memory's layer becomes the key.
+        token: The token to predict after it, with its leading space if it has one.
+        out: Folder of the new model.
+        layer: Layer to write into. Default: the best of four.
+        cell: Memory to overwrite. Default: the most idle in the layer.
+        force: Whether to overwrite a memory that is not idle, or not known to be.
+        margin: How far the token should lead the next one, in nats.
+        probability: What the token's probability should be, instead of a margin.
+        paraphrases: File of prompts (.txt, .tsv, .jsonl) on which the fact should hold too.
+        neighbours: File of prompts on which nothing should change. Default: text ending the same.
+        controls: Other idle memories that get the same value and a random key, to compare with.
+        seed: Random seed of the control.
+        corpus: Corpus to measure side effects on; if given by name, its first 200 sentences. None
+            measures none.
+        start: "auto", "none", "bos", "eos", or a token. Default: as the index, or "auto".
+        model: The model of an index, or where it is now. Default: the one that the index names.
+        adapter: Adapter to merge into the model, or where that of an index is now.
+        device: Where the model runs.
+        progress: Where progress is shown. Default: nowhere.
+    """
+    folder, say = Path(out), progress or Progress(quiet=True)
+    corpus = side_effects_corpus(corpus)
+    for path in (paraphrases, neighbours):
+        if path is not None:
+            read_prompt_file(path)  # raises on a wrong file before the model is loaded
     check_free(folder)
-    check_stored(memories)
     _check_numbers(margin, probability, controls)
+    loaded = open_model(model_or_index, start, model, adapter, "auto", device, progress)
+    memories = loaded.memories
+    check_stored(memories)
     read = read_prompt(loaded, prompt)
     goal = Goal(find_target(memories, token), margin, probability)
     rewordings, others = (_read_prompts(loaded, path) for path in (paraphrases, neighbours))
     run = PartialForward(memories, read.ids, len(read.ids) - 1)
-    before, _ = read_predictions(run, goal.token)
+    before, _ = read_predictions(memories, run.output, goal.token)
     if goal.is_met(log_probabilities(memories.head, run.output))[0]:
         raise FfmemError(
             f"The model continues the prompt with {before.token!r} already, with {goal}"
@@ -173,7 +210,7 @@ def write(
         if found is None:
             trials.append(Trial(str(place.cell), place.cell.layer, None, None))
             continue
-        ((kl, _),) = measure_drift(memories, [found.memories], known, loaded.start)
+        kl, _ = measure_drift(memories, found.memories, known, loaded.start)
         trials.append(Trial(str(place.cell), place.cell.layer, found.strength, kl))
         if kl < least:
             best, least = found, kl
@@ -188,12 +225,12 @@ def write(
     n = 1 + len(rewordings)
     models = {str(best.place.cell): best.memories}
     models |= random_keys(loaded, best, controls, seed)
-    drifts = measure_drift(memories, list(models.values()), text, loaded.start)
     predictions = predict(memories, questions, goal.token)
     changes: dict[str, list[PromptChange]] = {}
     of_text: list[TextChange] = []
-    for (name, model), (kl, top1_changed) in zip(models.items(), drifts, strict=True):
-        after = predict(model, questions, goal.token)
+    for name, changed in models.items():
+        kl, top1_changed = measure_drift(memories, changed, text, loaded.start)
+        after = predict(changed, questions, goal.token)
         changes[name] = own = compare(memories, questions, predictions, after, goal.token)
         moved = [one.changed for one in own[n:]]
         share = float(np.mean(moved)) if moved else None
@@ -302,24 +339,31 @@ def second_moments(
 ) -> dict[Bank, Float64[Tensor, "width width"]]:
     """Return C = mean of xᵀx of some banks over text, the start token included."""
     sums: dict[Bank, Tensor] = {}
-    is_token = torch.zeros(0, dtype=torch.bool)
     n_tokens = 0
+    with record_inputs(banks) as inputs:
+        for batch in batches(first_sentences(sentences, KNOWN_TOKENS), start, BATCH_TOKENS):
+            memories.forward(batch.tokens, layers=1 + max(bank.layer for bank in banks))
+            n_tokens += int(batch.is_token.sum())
+            for bank, x in inputs.items():
+                rows = x[batch.is_token.flatten().to(x.device)].double()
+                sums[bank] = sums.get(bank, 0.0) + rows.T @ rows
+    return {bank: total / n_tokens for bank, total in sums.items()}
+
+
+@contextmanager
+def record_inputs(banks: Sequence[Bank]) -> Iterator[dict[Bank, Float[Tensor, "token width"]]]:
+    """Give what the keys of some banks get, token by token, in the last pass."""
+    found: dict[Bank, Tensor] = {}
 
     def read(bank: Bank, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = first_tensor(args, kwargs)
-        rows = x.reshape(-1, x.shape[-1])[is_token.flatten().to(x.device)].double()
-        sums[bank] = sums.get(bank, 0.0) + rows.T @ rows
+        found[bank] = first_tensor(args, kwargs).flatten(0, -2)
 
     with ExitStack() as hooks:
         for bank in banks:
             hook = partial(read, bank)
             handle = input_module(bank).register_forward_pre_hook(hook, with_kwargs=True)
             hooks.callback(handle.remove)
-        for batch in batches(first_sentences(sentences, KNOWN_TOKENS), start, BATCH_TOKENS):
-            is_token = batch.is_token
-            n_tokens += int(is_token.sum())
-            memories.forward(batch.tokens, layers=1 + max(bank.layer for bank in banks))
-    return {bank: total / n_tokens for bank, total in sums.items()}
+        yield found
 
 
 def input_module(bank: Bank) -> nn.Module:
@@ -330,20 +374,12 @@ def input_module(bank: Bank) -> nn.Module:
 @torch.no_grad()
 def _prompt_input(memories: Memories, run: PartialForward, bank: Bank) -> Float64[Tensor, " width"]:
     """Return x at the prompt's last token, as the keys of a bank get it."""
-    kept: list[Tensor] = []
-
-    def read(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = first_tensor(args, kwargs)
-        kept.append(x.reshape(-1, x.shape[-1])[-1].double())
-
-    handle = input_module(bank).register_forward_pre_hook(read, with_kwargs=True)
-    try:
+    with record_inputs([bank]) as inputs:
         memories.forward(run.tokens, layers=bank.layer + 1)
-    finally:
-        handle.remove()
+    x = inputs[bank][-1].double()
     if isinstance(bank, ExpertBank) and bank.experts.scales_input:
-        return kept[-1] * router_weight(memories, run, bank)
-    return kept[-1]
+        return x * router_weight(memories, run, bank)
+    return x
 
 
 def make_key(

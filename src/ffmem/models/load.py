@@ -75,10 +75,15 @@ def load(
     dtype: str = "float32",
     device: str | dict[str, Any] = "auto",
 ) -> Memories:
-    """Return the memories of a model, given as a MODEL argument or as a loaded model.
+    """Load a model and return its memories.
 
-    A loaded model keeps its device and dtype; ffmem puts it in evaluation mode and freezes its
-    weights. `adapter` is merged into the model. `device` may also be a device map.
+    Args:
+        model: What the command line takes as MODEL, or a transformers model in memory.
+        tokenizer: The tokenizer of a model in memory.
+        adapter: Adapter to merge into the model: a folder that peft wrote, such as LoRA.
+        dtype: "float32" or "bfloat16".
+        device: "auto", "cpu", "cuda", "cuda:N", "mps", "split" (layers over all GPUs), or a
+            device map.
     """
     if isinstance(model, nn.Module):
         return _from_memory(model, tokenizer, adapter)

@@ -25,7 +25,7 @@ from numpy import ndarray
 
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.memory import visible, visible_token
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, as_index
 from ffmem.parallel import ExecutionConfig, Task, executor
 from ffmem.patterns import shallow, topics
 from ffmem.patterns.features import (
@@ -162,21 +162,29 @@ class DetectionResult:
 
 
 def detect(
-    index: Index,
+    folder: str | Path | Index,
     *,
     alpha: float = 0.05,
     seed: int = 0,
     shuffled: bool = False,
     workers: int = 1,
     ray: str | None = None,
-    progress: Progress,
+    progress: Progress | None = None,
 ) -> DetectionResult:
-    """Find the patterns of all memories and store them in the index; return a summary.
+    """Find the patterns of every memory without a language model; return a summary.
 
-    With `shuffled`, every layer's triggers are dealt to its lists at random, and nothing is stored:
-    what is found then is what chance finds. With `workers`, processes of this machine share the
-    layers, with `ray` actors there, which must see the folder of the index.
+    The patterns are stored in the index.
+
+    Args:
+        folder: The index.
+        alpha: False discovery rate over all memories and tests.
+        seed: Random seed.
+        shuffled: A control: shuffle triggers among memories, and store nothing.
+        workers: Number of worker processes; with `ray`, of actors.
+        ray: "local" starts Ray here, "auto" finds a running cluster; or a cluster's address.
+        progress: Progress reporter. Default: none.
     """
+    index, progress = as_index(folder), progress or Progress(quiet=True)
     from scipy.stats import false_discovery_control
 
     execution = ExecutionConfig(workers, ray)

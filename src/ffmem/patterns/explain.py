@@ -31,7 +31,7 @@ from ffmem.cells import Cell
 from ffmem.errors import FfmemError
 from ffmem.files import storage_errors
 from ffmem.indexing.memory import Trigger, visible
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, as_index
 from ffmem.indexing.tables import read_columns
 from ffmem.patterns.store import (
     HELD_OUT,
@@ -388,6 +388,35 @@ class ExplainResult:
 
 
 def explain(
+    folder: str | Path | Index,
+    cells: Iterable[str | tuple[int, int]] = (),
+    *,
+    model: str,
+    url: str = "http://127.0.0.1:8080/v1",
+    per_layer: int | None = None,
+    seed: int = 0,
+    timeout: float = 120.0,
+    progress: Progress | None = None,
+) -> ExplainResult:
+    """Ask a language model for the patterns of memories; return what was asked and found.
+
+    Answers are stored in the index as they arrive, so that a stopped run resumes.
+
+    Args:
+        folder: The index.
+        cells: The memories.
+        model: Name of the model at the endpoint.
+        url: OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY.
+        per_layer: Draw this many memories per layer instead of `cells`.
+        seed: Random seed.
+        timeout: Seconds to wait for an answer.
+        progress: Progress reporter. Default: none.
+    """
+    endpoint = Endpoint(url, model, seed=seed, timeout=timeout)
+    return ask_endpoint(as_index(folder), endpoint, cells, per_layer, seed, progress)
+
+
+def ask_endpoint(
     index: Index,
     endpoint: Endpoint,
     cells: Iterable[str | tuple[int, int]] = (),

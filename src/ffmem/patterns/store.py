@@ -33,7 +33,7 @@ from ffmem.hub import HubFile
 from ffmem.indexing.filters import PATTERN_KINDS
 from ffmem.indexing.memory import visible
 from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.indexing.store import Index
+from ffmem.indexing.store import Index, as_index
 from ffmem.indexing.tables import (
     as_array,
     layer_file,
@@ -454,8 +454,14 @@ def layer_columns(index: Index, layer: int) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default")
 
 
-def export_patterns(index: Index, out: Path) -> int:
-    """Write the patterns of all sources to a file, by its ending; return how many."""
+def patterns_of(folder: str | Path | Index, source: str = "automatic") -> Patterns:
+    """Return the stored patterns of one source: "automatic", "explained" or "human"."""
+    return Patterns(as_index(folder), source)
+
+
+def export_patterns(folder: str | Path | Index, out: str | Path) -> int:
+    """Write the patterns of all sources as a table (.parquet, .jsonl, .csv); return how many."""
+    index, out = as_index(folder), Path(out)
     if out.suffix not in FORMATS:
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise FfmemError(f"Cannot write patterns to {out}: its name must end in {endings}.")

@@ -29,7 +29,7 @@ from ffmem.hub import (
     require_hub,
 )
 from ffmem.indexing.manifest import Manifest
-from ffmem.indexing.store import Index, sibling
+from ffmem.indexing.store import Index, as_index, sibling
 from ffmem.indexing.verify import damaged_files
 from ffmem.patterns import store as pattern_store
 from ffmem.progress import Progress
@@ -71,16 +71,30 @@ class Pushed(NamedTuple):
 
 
 def push(
-    index: Index,
+    folder: str | Path | Index,
     repository: str,
     *,
     private: bool = False,
     revision: str | None = None,
     license: str = UNKNOWN,
     replace: bool = False,
-    progress: Progress,
+    progress: Progress | None = None,
 ) -> Pushed:
-    """Upload an index as one commit to a dataset, which is created if it does not exist."""
+    """Push a finished index to the Hugging Face Hub as a dataset; return where it is.
+
+    The dataset has the files of the index, including patterns, and a card. It is one commit, so
+    readers see the old dataset or the new one. Log in first: `hf auth login`, or HF_TOKEN.
+
+    Args:
+        folder: The index.
+        repository: Name of the dataset: "org/name".
+        private: Create a private dataset.
+        revision: Branch to push to, created if necessary. Default: the main one.
+        license: License of the text, as an id of the Hub, such as "cc-by-sa-4.0".
+        replace: Replace another index in the dataset.
+        progress: Progress reporter. Default: none.
+    """
+    index, progress = as_index(folder), progress or Progress(quiet=True)
     require_hub()
     name, branch = parse_repository(repository, revision)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
@@ -212,12 +226,23 @@ def _hub_bars(progress: Progress) -> Iterator[None]:
 
 
 def pull(
-    repository: str, folder: Path, *, revision: str | None = None, progress: Progress
+    repository: str,
+    folder: str | Path,
+    *,
+    revision: str | None = None,
+    progress: Progress | None = None,
 ) -> Index:
-    """Download an index from the Hub to a new folder; return it.
+    """Pull an index from the Hugging Face Hub to a new folder; return it.
 
-    An interrupted download resumes when you pull again.
+    Every hash is checked before the folder appears. An interrupted download resumes.
+
+    Args:
+        repository: Name of the dataset: "org/name".
+        folder: Folder of the index, which must not exist.
+        revision: Branch, tag or commit. Default: the main branch.
+        progress: Progress reporter. Default: none.
     """
+    folder, progress = Path(folder), progress or Progress(quiet=True)
     name, revision = parse_repository(repository, revision)
     there = HubFolder(hub_address(name, revision))
     remote = Index(there.shown, remote=there)

@@ -38,9 +38,9 @@ NEW = "new"
 
 
 def serve(
-    folders: Sequence[Path],
+    folders: str | Path | Sequence[str | Path],
     *,
-    reports: Sequence[Path] = (),
+    reports: Sequence[str | Path] = (),
     host: str = "127.0.0.1",
     port: int = PORT,
     token: str | None = None,
@@ -53,13 +53,26 @@ def serve(
     wait: bool = False,
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve indexes until you stop it; `ready` is called with the URL to open.
+    """Serve indexes on a local web page until you stop it; returns nothing.
 
-    `db` is the file of the annotation study; else the one next to each index. Other machines need a
-    token: a text of yours, or `new` to make one. Models load in the background unless `load_model`
-    is off; then when a page first needs one. Unfinished indexes are shown as far as they are; with
-    `wait`, so are folders that do not exist yet.
+    Indexes may be unfinished: their pages fill in while they are built.
+
+    Args:
+        folders: The indexes.
+        reports: Folders that `report` or `experiment` wrote; DIR-report is found automatically.
+        host: Address to listen on; any but the local one needs a token.
+        port: Port to listen on; 0 picks a free port.
+        token: Token that visitors need; "new" generates one.
+        allowed: Other names of this machine that browsers may use.
+        model: New location of the model, if it has moved.
+        adapter: New location of its adapter, if it has moved.
+        device: Where the model runs.
+        db: File of the annotation study; Default: DIR-annotations.sqlite.
+        load_model: Whether to load the model at once, or when a page first needs it.
+        ready: Called with the address of the page.
+        wait: Also serve folders that do not exist yet.
     """
+    folders = [folders] if isinstance(folders, str | Path) else folders
     if not folders:
         raise FfmemError("No index was given. Pass its folder: `ffmem serve DIR`.")
     secret = secrets.token_urlsafe(24) if token == NEW else token
@@ -70,7 +83,7 @@ def serve(
             f"--host {host} lets other machines in, which requires a token. Add --token to generate"
             " one, or drop --host to serve only this machine."
         )
-    catalog = Catalog.open(folders, reports, wait)
+    catalog = Catalog.open([*map(Path, folders)], [*map(Path, reports)], wait)
     listening = listen(host, port)
     for folder in catalog.folders.values():
         if not folder.is_growing and (reason := folder.current().search.prepare()):

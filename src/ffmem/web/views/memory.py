@@ -537,7 +537,7 @@ def _read_coefficients(
     """Return a job that reads a memory's coefficient at every token of some prefixes."""
 
     def job(loaded: "LoadedModel") -> list[PrefixCoefficients]:
-        from ffmem.interventions.forward import coefficients_along
+        from ffmem.interventions.coefficients import coefficients_along
 
         index = loaded.index
         assert index is not None
@@ -585,12 +585,12 @@ async def _find_sources(
     """Return the lower memories that feed one; on the visitor's prompt too, if there is one."""
 
     def job(loaded: "LoadedModel") -> SourcesResult:
-        from ffmem.interventions.sources import find_sources
+        from ffmem.interventions.sources import sources
 
         candidates = N_CANDIDATES
         if state.text:
             candidates = min(N_CANDIDATES, MAX_ABLATED // check_tokens(loaded, state))
-        return find_sources(
+        return sources(
             loaded,
             cell,
             prompt=state.text or None,
