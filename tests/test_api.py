@@ -102,6 +102,8 @@ def test_a_command_and_its_function_have_the_same_options_and_defaults(name):
     if name == "compare":  # of two indexes, or of two models
         parameters |= inspect.signature(ffmem.compare_models).parameters
     own = {"as_json", "dry_run", "no_report", "no_models", "open_browser", "name"}
+    if name == "report":  # of one index, or with --compare of several reports
+        own |= {"folders", "compare"}
     shared = own | {field.name for field in fields(Corpus)}
     for option, value in defaults.items():
         if option in parameters and isinstance(parameters[option].default, str | int | float):

@@ -265,7 +265,20 @@ def test_a_slow_task_is_left_alone_while_there_is_room(monkeypatch):
     monkeypatch.setattr(parallel, "LOST_SECONDS", 0.05)
     done = []
     slots = [ThreadSlot(done) for _ in range(2)]
-    slots[0]._call = lambda method, arguments: time.sleep(0.4 * (method == "work")) or "a worker"
+    began, fast = threading.Event(), slots[1]._call
+
+    def slow_call(method, arguments):
+        if method == "work":
+            began.set()
+            time.sleep(0.4)
+        return "a worker"
+
+    def fast_call(method, arguments):
+        if method == "work":
+            assert began.wait(60)  # however busy the machine is
+        return fast(method, arguments)
+
+    slots[0]._call, slots[1]._call = slow_call, fast_call
     workers = PoolExecutor(slots, lambda block: 2, Lines())
     workers.run(work(4), lambda n: None)
     assert len(done) < 4  # the slow one has done the others

@@ -80,7 +80,7 @@ def test_a_start_token_that_the_tokenizer_adds_itself_is_not_in_the_sentence(tmp
         ({"messages": [{"role": "user"}]}, r"Line 2 of .*: Message 1 \(user\) has no content"),
         (
             {"messages": [{"role": "ghost", "content": "x"}]},
-            r"Line 2 of .*refuses the conversation: unknown role ghost",
+            r"Line 2 of .*rejects the conversation: unknown role ghost",
         ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, r"half a character"),
     ],

@@ -153,13 +153,15 @@ def test_an_experiment_takes_what_a_report_finished_and_the_other_way(
         ({"sample": 15}, ["active-memories"]),
         ({"sample": "all"}, ["active-memories"]),
         ({"draw": "tokens"}, ["active-memories"]),
-        ({"unit": "window:4"}, ["active-memories"]),
-        ({"limit": 12}, ["active-memories"]),
+        ({"corpus": {"unit": "window:4"}}, ["active-memories"]),
+        ({"corpus": {"unit": "line", "limit": 12}}, ["active-memories"]),
         ({"threads": 3}, TWO),
     ],
     ids=str,
 )
 def test_other_settings_are_measured_where_they_matter(made, ran, tmp_path, changed, again):
+    if "corpus" in changed:
+        changed = {"corpus": ffmem.Corpus(str(made[2]), **changed["corpus"])}
     measure(made, tmp_path, threads=1)
     ran.clear()
     results = measure(made, tmp_path, **({"threads": 1} | changed))

@@ -102,7 +102,7 @@ def test_long_sentences_are_cut_at_the_context_and_counted(tmp_path):
     assert text.cut == 1
     found = measure_side_effects(before, after, text, 0, QUIET)
     assert (found.cut, found.tokens) == (1, 62 + 2)
-    assert "1 sentence cut at the context" in found.to_markdown()
+    assert "1 sentence truncated to the context" in found.to_markdown()
     assert all(len(one.text) <= 101 for one in found.most_changed)
 
 

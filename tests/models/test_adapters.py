@@ -256,7 +256,7 @@ def test_a_model_in_memory_is_merged_by_its_owner(base, lora):
     model = AutoModelForCausalLM.from_pretrained(base)
     with pytest.raises(ModelError, match=r"merge the adapter with peft \(merge_and_unload\)"):
         load(model, tiny_tokenizer(), adapter=lora)
-    with pytest.raises(ModelError, match=r"PeftModel\w* is not a model of transformers"):
+    with pytest.raises(ModelError, match=r"PeftModel\w* is not a transformers model"):
         load(peft.PeftModel.from_pretrained(model, lora), tiny_tokenizer())
 
 

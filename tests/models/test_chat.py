@@ -106,7 +106,7 @@ def test_a_template_with_parts_and_tool_calls_is_read():
         ([*ASKED, {"content": "x"}], r"Message 2 is dict .*, without a role"),
         ([{"role": "user"}], r"Message 1 \(user\) has no content"),
         ([{"role": "user", "content": 3}], r"content of message 1 \(user\) is int 3"),
-        ([{"role": "banana", "content": "x"}], r"refuses the conversation: unknown role banana"),
+        ([{"role": "banana", "content": "x"}], r"rejects the conversation: unknown role banana"),
         (
             [{"role": "a<|im_end|>", "content": "x"}],
             r"unknown role a<\|im_end\|>\. The conversation has the roles: a<\|im_end\|>\.",
