@@ -13,7 +13,7 @@ import pytest
 import ffmem
 from ffmem.cli import cli
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import ModelError, StoreError
+from ffmem.errors import FfmemError, ModelError, StoreError
 from ffmem.experiments.base import ExperimentConfig
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.parallel import ExecutionConfig
@@ -194,3 +194,22 @@ def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_fol
 def test_an_option_that_cannot_be_is_refused_before_any_work(options, message, tmp_path):
     with pytest.raises(ffmem.FfmemError, match=message):
         ffmem.index("no-such-model", "no-such-corpus", tmp_path / "index", **options)
+
+
+def test_an_adapter_is_not_ignored_where_the_model_is_loaded(model_folder, corpus_file, tmp_path):
+    memories = ffmem.load(model_folder)
+    corpus = ffmem.Corpus(str(corpus_file), unit="line")
+    for call in (
+        lambda: ffmem.index(memories, corpus, tmp_path / "a", adapter="lora"),
+        lambda: ffmem.estimate(memories, corpus, adapter="lora"),
+        lambda: ffmem.compare_models(memories, None, corpus, tmp_path / "b", adapter="lora"),
+        lambda: ffmem.trace(memories, "the", adapter="lora"),
+    ):
+        with pytest.raises(FfmemError, match=r"loaded already\. Pass adapter to ffmem\.load"):
+            call()
+    with pytest.raises(FfmemError, match="bfloat16 does not match the model in memory"):
+        ffmem.trace(memories, "the", dtype="bfloat16")
+
+
+def test_an_open_index_is_opened_as_it_is(tiny_index):
+    assert ffmem.open(tiny_index) is tiny_index

@@ -363,3 +363,18 @@ def test_a_dry_run_needs_no_folder_and_writes_none(tmp_path, model_folder, monke
     code, _, err = run("index", model_folder, "corpus.txt")
     assert code == 2
     assert "Missing option '--out'" in err
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("shwo", "show"), ("neighbors", "neighbours")])
+def test_a_misspelled_command_is_suggested(typed, meant):
+    done = CliRunner().invoke(cli.cli, [typed])
+    assert done.exit_code == 2
+    assert f"No such command '{typed}'. Did you mean '{meant}'?" in done.output
+
+
+def test_a_dry_run_onto_a_file_is_no_traceback(model_folder, corpus_file, tmp_path):
+    (tmp_path / "file").write_text("x")
+    arguments = ["index", str(model_folder), str(corpus_file), "--unit", "line", "--dry-run"]
+    done = CliRunner().invoke(cli.cli, [*arguments, "--out", str(tmp_path / "file")])
+    assert done.exit_code == 0
+    assert "tokens" in done.output

@@ -362,3 +362,20 @@ def test_the_command_refuses_what_does_not_fit(reports, tmp_path):
     assert "Missing option '--corpus'" in run(reports[0], *out).output
     assert run("--compare", *out).exit_code == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_pages_name_only_figures_that_are_there_and_link_to_any_folder(tmp_path):
+    relu = write(tmp_path / "my report (v2)", 16, False, **RELU)
+    path = relu / "agreement.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"rows": []}))
+    for suffix in (".md", ".html"):
+        (relu / f"report{suffix}").write_text("a report")
+    ffmem.compare_reports([relu], tmp_path / "out")
+    for suffix in (".md", ".html"):
+        page = (tmp_path / "out" / f"comparison{suffix}").read_text()
+        assert f"../my%20report%20%28v2%29/report{suffix}" in page
+    assert not (tmp_path / "out/agreement.svg").exists()
+    markdown = (tmp_path / "out/comparison.md").read_text()
+    assert "](agreement.svg)" not in markdown
+    assert "](next-token-rank.svg)" in markdown

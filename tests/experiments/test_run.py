@@ -258,7 +258,7 @@ def test_options_without_use_are_refused(made, tmp_path):
     arguments = ["experiment", "agreement", str(made[0].folder), "--out", str(tmp_path)]
     done = CliRunner().invoke(cli, [*arguments, "--limit", "3"])
     assert done.exit_code == 2
-    assert "limit: pass --corpus too" in done.output
+    assert "--limit: pass --corpus too" in done.output
     with pytest.raises(FfmemError, match="--sample '5': use a whole number"):
         measured(made, tmp_path, "active-memories", sample="5")
     assert measured(made, tmp_path, "active-memories", corpus=made[2])

@@ -95,7 +95,7 @@ def test_without_either_memory_a_planted_circuit_ends(planted, off, node):
 # Exact numbers against ablations by hand, in every family
 
 
-@pytest.fixture(scope="module", params=[*TINY, *EXPERTS])
+@pytest.fixture(scope="module", params=[*TINY, *EXPERTS, "gemma3n_text"])
 def memories(request):
     return read(request.param)
 

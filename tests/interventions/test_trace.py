@@ -577,3 +577,9 @@ def test_what_is_no_model_is_a_type_error(place):
     unchecked = inspect.unwrap(open_model)  # without the type checks of tests
     with pytest.raises(TypeError, match="Expected a model or an index"):
         unchecked(place)
+
+
+def test_an_edit_without_effect_says_so():
+    says = "No change: the edited coefficients already had these values here."
+    assert says in str(traced(read("llama"), edits=Edits.of(scale={"L0N0": 1.0})))
+    assert says not in str(traced(read("llama"), edits=Edits.of(scale={"L0N0": 100.0})))

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffmem.config_fields import from_parameters
-from ffmem.errors import ModelError, NoStaticValues, StoreError
+from ffmem.errors import NoStaticValues, StoreError
 from ffmem.experiments.base import NAMES, ExperimentConfig, find_all
 from ffmem.indexing.store import Index, as_index, output_folder
-from ffmem.models.arguments import require_models, use_threads
+from ffmem.models.arguments import check_loaded, require_models, use_threads
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:
@@ -146,13 +146,7 @@ def _context(
 ) -> "ExperimentContext":
     """Return what experiments work on; the model is loaded when the first one asks for it."""
     if model is not None and not isinstance(model, str | Path):
-        has = str(model.dtype).removeprefix("torch.")
-        if dtype not in {None, has}:
-            raise ModelError(
-                f"dtype {dtype} does not match the model in memory, which is in {has}. Load the"
-                " model"
-                f" in {dtype}, or drop dtype."
-            )
+        check_loaded(model, adapter, dtype)
     require_models()
     from ffmem.experiments.context import ExperimentContext
 

@@ -10,7 +10,7 @@ from ffmem.errors import FfmemError, StoreError
 from ffmem.hub import HubFolder, is_hub_address
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.store import Index, as_index, check_weights, remove_old_index
-from ffmem.models.arguments import require_models
+from ffmem.models.arguments import check_loaded, require_models
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
 
@@ -68,10 +68,8 @@ def index(
         bad_sentences: "stop" at sentences that the model cannot read, or "skip" them.
         progress: Progress reporter. Default: none.
     """
-    config, options = (
-        from_parameters(IndexConfig, locals()),
-        from_parameters(BuildOptions, locals()),
-    )
+    config = from_parameters(IndexConfig, locals())
+    options = from_parameters(BuildOptions, locals())
     folder, source = Path(out), as_corpus(corpus)
     progress = progress or Progress(quiet=True)
     name = str(model) if isinstance(model, str | Path) else model.source
@@ -85,6 +83,7 @@ def index(
 
     def load_model() -> "Memories":
         if not isinstance(model, str | Path):
+            check_loaded(model, adapter)
             return model
         with progress.waiting(f"Loading {model}"):
             memories = load(model, adapter=adapter, dtype=dtype, device=device)
@@ -132,6 +131,8 @@ def estimate(
 
     if isinstance(model, str | Path):
         model = load(model, adapter=adapter, dtype=dtype, device=device)
+    else:
+        check_loaded(model, adapter)
     return estimate_index(model, source, config, execution)
 
 
@@ -164,12 +165,14 @@ def _open_finished(
     return finished
 
 
-def open(folder: str | Path) -> Index:
+def open(folder: str | Path | Index) -> Index:
     """Open an index and return it; an unfinished one holds what is committed so far.
 
     `hf:org/name`, or `hf:org/name@revision`, is an index on the Hugging Face Hub: only the parts
     that you look at are downloaded. To search or export it, `pull` it.
     """
+    if isinstance(folder, Index):
+        return folder
     if is_hub_address(folder):
         remote = HubFolder(str(folder))
         return Index(remote.shown, remote=remote)

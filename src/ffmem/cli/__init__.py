@@ -7,6 +7,7 @@ traceback.
 
 import errno
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -75,6 +76,15 @@ class LazyGroup(click.Group):
         module = import_module(f"ffmem.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is called; suggest one if the name is misspelled."""
+        close = get_close_matches(args[0], COMMANDS, n=1)
+        if args[0] not in COMMANDS and close and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an interrupt ends it without click's "Aborted!": work done is kept."""

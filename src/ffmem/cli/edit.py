@@ -218,3 +218,5 @@ def _check_for_indexes(second: str | None, adapter: str | None) -> None:
     for one in (*fields(IndexConfig), *fields(Corpus)):
         if context.get_parameter_source(one.name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{option_name(one)} needs --corpus: it is for new indexes.")
+    if context.get_parameter_source("dtype") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--dtype needs --corpus: it is for new indexes.")

@@ -116,5 +116,6 @@ def _take_corpus(
     if name is not None:
         return index, corpus_like(index, name, **given)
     if given:
-        raise click.UsageError(f"{', '.join(given)}: pass --corpus too.")
+        names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
+        raise click.UsageError(f"{names}: pass --corpus too.")
     return index, None

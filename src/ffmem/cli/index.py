@@ -97,7 +97,7 @@ def index(
     if dry_run:
         from ffmem.indexing.status import status as index_status
 
-        if out is not None and out.exists() and any(out.iterdir()):
+        if out is not None and out.is_dir() and any(out.iterdir()):
             click.echo(f"{out}: {index_status(out)}\nAll of it would take:")
         settings = {"adapter": adapter, "dtype": dtype, "device": device, **config, **execution}
         click.echo(ffmem.estimate(model, source, **settings))

@@ -172,7 +172,7 @@ def _upper_layers(result: ExperimentResult) -> Evidence | None:
 
 
 @claim(
-    "This agreement is far above chance",
+    "Values agree with what follows far more often than by chance",
     "the highest layer's interval is above always guessing the most frequent token; in part if"
     " above a random token",
     UPPER_RATE,

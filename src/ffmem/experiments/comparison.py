@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from ffmem.errors import FfmemError, StoreError
 from ffmem.experiments.base import (
@@ -101,7 +102,7 @@ class ModelReport:
 
     @property
     def label(self) -> str:
-        """How charts call it."""
+        """Its name in charts."""
         return f"{self.name} ({self.kind.group})"
 
     @property
@@ -135,7 +136,14 @@ class ModelReport:
         return [visible(str(fact)) for fact in facts]
 
 
-FACTS = ("kind of memory", "layers × memories", "vocabulary", "index over", "Section 5", "made in")
+FACTS = (
+    "kind of memory",
+    "layers × memories",
+    "vocabulary",
+    "index over",
+    "Section 5 prefixes",
+    "settings",
+)
 """What `ModelReport.facts` are."""
 
 
@@ -296,18 +304,18 @@ class ReportComparison:
     def lead(self) -> str:
         """How the page was made, in two sentences."""
         return (
-            f"{TITLE} on {', '.join(model.name for model in self.models)}: each claim with what"
-            " every model shows, by the same rules. All numbers and figures of this page come from"
-            " the JSON of the models' reports by `ffmem report --compare`."
+            f"{TITLE} on {', '.join(model.name for model in self.models)}: each claim with each"
+            " model's result, by the same rules. `ffmem report --compare` makes this page from the"
+            " JSON of the models' reports."
         )
 
     @property
     def claims_note(self) -> str:
         """How to read the table of claims."""
         return (
-            "A verdict is that of the model's own report, by the rule that stands with the claim"
-            " below, beside the n that it rests on, intervals, baselines and controls. The paper's"
-            " model has 16 layers; its layers are compared with those of the same relative depth."
+            "Verdicts come from each model's report. Rule, n, intervals, baselines and controls are"
+            " listed with each claim below. The paper's model has 16 layers, which are compared"
+            " with those at the same relative depth."
             f" {NOT_MEASURED[0].upper()}{NOT_MEASURED[1:]}: the report lacks the experiment."
         )
 
@@ -329,8 +337,8 @@ class ReportComparison:
         """How to read the figures."""
         return (
             "One color per model in all figures. The relative depth of layer ℓ of n, counted from"
-            " 1, is (ℓ − ½)/n. Gray are values of the paper's text, at its layers; none is read off"
-            " a figure."
+            " 1, is (ℓ − ½)/n. Values from the paper's text are gray, at its layers; none is read"
+            " off a figure."
         )
 
     @property
@@ -407,7 +415,7 @@ class ReportComparison:
 
     @property
     def labels(self) -> list[str]:
-        """How charts call the models."""
+        """The models' names in charts."""
         return [model.label for model in self.models]
 
     @property
@@ -420,7 +428,7 @@ class ReportComparison:
                 if model.kind.group == "lambda":
                     why = " Memories of a lambda layer have no static values to read."
                 elif "patterns" in names:
-                    why = " Patterns must be looked for first: `ffmem patterns detect DIR`."
+                    why = " Run `ffmem patterns detect DIR` first."
                 lines.append(f"{model.name}: {', '.join(names)}.{why}")
         return lines
 
@@ -472,8 +480,11 @@ def _answer(model: ModelReport, experiment: str, number: int) -> Answer:
     return Answer(model.name, kind, claim.verdict, visible(claim.model), claim.n)
 
 
-def link_to(model: ModelReport, out: Path) -> str | None:
-    """Return the way from a folder to a model's own report; None if it has no page."""
-    pages = [model.folder / name for name in ("report.md", "report.html")]
+def link_to(model: ModelReport, out: Path, suffix: str) -> str | None:
+    """Return the URL of a model's own report from a folder; None if it has no page.
+
+    `suffix` is that of the page with the link, which is preferred.
+    """
+    pages = [model.folder / f"report{one}" for one in (suffix, ".md", ".html")]
     found = next((page for page in pages if page.is_file()), None)
-    return None if found is None else Path(os.path.relpath(found, out)).as_posix()
+    return None if found is None else quote(Path(os.path.relpath(found, out)).as_posix())

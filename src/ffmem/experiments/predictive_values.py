@@ -192,7 +192,7 @@ def _layers(result: ExperimentResult) -> Evidence | None:
 
 
 @claim(
-    "Many of them have a trigger that they predict",
+    "Many of the most predictive values predict what follows one of their triggers",
     "the share is at most 10 points below the paper's, and its interval is above the share of"
     " random values; in part if only the latter",
     AGREEING,

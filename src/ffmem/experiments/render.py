@@ -9,7 +9,7 @@ bytes. Everything from a model or a corpus is escaped.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def write_comparison(folder: Path, comparison: ReportComparison) -> Path:
         write_text(folder / f"{name}.svg", svg_file(svg))
     content = json.dumps(comparison.to_dict(), ensure_ascii=False, indent=1)
     write_text(folder / "comparison.json", content + "\n")
-    write_text(folder / "comparison.md", comparison_markdown(comparison, folder))
+    write_text(folder / "comparison.md", comparison_markdown(comparison, folder, figures))
     path = folder / "comparison.html"
     write_text(path, comparison_html(comparison, folder, figures))
     return path
@@ -212,25 +212,25 @@ def comparison_svgs(comparison: ReportComparison) -> dict[str, str]:
     return found
 
 
-def comparison_markdown(comparison: ReportComparison, folder: Path) -> str:
+def comparison_markdown(comparison: ReportComparison, folder: Path, drawn: Collection[str]) -> str:
     """Return a comparison as Markdown, with the figures as files beside it."""
     template = markdown_environment("ffmem.experiments").get_template("comparison.md")
-    drawn = [figure.experiment.name for figure in comparison.figures if figure.experiment.panels]
-    return template.render(**_page(comparison, folder), drawn=drawn).rstrip() + "\n"
+    return template.render(**_page(comparison, folder, ".md"), drawn=drawn).rstrip() + "\n"
 
 
 def comparison_html(comparison: ReportComparison, folder: Path, svgs: dict[str, str]) -> str:
     """Return a comparison as one file of HTML, with its figures."""
     figures = {name: Markup(svg) for name, svg in svgs.items()}
     template = html_environment().get_template("comparison.html")
-    return template.render(**_page(comparison, folder), svgs=figures, ground=GROUND) + "\n"
+    page = _page(comparison, folder, ".html")
+    return template.render(**page, svgs=figures, ground=GROUND) + "\n"
 
 
-def _page(comparison: ReportComparison, folder: Path) -> dict[str, Any]:
+def _page(comparison: ReportComparison, folder: Path, suffix: str) -> dict[str, Any]:
     """Return what both templates of a comparison show."""
     return {
         "page": comparison,
         "facts": FACTS,
-        "links": {model.name: link_to(model, folder) for model in comparison.models},
+        "links": {model.name: link_to(model, folder, suffix) for model in comparison.models},
         "marks": _MARKS,
     }

@@ -128,7 +128,7 @@ def _early(result: ExperimentResult) -> Evidence | None:
 
 
 @claim(
-    "From the paper's layer 10 on, their number grows fast",
+    "From the paper's layer 10 on, the residual holds many more final predictions",
     "the mean step per layer from there on is at least 1.5 times the one before; in part if it is"
     " larger and positive",
     GROWTH,

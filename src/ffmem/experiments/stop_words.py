@@ -160,7 +160,7 @@ def _stop_words(result: ExperimentResult) -> Evidence | None:
     return _preference(result, "stop_word_share", 0.5)
 
 
-@claim("… and the prefix often very short", _RULE, SHORT_PREFIXES)
+@claim("Where a memory does agree, the prefix is often very short", _RULE, SHORT_PREFIXES)
 def _short_prefixes(result: ExperimentResult) -> Evidence | None:
     return _preference(result, "short_prefix_share", 0.33)
 

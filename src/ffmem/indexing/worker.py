@@ -156,8 +156,9 @@ class IndexWorker:
                 read |= (sample.prefixes >= row.offset) & (sample.prefixes <= last)
             sample = sample.select(read)
         with _forward_errors(chunk):
-            contents = {row.offset: row.is_content for row in rows if row.is_content is not None}
-            coefficients = self.scan.read(chunk, self._batches(rows), sample.prefixes, contents)
+            coefficients = self.scan.read(
+                chunk, self._batches(rows), sample.prefixes, _contents(rows)
+            )
         if is_sampled:
             self.partials.commit_sample(chunk.number, sample, coefficients)
 
@@ -174,7 +175,7 @@ class IndexWorker:
             part = waiting.pop()
             try:
                 with _forward_errors(chunk):
-                    scan.read(chunk, self._batches(part), np.zeros(0, np.int64))
+                    scan.read(chunk, self._batches(part), np.zeros(0, np.int64), _contents(part))
             except ForwardError as error:
                 if len(part) == 1:
                     bad[part[0].sentence] = str(error)
@@ -244,3 +245,8 @@ def make_worker(
     worker = IndexWorker(memories, opened, corpus, sample, skip_bad)
     worker.open_files = open_files
     return worker
+
+
+def _contents(rows: list[StoredSentence]) -> dict[int, list[bool]]:
+    """Return, by offset, at which tokens of conversations a prefix ends."""
+    return {row.offset: row.is_content for row in rows if row.is_content is not None}

@@ -290,7 +290,8 @@ def zero_tokens(
             _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor = tokens
         ) -> tuple[Any, Any]:
             x = first_tensor(args, kwargs).clone()
-            x[torch.arange(len(tokens)), tokens] = 0
+            by_token = forward.memories.streams.by_token(x)
+            by_token[torch.arange(len(tokens)), tokens] = 0
             if args:
                 return (x, *args[1:]), kwargs
             return args, kwargs | {next(iter(kwargs)): x}

@@ -34,7 +34,7 @@ from ffmem.hub import is_hub_address
 from ffmem.indexing.start import choose_start
 from ffmem.indexing.store import Index, as_index, check_weights, recover
 from ffmem.interventions.edits import Edit, Edits, MemoryWeights
-from ffmem.models.arguments import adapter_of_index, index_model_errors
+from ffmem.models.arguments import adapter_of_index, check_loaded, index_model_errors
 from ffmem.models.banks import Bank, ExpertBank
 from ffmem.models.chat import as_messages
 from ffmem.models.head import Head, Norm
@@ -123,8 +123,7 @@ def open_model(
         raise ModelError("Pass either a model, or an index with the model that it was built from.")
     source: Any = model or (model_or_index if index is None else index.manifest.model.source)
     if isinstance(source, Memories):
-        if adapter is not None:
-            raise ModelError("The model is loaded already. Pass adapter to ffmem.load instead.")
+        check_loaded(source, adapter, dtype)
     else:
         recorded = None if index is None else index.manifest.model.adapter
         merged = adapter_of_index(recorded, model, adapter)

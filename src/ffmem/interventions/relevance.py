@@ -350,7 +350,8 @@ class GradientPass:
     def _ends(self, of: Tensor, slope: Tensor | None) -> tuple[Tensor, Tensor]:
         at_places, at_inputs = self._gradients([self._values, self.inputs], of, slope)
         # One vector per token; in models with several residual streams, several.
-        by_token = (self.inputs.detach() * at_inputs)[0].double().flatten(1).sum(dim=1)
+        parts = self.forward.memories.streams.by_token(self.inputs.detach() * at_inputs)
+        by_token = parts[0].double().flatten(1).sum(dim=1)
         return at_places.double().cpu(), by_token.cpu()
 
     def completeness_error(self, slope: Float[Tensor, " hidden"]) -> float:

@@ -256,6 +256,8 @@ class TraceResult(TableResult):
             where = f" at position {at} only" if at else ""
             edits = ", ".join(map(str, self.edits))
             below += ["", f"edited    {edits}{where}", *_format_run(self.edited)]
+            if self.edited.output_top == self.plain.output_top:
+                below.append("No change: the edited coefficients already had these values here.")
         ends = {"end": " ∎", "context": " … (the context is full)", "length": " …"}
         for name, text, ended in (
             ("continues", self.generated, self.generated_ended),

@@ -10,11 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffmem import mini_wiki
 from ffmem.errors import FfmemError, ModelError, ModelsMissing
 from ffmem.records import Record
 from ffmem.registry import GEMMA3_270M, SMOLLM2, JoinedFile, Package, fetch
+
+if TYPE_CHECKING:
+    from ffmem.models.memories import Memories
 
 NAMED_MODELS: dict[str, Package | JoinedFile | Path] = {
     "smollm2-135m": SMOLLM2,
@@ -160,3 +164,17 @@ def use_threads(n: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def check_loaded(
+    model: "Memories", adapter: str | Path | None = None, dtype: str | None = None
+) -> None:
+    """Raise if an adapter or a dtype is passed with a model in memory, which has its own."""
+    if adapter is not None:
+        raise ModelError("The model is loaded already. Pass adapter to ffmem.load instead.")
+    has = str(model.dtype).removeprefix("torch.")
+    if dtype not in {None, has}:
+        raise ModelError(
+            f"dtype {dtype} does not match the model in memory, which is in {has}. Load the model"
+            f" in {dtype}, or drop dtype."
+        )

@@ -40,6 +40,10 @@ class Streams(NamedTuple):
         """Return the numbers of sentences and positions."""
         return streams.shape[self.batch_axis : self.batch_axis + 2]
 
+    def by_token(self, streams: Tensor) -> Float[Tensor, "batch position *rest"]:
+        """Return a view with the axes of sentences and positions first."""
+        return streams.movedim((self.batch_axis, self.batch_axis + 1), (0, 1))
+
 
 def find_streams(model: nn.Module, row: Family) -> Streams:
     """Return how a model with this row carries its streams."""
