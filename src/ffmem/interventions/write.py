@@ -167,16 +167,16 @@ def write(
 
     say.say(f"Trying {', '.join(str(place.cell) for place in places)}.")
     moments = second_moments(memories, [place.bank for place in places], known, loaded.start)
-    best, trials, least = None, [], math.inf
-    for place in places:
-        found = solve(memories, run, place, goal, moments[place.bank])
-        if found is None:
-            trials.append(Trial(str(place.cell), place.cell.layer, None, None))
-            continue
-        ((kl, _),) = measure_drift(memories, [found.memories], known, loaded.start)
-        trials.append(Trial(str(place.cell), place.cell.layer, found.strength, kl))
-        if kl < least:
-            best, least = found, kl
+    solved = (solve(memories, run, place, goal, moments[place.bank]) for place in places)
+    found = [one for one in solved if one is not None]
+    drifts = measure_drift(memories, [one.memories for one in found], known, loaded.start)
+    kls = {one.place.cell: kl for one, (kl, _) in zip(found, drifts, strict=True)}
+    strengths = {one.place.cell: one.strength for one in found}
+    trials = [
+        Trial(str(cell), cell.layer, strengths.get(cell), kls.get(cell))
+        for cell in (place.cell for place in places)
+    ]
+    best = min(found, key=lambda one: kls[one.place.cell], default=None)
     if best is None:
         raise FfmemError(
             f"No strength gives {before.token!r} {goal} in"
