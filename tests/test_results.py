@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from docs import circuit_curves
+from docs import circuit_curves, written_facts
 from docs.result_pages import read_sections, write_sections
 from ffmem.errors import FfmemError
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-PAGES = {"circuits": circuit_curves.sections}
+PAGES = {"circuits": circuit_curves.sections, "written-facts": written_facts.sections}
 
 
 def read_result(name):
