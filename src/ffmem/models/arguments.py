@@ -173,7 +173,7 @@ def check_loaded(
     if adapter is not None:
         raise ModelError("The model is loaded already. Pass adapter to ffmem.load instead.")
     has = str(model.dtype).removeprefix("torch.")
-    if dtype not in {None, has}:
+    if dtype not in {None, "auto", has}:
         raise ModelError(
             f"dtype {dtype} does not match the model in memory, which is in {has}. Load the model"
             f" in {dtype}, or drop dtype."
