@@ -460,7 +460,8 @@ def _load(
 
     try:
         # Whatever the index was made in: float32 holds the weights as they are stored.
-        return open_model(index, None, model, None, "float32", device, say, option).memories
+        dtype = "float32" if model is None or isinstance(model, str | Path) else None
+        return open_model(index, None, model, None, dtype, device, say, option).memories
     except ModelError as error:
         if model is not None:
             raise
