@@ -29,7 +29,12 @@ def test_special_tokens_in_the_text_are_the_special_tokens():
     assert words.encode(["<unk> a </s>"]).tolist() == [2, 3, 4, 2]
 
 
-@given(st.lists(st.text(alphabet=st.characters(exclude_characters="<>"), max_size=20), max_size=5))
+@given(
+    st.lists(
+        st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>"), max_size=20),
+        max_size=5,
+    )
+)
 def test_the_saved_dictionary_gives_the_same_ids(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("words")
     words = WordVocabulary.train([*LINES, *lines[::2]], 50)
