@@ -464,4 +464,5 @@ def continue_prompt(
             ended = "end"
             break
         new_ids.append(token)
-    return Continuation(memories.tokenizer.decode(new_ids), new_ids, ended)
+    text = memories.tokenizer.decode_after(prompt.ids[-1], new_ids)
+    return Continuation(text, new_ids, ended)
