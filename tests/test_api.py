@@ -13,7 +13,7 @@ import pytest
 import ffmem
 from ffmem.cli import cli
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import FfmemError, ModelError, StoreError
+from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
 from ffmem.experiments.base import ExperimentConfig
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.parallel import ExecutionConfig
@@ -167,6 +167,23 @@ def test_extending_gives_the_index_of_both_corpora(index_of, model_folder, corpu
     assert extended.manifest.corpus.sentences == n_before + len(lines) - 10
     assert len(extended.manifest.corpus.sources) == 2
     assert ffmem.verify(tmp_path / "index") == []
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", " = Only = \n\n = = Headings = = \n"])
+def test_an_empty_corpus_is_refused_before_the_model_is_loaded(text, tiny_index, tmp_path):
+    (tmp_path / "empty.txt").write_text(text)
+    corpus = ffmem.Corpus(str(tmp_path / "empty.txt"), detokenize="wikitext")
+    index, out = tiny_index, tmp_path / "out"  # made of a model in memory, so none can be loaded
+    for call in (
+        lambda: ffmem.index("no-such-model", corpus, out),
+        lambda: ffmem.estimate("no-such-model", corpus),
+        lambda: ffmem.extend(index.folder, corpus),
+        lambda: ffmem.experiment("active-memories", index, out, corpus=corpus),
+        lambda: ffmem.report(index, out, corpus),
+        lambda: ffmem.edit(index, out, off=["L0N1"], corpus=corpus),
+    ):
+        with pytest.raises(CorpusError, match=r"is empty\. Use|no sentence in .*empty\.txt"):
+            call()
 
 
 def test_a_misspelled_option_is_refused(tiny_index, model_folder, tmp_path):

@@ -193,6 +193,12 @@ def test_a_corpus_without_sentences_is_refused_with_what_was_read(tmp_path, unit
     ) as told:
         list(corpus.sentences(WORDS))
     assert ("1 are headings" in str(told.value)) == (unit != "line")
+    with pytest.raises(CorpusError) as at_once:  # without a tokenizer
+        corpus.check()
+    assert str(at_once.value) == str(told.value)
+    with path.open("a") as file:
+        file.write("It is.\n")
+    corpus.check()
 
 
 @pytest.mark.parametrize(

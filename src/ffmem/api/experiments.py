@@ -178,7 +178,7 @@ def _measure(
                 f" {others}."
             )
         if context.corpus is not None or any(one.metrics for one in experiments):
-            context.section_5_corpus.check_exists()
+            context.section_5_corpus.check()
         import torch
 
         from ffmem.experiments.context import run_experiments

@@ -76,7 +76,7 @@ def index(
     if (folder / "manifest.json").exists():
         return _open_finished(folder, model, name, adapter, source, config, dtype, progress)
     options.check()
-    source.check_exists()
+    source.check()
     require_models()
     from ffmem.indexing.build import build
     from ffmem.models.load import load
@@ -124,7 +124,7 @@ def estimate(
     config = from_parameters(IndexConfig, locals())
     execution = from_parameters(ExecutionConfig, locals())
     source = as_corpus(corpus)
-    source.check_exists()
+    source.check()
     require_models()
     from ffmem.indexing.estimate import estimate as estimate_index
     from ffmem.models.load import load
@@ -212,6 +212,7 @@ def extend(
         loaded = open_model(before, model=model, adapter=adapter, device=device, progress=progress)
         return loaded.memories
 
+    source.check()
     return extend_index(before, load_model, source, options, progress or Progress(quiet=True))
 
 
