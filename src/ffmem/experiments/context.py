@@ -203,7 +203,7 @@ def run_experiments(
     nobody has looked for any; alone, that is an error.
     """
     from ffmem.experiments.charts import write_figure
-    from ffmem.experiments.patterns import NoPatterns
+    from ffmem.patterns.store import NoPatterns
 
     done = {one.name: found for one in experiments if (found := finished(context, one, out))}
     if done:
