@@ -1,6 +1,5 @@
 """Traces against plain forward passes and the definitions, in several families; planted effects."""
 
-import inspect
 import json
 import re
 import shutil
@@ -15,7 +14,7 @@ import ffmem
 from ffmem.cells import Cell
 from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.forward import apply_edits, find_target, open_model, read_prompt
+from ffmem.interventions.forward import apply_edits, find_target, read_prompt
 from ffmem.interventions.trace import continue_prompt, percentile, trace
 from tests.conftest import OURS, text_model
 from tests.indexing.folders import indexed, write_corpus
@@ -573,10 +572,11 @@ def test_the_index_of_a_model_in_memory_says_how_to_give_the_model(
 
 
 @pytest.mark.parametrize("place", [None, 5, ["a"]])
-def test_what_is_no_model_is_a_type_error(place):
-    unchecked = inspect.unwrap(open_model)  # without the type checks of tests
-    with pytest.raises(TypeError, match="Expected a model or an index"):
-        unchecked(place)
+def test_what_is_no_model_is_refused(place):
+    with pytest.raises(
+        FfmemError, match=r"trace: model_or_index is .* It must be Memories \| Index"
+    ):
+        ffmem.trace(place, PROMPT)
 
 
 def test_an_edit_without_effect_says_so():

@@ -10,6 +10,7 @@ from ffmem.experiments.base import NAMES, ExperimentConfig, find_all
 from ffmem.indexing.store import Index, as_index, output_folder
 from ffmem.models.arguments import check_loaded, require_models, use_threads
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ffmem.models.memories import Memories
 
 
+@check_arguments
 def experiment(
     names: str | Sequence[str],
     folder: str | Path | Index,
@@ -66,6 +68,7 @@ def experiment(
     return _measure(context, [names] if isinstance(names, str) else names, Path(out))
 
 
+@check_arguments
 def report(
     folder: str | Path | Index,
     out: str | Path,
@@ -103,6 +106,7 @@ def report(
     return write_report(Path(out), results, index)
 
 
+@check_arguments
 def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Path:
     """Set the reports of several models side by side, and return the path of the page.
 
@@ -117,8 +121,6 @@ def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Path:
     from ffmem.experiments.comparison import ReportComparison, read_report
     from ffmem.experiments.render import write_comparison
 
-    if isinstance(reports, str | Path):
-        raise StoreError(f"One folder was given, {reports}. Give a list of folders.")
     found = []
     for report in reports:
         name, _, folder = str(report).partition("=")

@@ -154,8 +154,8 @@ def _schema(name: str, columns: Sequence[str] | None) -> pa.Schema:
     schema = SCHEMAS[name]
     if columns is None:
         return schema
-    if isinstance(columns, str) or not columns:
-        raise FfmemError(f"columns={columns!r}: pass a list of names, like ['cell', 'layer'].")
+    if not columns:
+        raise FfmemError("columns is empty. Pass a list of names, like ['cell', 'layer'].")
     for column in columns:
         if column not in schema.names:
             raise FfmemError(

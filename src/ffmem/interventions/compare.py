@@ -60,6 +60,7 @@ from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.verify import damaged_files
 from ffmem.interventions.results import TableResult
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.stats import ratio, share, spread
 from ffmem.text import format_number, format_share, pluralize, shorten_prefix
 
@@ -93,6 +94,7 @@ Row = dict[str, Any]
 Columns = dict[str, ndarray]
 
 
+@check_arguments
 def compare(
     first: str | Path | Index,
     second: str | Path | Index,

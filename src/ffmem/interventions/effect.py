@@ -202,7 +202,7 @@ def _check_request(
         ("steps", steps, 1),
         ("candidates", candidates, 0),
     ):
-        if not isinstance(number, int) or number < least:
+        if number < least:
             raise FfmemError(f"{name} must be {least} or more; got {number!r}.")
     named = [memories.layout.resolve(cell) for cell in parse_cells("cells", cells)]
     if not (candidates or named):

@@ -112,12 +112,6 @@ def open_model(
     """
     if isinstance(model_or_index, LoadedModel):
         return model_or_index
-    if model_or_index is None or isinstance(
-        model_or_index, int | float | bytes | list | tuple | dict
-    ):
-        raise TypeError(
-            f"Expected a model or an index, or the name of one; got {model_or_index!r}."
-        )
     index = find_index(model_or_index)
     if index is None and model is not None:
         raise ModelError("Pass either a model, or an index with the model that it was built from.")

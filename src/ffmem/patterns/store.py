@@ -42,6 +42,7 @@ from ffmem.indexing.tables import (
     read_errors,
     write_table,
 )
+from ffmem.signatures import check_arguments
 
 FORMAT = 2
 
@@ -462,21 +463,23 @@ def layer_columns(index: Index, layer: int) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default")
 
 
+@check_arguments
 def patterns_of(folder: str | Path | Index, source: str = "automatic") -> Patterns:
     """Return the stored patterns of one source: "automatic", "explained" or "human"."""
     return Patterns(as_index(folder), source)
 
 
+@check_arguments
 def export_patterns(folder: str | Path | Index, out: str | Path) -> int:
     """Write the patterns of all sources as a table (.parquet, .jsonl, .csv); return how many."""
     index, out = as_index(folder), Path(out)
     if out.suffix not in FORMATS:
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise FfmemError(f"Cannot write patterns to {out}: its name must end in {endings}.")
+    check_output_file(out)
     table = index.table("patterns")
     with committing(out) as temporary:
         if out.suffix == ".parquet":
-    check_output_file(out)
             pq.write_table(table, temporary, compression="zstd")
             return len(table)
         # newline="": the CSV writer ends its own lines.

@@ -25,6 +25,7 @@ from uvicorn import Config, Server
 from ffmem.errors import FfmemError
 from ffmem.parallel import hide_main_module
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.web.auth import check_token
 from ffmem.web.catalog import Catalog
 
@@ -37,6 +38,7 @@ NEW = "new"
 """Asks for a new token."""
 
 
+@check_arguments
 def serve(
     folders: str | Path | Sequence[str | Path],
     *,
