@@ -200,12 +200,12 @@ def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_fol
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"t": 0}, "-t 0: use a whole number at least 1 and at most 10,000"),
+        ({"t": 0}, "`t` 0: use a whole number at least 1 and at most 10,000"),
         (
             {"t": 99_999_999_999},
-            "-t 99999999999: use a whole number at least 1 and at most 10,000",
+            "`t` 99999999999: use a whole number at least 1 and at most 10,000",
         ),
-        ({"threads": 100_000}, "--threads 100000: use a whole number"),
+        ({"threads": 100_000}, "`threads` 100000: use a whole number"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_before_any_work(options, message, tmp_path):

@@ -204,10 +204,10 @@ def test_a_corpus_without_sentences_is_refused_with_what_was_read(tmp_path, unit
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"unit": "word"}, "--unit word: unknown unit"),
-        ({"limit": 0}, "--limit 0: use a whole number at least 1"),
-        ({"limit": -3}, "--limit -3"),
-        ({"detokenize": "moses"}, "--detokenize moses: unknown value. Use one of wikitext"),
+        ({"unit": "word"}, "`unit` word: unknown unit"),
+        ({"limit": 0}, "`limit` 0: use a whole number at least 1"),
+        ({"limit": -3}, "`limit` -3"),
+        ({"detokenize": "moses"}, "`detokenize` moses: unknown value. Use one of wikitext"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings, message):

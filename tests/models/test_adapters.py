@@ -290,7 +290,7 @@ def test_an_index_names_base_and_adapter_and_finds_both_again(base, lora, corpus
         made.manifest.start.token != "</s>"
     )
     moved = shutil.move(lora, tmp_path / "moved")
-    with pytest.raises(FfmemError, match=r"--adapter"):
+    with pytest.raises(FfmemError, match=r"`adapter`"):
         ffmem.trace(made, "w5 w6")
     for where in ({"adapter": moved}, {"model": moved}):
         assert ffmem.trace(made, "w5 w6", **where).layers

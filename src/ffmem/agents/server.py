@@ -511,7 +511,7 @@ def _bounded(tool: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         try:
             found = _rounded(tool(*args, **kwargs))
         except FfmemError as error:
-            raise ToolError(" ".join(str(error).split())) from None
+            raise ToolError(" ".join(name_parameters(str(error)).split())) from None
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)
         if len(text) > MAX_CHARACTERS:
             raise ToolError(

@@ -255,7 +255,7 @@ def read_prompt_file(path: str | Path, chat: bool = False) -> tuple[PromptFile, 
             prompt, target = READERS[path.suffix](line.removesuffix("\r"))
             if not isinstance(prompt, str):
                 if not chat:
-                    raise ValueError("it has messages, which need --chat (chat=True in Python)")
+                    raise ValueError("it has messages, which need --chat")
                 check_messages(prompt)
             elif not prompt.strip():
                 raise ValueError("its prompt is empty")

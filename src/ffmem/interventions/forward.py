@@ -189,8 +189,7 @@ def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
     """Return a plain prompt and its tokens."""
     if not isinstance(text, str):
         raise CorpusError(
-            f"A prompt must be a string; got {type(text).__name__}. Messages need --chat (chat=True"
-            " in Python)."
+            f"A prompt must be a string; got {type(text).__name__}. Messages need --chat."
         )
     if not text:
         raise CorpusError("The prompt is empty. Use a text of at least one token.")

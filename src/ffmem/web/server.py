@@ -82,8 +82,8 @@ def serve(
         check_token(secret)
     elif not is_loopback(host):
         raise FfmemError(
-            f"--host {host} lets other machines in, which requires a token. Add --token to generate"
-            " one, or drop --host to serve only this machine."
+            f"--host {host} lets other machines in, which requires a token. Add --token new to"
+            " generate one, or drop --host to serve only this machine."
         )
     catalog = Catalog.open([*map(Path, folders)], [*map(Path, reports)], wait)
     listening = listen(host, port)
