@@ -10,10 +10,9 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 import ffmem
-from ffmem.api.experiments import corpus_like
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, StoreError
-from ffmem.experiments.base import NAMES, ExperimentResult, find_all
+from ffmem.experiments.base import NAMES, ExperimentResult, corpus_like, find_all
 from tests.experiments.planting import measured
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.tiny import TINY, tiny_tokenizer

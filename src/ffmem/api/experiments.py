@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffmem.config_fields import from_parameters
 from ffmem.errors import NoStaticValues, StoreError
-from ffmem.experiments.base import NAMES, ExperimentConfig, find_all
+from ffmem.experiments.base import NAMES, ExperimentConfig, corpus_like, find_all
 from ffmem.indexing.store import Index, as_index, output_folder
 from ffmem.models.arguments import check_loaded, require_models, use_threads
 from ffmem.progress import Progress
@@ -187,16 +187,3 @@ def _measure(
 
         with use_threads(context.config.threads or torch.get_num_threads()):
             return run_experiments(context, experiments, out)
-
-
-def corpus_like(index: Index, name: str | Path, **given: Any) -> "Corpus":
-    """Return a corpus that is read as the index's first one was, but for what is given."""
-    from ffmem.corpus.corpus import Corpus
-    from ffmem.corpus.sources import is_wikitext
-
-    first = index.manifest.corpus.sources[0]
-    inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
-    inherited["content_only"] = first.content_only
-    if not is_wikitext(first.source):  # whose name implies it
-        inherited["detokenize"] = first.detokenize
-    return Corpus(str(name), **(inherited | given))
