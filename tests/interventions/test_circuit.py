@@ -335,9 +335,16 @@ def test_names_in_a_drawing_are_escaped(planted):
         ({"groups": {"a": ["L9N3@1"]}}, FfmemError, "no memory L9N3"),
     ],
 )
-def test_bad_input(options, error, message):
+def test_bad_input_is_refused_before_the_work(options, error, message, monkeypatch):
+    monkeypatch.setattr("ffmem.interventions.circuit._find_circuit", lambda *_: 1 / 0)
     with pytest.raises(error, match=message):
         circuit(with_start(read("llama")), TEXT, **options)
+
+
+@pytest.mark.parametrize("options", [{"nodes": 0}, {"off": ["a"]}, {"seed": -1}, {"nodes": "4"}])
+def test_bad_options_are_refused_before_a_model_is_loaded(options):
+    with pytest.raises(FfmemError, match=r"nodes|no group 'a'|Seed -1"):
+        circuit("no-such-model", TEXT, **options)
 
 
 def test_a_prompt_past_the_context():

@@ -22,7 +22,7 @@ The start token is the same in every prompt, so its coefficients are their own m
 nodes, and stay as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -128,12 +128,15 @@ def circuit(
     if not 1 <= nodes <= MAX_NODES:
         raise FfmemError(f"A circuit has 1 to {MAX_NODES:,} nodes; {nodes!r} were requested.")
     check_seed(seed)
+    groups = groups or {}
+    _check_off(off, groups)
     loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     id = None if target is None else find_target(loaded.memories, target)
     at = -1 if position is None else position
     question = CircuitQuestion.of(loaded, prompt, id, at, ablation)
+    _group_places(question, groups, loaded.memories.layout)  # raises before the work
     found = _find_circuit(loaded, question, nodes, seed, progress or Progress(quiet=True))
-    found = measure_groups(loaded, found, groups or {}, off, question)
+    found = measure_groups(loaded, found, groups, off, question)
     if out is not None:
         with output_folder(Path(out)):
             write_circuit(found, Path(out))
@@ -170,20 +173,14 @@ def measure_groups(
     question: "CircuitQuestion | None" = None,
 ) -> CircuitResult:
     """Return a circuit with groups of nodes, each ablated together, and those in `off` at once."""
-    unknown = [name for name in off if name not in groups]
-    if unknown:
-        known = ", ".join(groups) or "none"
-        raise FfmemError(f"There is no group {unknown[0]!r} to switch off. Groups: {known}.")
+    _check_off(off, groups)
     if not groups:
         return found
     if question is None:
         asked = (found.target.id, found.position, found.ablation)
         question = CircuitQuestion.of(loaded, found.prompt, *asked)
-    places = {
-        name: [question.place(node, loaded.memories.layout) for node in of]
-        for name, of in groups.items()
-    }
     layout = loaded.memories.layout
+    places = _group_places(question, groups, layout)
     names = {name: [_node_id(layout, place) for place in of] for name, of in places.items()}
     sets = [*places.values(), [place for name in off for place in places[name]]]
     outputs = run_sets(question, [(False, places) for places in sets])
@@ -197,6 +194,21 @@ def measure_groups(
         for name, logit in zip(places, logits, strict=False)
     ]
     return replace(found, groups=measured, switched_off=switched_off)
+
+
+def _check_off(off: Sequence[str], groups: Collection[str]) -> None:
+    """Raise unless the groups to switch off are given."""
+    unknown = [name for name in off if name not in groups]
+    if unknown:
+        known = ", ".join(groups) or "none"
+        raise FfmemError(f"There is no group {unknown[0]!r} to switch off. Groups: {known}.")
+
+
+def _group_places(
+    question: CircuitQuestion, groups: Mapping[str, Sequence[str]], layout: Layout
+) -> dict[str, list[Place]]:
+    """Return the places of each group's nodes; raise if there is no such node."""
+    return {name: [question.place(node, layout) for node in of] for name, of in groups.items()}
 
 
 def _node_id(layout: Layout, place: Place) -> str:
