@@ -335,7 +335,9 @@ def no_patterns(index: Index) -> str:
     """Return why there are no patterns to look at, and what to do."""
     detect = f"`ffmem patterns detect {index.folder}`"
     if any(is_stale(index, source) for source in SOURCES):
-        return "The index has changed since its patterns were found. Find them again with {detect}."
+        return (
+            f"The index has changed since its patterns were found. Find them again with {detect}."
+        )
     return f"This index has no patterns yet. Find them with {detect}."
 
 
