@@ -18,8 +18,8 @@ import altair as alt
 from docs.result_pages import code, percent, table, write_sections
 from ffmem.experiments.charts import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     VERMILION,
     chart_svg,
@@ -337,7 +337,7 @@ def _told(series: dict[str, list[Row]]) -> str:
 def draw(series: dict[str, list[Row]]) -> alt.VConcatChart:
     """Return faithfulness and completeness over nodes: median and range, and random sets."""
     colors = dict(zip(series, (BLUE, ORANGE, GREEN, VERMILION), strict=False))
-    colors["random nodes"] = GREY
+    colors["random nodes"] = GRAY
     charts = []
     for field in ("faithfulness", "completeness"):
         bands, lines = [], []

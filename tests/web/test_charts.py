@@ -112,8 +112,8 @@ def test_a_dark_page_exchanges_the_ground_and_nothing_else(name):
     text = json.dumps({key: part for key, part in dark.items() if key != "datasets"})
     assert not [light for light, _ in GROUND.values() if light in text]
     plain = json.dumps({key: part for key, part in light.items() if key != "datasets"})
-    for colour, other in GROUND.values():
-        plain = plain.replace(colour, other)
+    for color, other in GROUND.values():
+        plain = plain.replace(color, other)
     assert plain == text
 
 

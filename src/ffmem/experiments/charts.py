@@ -28,7 +28,7 @@ from ffmem.indexing.memory import visible
 VEGA_LITE = "6.4"
 
 ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#8b939c"
+BLUE, VERMILION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#8b939c"
 
 GROUND = {
     "ink": ("#1c1e21", "#e8e6e1"),

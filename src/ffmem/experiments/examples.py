@@ -76,7 +76,7 @@ class ShownPattern(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class LabelledKey(NamedTuple):
+class LabeledKey(NamedTuple):
     """A list of triggers with everything that somebody saw in it."""
 
     cell: Cell
@@ -125,18 +125,16 @@ def pattern_tables(index: Index) -> tuple[list[KeyExample], KeyTable | None]:
     if not sources:
         return [], None
     there = [layer for layer in range(index.n_layers) if sources[0].layer(layer)]
-    keys = [
-        key for layer in spread_layers(there) for key in labelled_keys(index, sources[0], layer)
-    ]
+    keys = [key for layer in spread_layers(there) for key in labeled_keys(index, sources[0], layer)]
 
-    def texts(key: LabelledKey) -> list[Excerpt]:
+    def texts(key: LabeledKey) -> list[Excerpt]:
         triggers = triggers_of_sign(index.memory(key.cell), key.sign)
         return [trigger_excerpt(one) for one in triggers[:TOP_TRIGGERS]]
 
     return key_tables(keys, texts)
 
 
-def labelled_keys(index: Index, found: Patterns, layer: int) -> list[LabelledKey]:
+def labeled_keys(index: Index, found: Patterns, layer: int) -> list[LabeledKey]:
     """Return the main lists of a layer in which a source saw patterns."""
     main = main_sign(index, layer)
     keys = []
@@ -147,15 +145,15 @@ def labelled_keys(index: Index, found: Patterns, layer: int) -> list[LabelledKey
             for p in own:
                 ranks = tuple(rank for rank in p.ranks if rank <= one.n)
                 shown.append(ShownPattern(p.number, p.kind, p.description, ranks))
-            keys.append(LabelledKey(one.cell, one.sign, found.source, one.n, tuple(shown)))
+            keys.append(LabeledKey(one.cell, one.sign, found.source, one.n, tuple(shown)))
     return keys
 
 
 def key_tables(
-    keys: Iterable[LabelledKey], texts: Callable[[LabelledKey], Sequence[Excerpt]]
+    keys: Iterable[LabeledKey], texts: Callable[[LabeledKey], Sequence[Excerpt]]
 ) -> tuple[list[KeyExample], KeyTable | None]:
     """Return Table 1 of some keys, and Table 3 of one; `texts` returns the triggers of a key."""
-    by_layer: dict[int, list[LabelledKey]] = {}
+    by_layer: dict[int, list[LabeledKey]] = {}
     for key in sorted(keys, key=lambda key: (key.cell, -key.sign)):
         by_layer.setdefault(key.cell.layer, []).append(key)
     chosen = []

@@ -87,11 +87,11 @@ def layer_spec(
 
     With a `bank`, only its memories are drawn.
     """
-    from ffmem.experiments.charts import GREY, SKY, VERMILION, config
+    from ffmem.experiments.charts import GRAY, SKY, VERMILION, config
 
     kind = index.manifest.model.kind
     rows = _points(index, table, passes, slice(None) if bank is None else bank.memories)
-    colors = {"agrees": VERMILION, "disagrees": SKY, "none": GREY}
+    colors = {"agrees": VERMILION, "disagrees": SKY, "none": GRAY}
     heights = [row["height"] for row in rows if row["height"] is not None]
     logarithm = "log" if heights and min(heights) > 0 else "symlog"
     scale: Spec = {"type": logarithm, "nice": False, "padding": 6}
