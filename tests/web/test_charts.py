@@ -9,11 +9,10 @@ import vl_convert
 
 from ffmem.errors import FfmemError
 from ffmem.experiments.base import ExperimentResult
-from ffmem.experiments.charts import GROUND, THEMES
+from ffmem.experiments.charts import GROUND, THEMES, VEGA_LITE
 from ffmem.indexing.memory import visible_token
 from ffmem.web.charts import (
     AGREEMENT_LABELS,
-    VEGA_LITE,
     figure_spec,
     fixed_width,
     home_spec,

@@ -22,7 +22,7 @@ from markupsafe import escape
 from ffmem.errors import FfmemError
 from ffmem.experiments.base import ExperimentResult, find
 from ffmem.experiments.rows import Row, rows_with
-from ffmem.files import committing, write_text
+from ffmem.files import committing
 from ffmem.indexing.memory import visible
 
 VEGA_LITE = "6.4"
@@ -360,7 +360,7 @@ def chart_svg(name: str, title: str, description: str, chart: Chart) -> str:
 
 @lru_cache(maxsize=64)
 def draw(spec: str) -> str:
-    """Return a chart's JSON as SVG; a report shows figures that were just written to files."""
+    """Return a chart's JSON as SVG; pages and reports show a figure again and again."""
     svg: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
     return svg
 
@@ -370,12 +370,17 @@ def svg_file(svg: str) -> str:
     return svg.replace("<title", f"<style>{dark_style()}</style><title", 1) + "\n"
 
 
+def svg_and_pdf(svg: str) -> tuple[bytes, bytes]:
+    """Return the content of a figure's two files."""
+    return svg_file(svg).encode(), vl_convert.svg_to_pdf(svg)
+
+
 def write_svg_and_pdf(name: str, svg: str, folder: Path) -> tuple[Path, Path]:
     """Write a figure as NAME.svg and NAME.pdf, and return where they are."""
     paths = folder / f"{name}.svg", folder / f"{name}.pdf"
-    write_text(paths[0], svg_file(svg))
-    with committing(paths[1]) as temporary:
-        temporary.write_bytes(vl_convert.svg_to_pdf(svg))
+    for path, content in zip(paths, svg_and_pdf(svg), strict=True):
+        with committing(path) as temporary:
+            temporary.write_bytes(content)
     return paths
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ffmem.cells import Cell
 from ffmem.experiments.base import ExperimentResult
 from ffmem.experiments.rows import Row
-from ffmem.indexing.memory import Memory, Trigger, visible, visible_token
+from ffmem.indexing.memory import Trigger, visible, visible_token
 from ffmem.indexing.store import Index
 from ffmem.patterns.store import KINDS, TOP_TRIGGERS, Patterns, main_sign, open_patterns
 from ffmem.text import shorten_prefix
@@ -49,11 +49,6 @@ def excerpt(prefix: str, last_token: str | None, next_token: str | None) -> Exce
 def trigger_excerpt(trigger: Trigger) -> Excerpt:
     """Return the end of a trigger's prefix."""
     return excerpt(trigger.prefix, trigger.last_token, trigger.next_token)
-
-
-def triggers_of_sign(memory: Memory, sign: int) -> list[Trigger]:
-    """Return a memory's triggers of one sign of the coefficient."""
-    return memory.triggers if sign > 0 else memory.negative_triggers if memory.gated else []
 
 
 def spread_layers(layers: Sequence[int]) -> list[int]:
@@ -128,7 +123,7 @@ def pattern_tables(index: Index) -> tuple[list[KeyExample], KeyTable | None]:
     keys = [key for layer in spread_layers(there) for key in labeled_keys(index, sources[0], layer)]
 
     def texts(key: LabeledKey) -> list[Excerpt]:
-        triggers = triggers_of_sign(index.memory(key.cell), key.sign)
+        triggers = index.memory(key.cell).triggers_of(key.sign)
         return [trigger_excerpt(one) for one in triggers[:TOP_TRIGGERS]]
 
     return key_tables(keys, texts)
@@ -209,7 +204,7 @@ def predictive_examples(index: Index, result: ExperimentResult) -> list[Predicti
     rows = []
     for row in sorted(result.rows, key=order)[:VALUES]:
         sign = int(row.get("sign") or 1)
-        triggers = triggers_of_sign(index[row["cell"]], sign)
+        triggers = index[row["cell"]].triggers_of(sign)
         followed = [one for one in triggers if one.next_token is not None]
         agreeing = [one for one in followed if one.next_token == row["token"]]
         chosen = next(iter(agreeing or followed), None)
@@ -261,7 +256,7 @@ def memory_cards(index: Index, cited: Iterable[tuple[str, int]]) -> list[MemoryC
         sides = []
         for sign in sorted(signs[cell], reverse=True):
             tokens = memory.value.top if sign > 0 else memory.value.bottom
-            texts = triggers_of_sign(memory, sign)[:EXCERPTS]
+            texts = memory.triggers_of(sign)[:EXCERPTS]
             sides.append(
                 CardSide(
                     sign,

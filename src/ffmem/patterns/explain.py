@@ -468,7 +468,7 @@ class _Explainer:
         if sign == NO_SIGN:
             self.result.failed[str(cell)] = "it has no triggers, so there is nothing to explain."
             return
-        triggers = memory.triggers if sign > 0 else memory.negative_triggers
+        triggers = memory.triggers_of(sign)
         seen = triggers[SEEN]
         try:
             named = self.ask(ask_for_patterns(seen)).patterns

@@ -14,10 +14,11 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
 from ffmem.experiments.base import VERDICTS, check_claims
+from ffmem.experiments.examples import Excerpt, spread_layers, trigger_excerpt
 from ffmem.experiments.triggers import NONE, trigger_table
-from ffmem.indexing.memory import Trigger, visible, visible_token
+from ffmem.indexing.memory import visible_token
 from ffmem.indexing.store import Index
-from ffmem.text import format_number, format_share, shorten_prefix
+from ffmem.text import format_number, format_share
 from ffmem.web.catalog import IndexProgress, ServedIndex, short_source
 from ffmem.web.charts import home_spec
 from ffmem.web.errors import NotFound, NotReady
@@ -43,9 +44,6 @@ FEATURED = (
     "prediction-cases",
 )
 """Figures of the front page, if they were measured; the others are a click away."""
-
-N_EXAMPLES = 5
-"""Layers that show an example."""
 
 N_TRIGGERS = 25
 """Strongest triggers that an example is chosen by."""
@@ -110,9 +108,7 @@ class Example(NamedTuple):
     """Of the pattern; None where none was detected."""
     token: str | None
     """What a search finds it by."""
-    before: str
-    last: str
-    next: str
+    excerpt: Excerpt
 
 
 def router(site: Site) -> APIRouter:
@@ -272,12 +268,9 @@ def find_examples(index: Index) -> list[Example]:
 
 @lru_cache(maxsize=8)
 def _find_examples(index: Index, version: Version) -> list[Example]:
-    layers = index.layout.memory_layers
-    places = {round(step * (len(layers) - 1) / (N_EXAMPLES - 1)) for step in range(N_EXAMPLES)}
     examples: list[Example] = []
-    for place in sorted(places):
+    for layer in spread_layers(index.layout.memory_layers):
         taken = {text for one in examples for text in (one.description, one.token)}
-        layer = layers[place]
         best = _example_by_pattern(index, layer, taken) or _example_by_token(index, layer, taken)
         examples += [best] if best else []
     return examples
@@ -304,11 +297,11 @@ def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> Exa
     best: Example | None = None
     for one in frequent[:N_CANDIDATES]:
         memory = index.memory(one.cell)
-        triggers = memory.triggers if one.sign > 0 else memory.negative_triggers
-        shown = [trigger for trigger in triggers if trigger.rank in one.ranks]
+        shown = [t for t in memory.triggers_of(one.sign) if t.rank in one.ranks]
         words = {(trigger.last_token or "").strip().casefold() for trigger in shown}
         token = shown[0].last_token if one.kind == "shallow" else None
-        example = _example(one.cell, one.description, one.kind, token, shown[0])
+        excerpt = trigger_excerpt(shown[0])
+        example = Example(str(one.cell), one.description, one.kind, token, excerpt)
         if len(words) >= MIN_WORDS:
             return example
         best = best or example
@@ -338,24 +331,7 @@ def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> Examp
         return None
     _, memory, sign, id, n, of = best
     cell, token = index.layout.cell(layer, -memory), index.token(id)
-    found = index.memory(cell)
-    triggers = found.triggers if sign > 0 else found.negative_triggers
+    triggers = index.memory(cell).triggers_of(sign)
     shown = next(one for one in triggers if one.last_token == token)
     description = f"{n} of {of} triggers end with {visible_token(token)}"
-    return _example(cell, description, None, token, shown)
-
-
-def _example(
-    cell: Cell, description: str, kind: str | None, token: str | None, trigger: Trigger
-) -> Example:
-    end = shorten_prefix(trigger.prefix)
-    before = end.removesuffix(trigger.last_token or "")
-    return Example(
-        str(cell),
-        description,
-        kind,
-        token,
-        visible(before),
-        visible(end[len(before) :]),
-        visible_token(trigger.next_token),
-    )
+    return Example(str(cell), description, None, token, trigger_excerpt(shown))

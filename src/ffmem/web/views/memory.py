@@ -442,7 +442,7 @@ def trigger_list(
     gate: int | None = None,
 ) -> TriggerList:
     """Return a memory's triggers of one sign, or those of them with one sign of the gate."""
-    triggers = memory.triggers if sign > 0 else memory.negative_triggers
+    triggers = memory.triggers_of(sign)
     if gate is not None:
         triggers = [trigger for trigger in triggers if trigger.gate == gate]
     end = memory.value.top if sign > 0 else memory.value.bottom
