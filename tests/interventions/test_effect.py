@@ -17,7 +17,8 @@ from ffmem.errors import CorpusError, FfmemError, ModelError, UnknownCell
 from ffmem.interventions import effect as module
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.effect import ablate, effect
-from ffmem.interventions.forward import PartialForward, apply_edits, read_prompt
+from ffmem.interventions.forward import apply_edits, read_prompt
+from ffmem.interventions.partial_forward import PartialForward
 from tests.interventions.planted import planted, with_start
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 

@@ -19,7 +19,8 @@ from ffmem.interventions.estimates import (
     integrated,
     rank_correlation,
 )
-from ffmem.interventions.forward import PartialForward, apply_edits
+from ffmem.interventions.forward import apply_edits
+from ffmem.interventions.partial_forward import PartialForward
 from tests.conftest import OURS
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
