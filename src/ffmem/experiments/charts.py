@@ -41,7 +41,7 @@ GROUND = {
 THEMES = ("light", "dark")
 
 WIDTH, HEIGHT = 340, 180
-"""Of the plot in pixels: with 11-pixel text, 6 to 7 points in a column of a paper."""
+"""Size of the plot in pixels: in a column of a paper, 11-pixel text gets 6 to 7 points."""
 
 FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
 """Fonts of one width: legends are laid out with the metrics of the first that is there."""
@@ -131,7 +131,7 @@ def styled(chart: Chart, theme: str = "light") -> Chart:
 
 @cache
 def _config(theme: str) -> alt.Config:
-    return alt.Config.from_dict(config(theme))  # it is checked, which takes as long as a drawing
+    return alt.Config.from_dict(config(theme))  # validation takes as long as drawing
 
 
 # Rows and axes

@@ -25,7 +25,7 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
 MOST_MODELS = len(COLORS) * len(SHAPES)
 
 CURVES, BARS = 110, 80
-"""Heights of a panel in pixels; curves that stand alone have half as much again."""
+"""Heights of a panel in pixels; a single curve is half as high again."""
 
 
 def panel_rows(panel: Panel, results: Mapping[str, ExperimentResult]) -> list[Row]:
@@ -104,7 +104,7 @@ def _axis(panel: Panel) -> alt.Y:
 
 
 def _color(models: Sequence[str]) -> alt.Color:
-    # Two columns of the plot's width hold names of so many characters.
+    # Two columns fit into the plot if no name is longer.
     columns = 2 if max(map(len, models)) <= 27 else 1
     colors = [COLORS[number % len(COLORS)] for number in range(len(models))]
     scale = alt.Scale(domain=list(models), range=colors)

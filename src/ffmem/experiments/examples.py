@@ -1,10 +1,10 @@
-"""Memories worth a look, picked from an index by rules that anybody can repeat.
+"""Example memories, picked from an index by deterministic rules.
 
 Table 1: in each of five layers, evenly spread over those with patterns, one shallow and one
 semantic pattern: the one that most triggers show; ties go to the memory with more patterns, then to
-the lower memory. Where nobody has looked for patterns, there is no Table 1 or 3.
+the lower memory. An index without patterns has no Table 1 or 3.
 
-Table 2: of the most predictive values, first those that some trigger bears out, then by their
+Table 2: of the most predictive values, first those with an agreeing trigger, then by their
 probability; with the strongest trigger that the predicted token follows.
 
 Table 3: all triggers of one memory of Table 1 with the numbers of the patterns that they show: the
@@ -72,7 +72,7 @@ class ShownPattern(NamedTuple):
 
 
 class LabeledKey(NamedTuple):
-    """A list of triggers with everything that somebody saw in it."""
+    """A list of triggers with the patterns that one source found in it."""
 
     cell: Cell
     sign: int

@@ -38,7 +38,7 @@ from ffmem.text import format_number, format_share
 
 PROTOCOL = (
     "human: the paper's protocol. explained (a language model) and automatic (the detector) are"
-    " not: nobody looked at the triggers."
+    " not: no person looked at the triggers."
 )
 
 KEYS = PaperValue(
@@ -52,7 +52,7 @@ DEPTHS = PaperValue("layers of shallow and of semantic patterns", "1â€“9 and 10â
 
 
 class NoPatterns(StoreError):
-    """Figure 2 of an index in which nobody has looked for patterns."""
+    """Figure 2 of an index without patterns."""
 
 
 def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
@@ -71,7 +71,7 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
 
 
 def layer_row(index: Index, found: Patterns, layer: int, seed: int) -> Row:
-    """Return what one source saw in a layer; without a list, without numbers."""
+    """Return what one source found in a layer; numbers are None without a list."""
     main = main_sign(index, layer)
     keys = []
     for one in found.lists(layer):
@@ -146,7 +146,7 @@ def _source_summary(source: str, rows: list[Row]) -> str:
     return f"{shown}."
 
 
-# Claims: checked on people's labels where there are any. Those of programs are shown, not judged.
+# Claims: judged on people's labels only; those of programs are shown.
 
 
 def _labeled(result: ExperimentResult) -> list[Row]:

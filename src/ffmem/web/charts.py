@@ -183,7 +183,7 @@ def _overview_chart(index: Index) -> "Chart":
 def _points(
     index: Index, table: LayerTable, passes: Bool[ndarray, " memory"], drawn_memories: slice
 ) -> list[dict[str, Any]]:
-    """Return a point for each memory, those that agree last, so that they lie on top."""
+    """Return a point for each memory, those that agree last, so that they are drawn on top."""
     kind = index.manifest.model.kind
     height = table.largest if kind.gated else table.max
     first = {"top": table.top[:, :1], "bottom": table.bottom[:, :1]}  # none without values

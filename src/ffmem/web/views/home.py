@@ -95,19 +95,19 @@ class LayerBar(NamedTuple):
 
     layer: int
     height: float
-    """In percent of the strip."""
+    """Percent of the strip."""
     label: str
 
 
-class Example(NamedTuple):
-    """A memory worth a look: what its triggers share, and the strongest that shows it."""
+class FeaturedMemory(NamedTuple):
+    """An example memory: what its triggers share, and the strongest that shows it."""
 
     cell: str
     description: str
     kind: str | None
-    """Of the pattern; None where none was detected."""
+    """Kind of the pattern; None without one."""
     token: str | None
-    """What a search finds it by."""
+    """A query that finds it."""
     excerpt: Excerpt
 
 
@@ -261,14 +261,14 @@ def layer_bars(served: ServedIndex) -> list[LayerBar]:
     ]
 
 
-def find_examples(index: Index) -> list[Example]:
-    """Return a memory worth a look from each of five layers, first to last."""
+def find_examples(index: Index) -> list[FeaturedMemory]:
+    """Return an example memory from each of five layers, first to last."""
     return _find_examples(index, patterns_version(index))
 
 
 @lru_cache(maxsize=8)
-def _find_examples(index: Index, version: Version) -> list[Example]:
-    examples: list[Example] = []
+def _find_examples(index: Index, version: Version) -> list[FeaturedMemory]:
+    examples: list[FeaturedMemory] = []
     for layer in spread_layers(index.layout.memory_layers):
         taken = {text for one in examples for text in (one.description, one.token)}
         best = _example_by_pattern(index, layer, taken) or _example_by_token(index, layer, taken)
@@ -276,7 +276,7 @@ def _find_examples(index: Index, version: Version) -> list[Example]:
     return examples
 
 
-def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> Example | None:
+def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> FeaturedMemory | None:
     """Return the memory with the pattern of largest lift that several words share.
 
     lift = share of held-out triggers that show the pattern / share of random prefixes that do.
@@ -294,21 +294,21 @@ def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> Exa
         return None
     frequent = [one for one in patterns if one.n_shown >= MIN_SHARE * N_TRIGGERS] or patterns
     frequent.sort(key=lambda one: (-(one.lift or 0.0), one.cell.memory))
-    best: Example | None = None
+    best: FeaturedMemory | None = None
     for one in frequent[:N_CANDIDATES]:
         memory = index.memory(one.cell)
         shown = [t for t in memory.triggers_of(one.sign) if t.rank in one.ranks]
         words = {(trigger.last_token or "").strip().casefold() for trigger in shown}
         token = shown[0].last_token if one.kind == "shallow" else None
         excerpt = trigger_excerpt(shown[0])
-        example = Example(str(one.cell), one.description, one.kind, token, excerpt)
+        example = FeaturedMemory(str(one.cell), one.description, one.kind, token, excerpt)
         if len(words) >= MIN_WORDS:
             return example
         best = best or example
     return best
 
 
-def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> Example | None:
+def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> FeaturedMemory | None:
     """Return the memory whose strongest triggers end most unusually often with one token.
 
     score = n/25 · log(n/25 ÷ the token's share among the last tokens of all triggers of the layer)
@@ -334,4 +334,4 @@ def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> Examp
     triggers = index.memory(cell).triggers_of(sign)
     shown = next(one for one in triggers if one.last_token == token)
     description = f"{n} of {of} triggers end with {visible_token(token)}"
-    return Example(str(cell), description, None, token, trigger_excerpt(shown))
+    return FeaturedMemory(str(cell), description, None, token, trigger_excerpt(shown))

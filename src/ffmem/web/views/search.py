@@ -69,7 +69,7 @@ READ_ONLY = (
 
 
 @dataclass(frozen=True)
-class Hit:
+class SearchHit:
     """A memory, or a layer, that was found."""
 
     cell: str
@@ -80,7 +80,7 @@ class Hit:
     matches: int | None = None
     """Entries of its lists that match; None if it was found by its name."""
     rank: int | None = None
-    """Of the best match, from 1."""
+    """Rank of the best match, from 1."""
     side: str | None = None
     """`top` or `bottom` of its value; `positive` or `negative` triggers."""
     before: str = ""
@@ -91,11 +91,11 @@ class Hit:
     tokens: list[str] = field(default_factory=list)
     """What its value promotes for this sign; empty while you type, and without static values."""
     kind: str | None = None
-    """Of the best pattern: `shallow` or `semantic`."""
+    """Kind of the best pattern: `shallow` or `semantic`."""
     source: str | None = None
     """Who found that pattern: `human`, `explained` or `automatic`."""
     bank: str | None = None
-    """Of an expert: its name in its layer, such as E12."""
+    """Name of an expert in its layer, such as E12."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Group:
     name: Literal["layers", "experts", "memories", "values", "triggers", "patterns"]
     total: int
     """Memories that match."""
-    hits: list[Hit]
+    hits: list[SearchHit]
     offset: int = 0
     sentences: int | None = None
     """How many sentences were examined, if not all."""
@@ -346,9 +346,9 @@ def _by_name(index: Index, query: SearchQuery) -> list[Group]:
         if name[2]:
             bank = name[2].upper()
             there = bank in (one.name for one in index.layout.banks(layer))
-            hit = Hit(f"L{layer}{bank}", layer, match=f"L{layer}{bank}", bank=bank)
+            hit = SearchHit(f"L{layer}{bank}", layer, match=f"L{layer}{bank}", bank=bank)
             return [Group("experts", 1, [hit])] if there else []
-        return [Group("layers", 1, [Hit(f"L{layer}", layer, match=f"L{layer}")])]
+        return [Group("layers", 1, [SearchHit(f"L{layer}", layer, match=f"L{layer}")])]
     try:
         cell = index.layout.resolve(query.text)
     except UnknownCell:
@@ -356,7 +356,7 @@ def _by_name(index: Index, query: SearchQuery) -> list[Group]:
     if query.layer not in (None, cell.layer):
         return []
     (tokens,) = _tokens(index, [(cell, "top")])
-    hit = Hit(str(cell), cell.layer, cell.memory, match=str(cell), tokens=tokens)
+    hit = SearchHit(str(cell), cell.layer, cell.memory, match=str(cell), tokens=tokens)
     return [Group("memories", 1, [hit])]
 
 
@@ -396,7 +396,7 @@ def _with_kind(index: Index, kind: str) -> ndarray:
         raise FfmemError(UNREADABLE) from None
 
 
-def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[Hit]:
+def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[SearchHit]:
     gated = index.manifest.model.gated
     cells = [index.layout.resolve(match.cell) for match in matches]
     ends = [
@@ -405,7 +405,7 @@ def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[Hit
     ]
     tokens = _tokens(index, ends) if with_tokens else [[] for _ in matches]
     return [
-        Hit(
+        SearchHit(
             *(str(cell), cell.layer, cell.memory, match.matches, match.rank, match.side),
             *match.excerpt,
             tokens=promoted,
