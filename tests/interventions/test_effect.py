@@ -14,7 +14,7 @@ import ffmem
 from ffmem.cells import Cell
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, ModelError, UnknownCell
-from ffmem.interventions import effect as module
+from ffmem.interventions import partial_forward as module
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.effect import ablate, effect
 from ffmem.interventions.forward import apply_edits, read_prompt
@@ -43,7 +43,7 @@ def one_by_one(memories, cells, at, positions=None):
 @pytest.fixture
 def small_batches(monkeypatch):
     """A few rows in each, from several layers."""
-    monkeypatch.setattr("ffmem.interventions.forward.BATCH_TOKENS", 30)
+    monkeypatch.setattr("ffmem.interventions.partial_forward.BATCH_TOKENS", 30)
     monkeypatch.setattr(module, "OVERHEAD", 1000)
 
 

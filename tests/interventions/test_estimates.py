@@ -175,7 +175,7 @@ def test_steps_may_be_more_than_a_batch_holds(monkeypatch):
     memories = read("llama")
     forward = PartialForward(memories, IDS, AT)
     whole = integrated(forward, TARGET, 7)
-    monkeypatch.setattr("ffmem.interventions.forward.BATCH_TOKENS", 2 * len(IDS))
+    monkeypatch.setattr("ffmem.interventions.partial_forward.BATCH_TOKENS", 2 * len(IDS))
     assert_close(integrated(forward, TARGET, 7), whole, rtol=1e-4, atol=1e-6)
 
 
