@@ -289,7 +289,7 @@ def test_a_circuit_is_written_as_json_drawing_and_viewer_file(planted, tmp_path)
     assert len(drawing.findall(".//{*}path")) == len(found.edges)
     viewer = json.loads((tmp_path / "circuit-tracer.json").read_text())
     ids = [node["node_id"] for node in viewer["nodes"]]
-    assert ids[:2] == ["1_7_4", "0_3_4"]
+    assert set(ids[:2]) == {"1_7_4", "0_3_4"}
     assert ids[-1] == "3_11_4"
     assert len(set(ids)) == len(ids) == len(found.nodes) + len(found.ends) + 1
     assert {link[end] for link in viewer["links"] for end in ("source", "target")} <= set(ids)

@@ -69,7 +69,7 @@ READ_ONLY = (
 
 
 @dataclass(frozen=True)
-class SearchHit:
+class Hit:
     """A memory, or a layer, that was found."""
 
     cell: str
@@ -105,7 +105,7 @@ class Group:
     name: Literal["layers", "experts", "memories", "values", "triggers", "patterns"]
     total: int
     """Memories that match."""
-    hits: list[SearchHit]
+    hits: list[Hit]
     offset: int = 0
     sentences: int | None = None
     """How many sentences were examined, if not all."""
@@ -346,9 +346,9 @@ def _by_name(index: Index, query: SearchQuery) -> list[Group]:
         if name[2]:
             bank = name[2].upper()
             there = bank in (one.name for one in index.layout.banks(layer))
-            hit = SearchHit(f"L{layer}{bank}", layer, match=f"L{layer}{bank}", bank=bank)
+            hit = Hit(f"L{layer}{bank}", layer, match=f"L{layer}{bank}", bank=bank)
             return [Group("experts", 1, [hit])] if there else []
-        return [Group("layers", 1, [SearchHit(f"L{layer}", layer, match=f"L{layer}")])]
+        return [Group("layers", 1, [Hit(f"L{layer}", layer, match=f"L{layer}")])]
     try:
         cell = index.layout.resolve(query.text)
     except UnknownCell:
@@ -356,7 +356,7 @@ def _by_name(index: Index, query: SearchQuery) -> list[Group]:
     if query.layer not in (None, cell.layer):
         return []
     (tokens,) = _tokens(index, [(cell, "top")])
-    hit = SearchHit(str(cell), cell.layer, cell.memory, match=str(cell), tokens=tokens)
+    hit = Hit(str(cell), cell.layer, cell.memory, match=str(cell), tokens=tokens)
     return [Group("memories", 1, [hit])]
 
 
@@ -396,7 +396,7 @@ def _with_kind(index: Index, kind: str) -> ndarray:
         raise FfmemError(UNREADABLE) from None
 
 
-def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[SearchHit]:
+def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[Hit]:
     gated = index.manifest.model.gated
     cells = [index.layout.resolve(match.cell) for match in matches]
     ends = [
@@ -405,7 +405,7 @@ def _hits(index: Index, matches: Sequence[Match], with_tokens: bool) -> list[Sea
     ]
     tokens = _tokens(index, ends) if with_tokens else [[] for _ in matches]
     return [
-        SearchHit(
+        Hit(
             *(str(cell), cell.layer, cell.memory, match.matches, match.rank, match.side),
             *match.excerpt,
             tokens=promoted,
