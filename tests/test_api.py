@@ -13,7 +13,7 @@ import pytest
 import ffmem
 from ffmem.cli import cli
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import FfmemError, ModelError, StoreError
+from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
 from ffmem.experiments.base import ExperimentConfig
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.parallel import ExecutionConfig
@@ -169,6 +169,23 @@ def test_extending_gives_the_index_of_both_corpora(index_of, model_folder, corpu
     assert ffmem.verify(tmp_path / "index") == []
 
 
+@pytest.mark.parametrize("text", ["", "\n \n", " = Only = \n\n = = Headings = = \n"])
+def test_an_empty_corpus_is_refused_before_the_model_is_loaded(text, tiny_index, tmp_path):
+    (tmp_path / "empty.txt").write_text(text)
+    corpus = ffmem.Corpus(str(tmp_path / "empty.txt"), detokenize="wikitext")
+    index, out = tiny_index, tmp_path / "out"  # made of a model in memory, so none can be loaded
+    for call in (
+        lambda: ffmem.index("no-such-model", corpus, out),
+        lambda: ffmem.estimate("no-such-model", corpus),
+        lambda: ffmem.extend(index.folder, corpus),
+        lambda: ffmem.experiment("active-memories", index, out, corpus=corpus),
+        lambda: ffmem.report(index, out, corpus),
+        lambda: ffmem.edit(index, out, off=["L0N1"], corpus=corpus),
+    ):
+        with pytest.raises(CorpusError, match=r"is empty\. Use|no sentence in .*empty\.txt"):
+            call()
+
+
 def test_a_misspelled_option_is_refused(tiny_index, model_folder, tmp_path):
     with pytest.raises(TypeError, match="unexpected keyword argument 'sed'"):
         ffmem.experiment("agreement", tiny_index, tmp_path / "out", sed=1, model=model_folder)
@@ -183,12 +200,12 @@ def test_another_dtype_beside_a_model_in_memory_is_refused(tiny_index, model_fol
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"t": 0}, "-t 0: use a whole number at least 1 and at most 10,000"),
+        ({"t": 0}, "`t` 0: use a whole number at least 1 and at most 10,000"),
         (
             {"t": 99_999_999_999},
-            "-t 99999999999: use a whole number at least 1 and at most 10,000",
+            "`t` 99999999999: use a whole number at least 1 and at most 10,000",
         ),
-        ({"threads": 100_000}, "--threads 100000: use a whole number"),
+        ({"threads": 100_000}, "`threads` 100000: use a whole number"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_before_any_work(options, message, tmp_path):

@@ -86,18 +86,18 @@ def test_a_required_option_is_required():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"layers": 0}, "--layers 0: use a whole number at least 1"),
-        ({"rate": 0.0}, "--rate 0.0: use a number above 0 and below 1"),
-        ({"rate": 1.0}, "--rate 1.0"),
-        ({"rate": float("nan")}, "--rate nan"),
-        ({"mode": "odd"}, "--mode odd: unknown value. Use one of fast, slow"),
-        ({"layers": 2.0}, "--layers 2.0: use a whole number at least 1"),
-        ({"layers": True}, "--layers True"),
-        ({"rate": "0.5"}, "--rate '0.5': use a number"),
+        ({"layers": 0}, "`layers` 0: use a whole number at least 1"),
+        ({"rate": 0.0}, "`rate` 0.0: use a number above 0 and below 1"),
+        ({"rate": 1.0}, "`rate` 1.0"),
+        ({"rate": float("nan")}, "`rate` nan"),
+        ({"mode": "odd"}, "`mode` odd: unknown value. Use one of fast, slow"),
+        ({"layers": 2.0}, "`layers` 2.0: use a whole number at least 1"),
+        ({"layers": True}, "`layers` True"),
+        ({"rate": "0.5"}, "`rate` '0.5': use a number"),
         ({"top": 1_001}, "-k 1001: use a whole number at least 1 and at most 1,000"),
-        ({"sample": "some"}, "--sample 'some': use a whole number at least 1 or 'all'"),
-        ({"sample": 0}, "--sample 0: use a whole number at least 1 or 'all'"),
-        ({"limit": 10}, "--limit 10: use a whole number at least 0 and below 10"),
+        ({"sample": "some"}, "`sample` 'some': use a whole number at least 1 or 'all'"),
+        ({"sample": 0}, "`sample` 0: use a whole number at least 1 or 'all'"),
+        ({"limit": 10}, "`limit` 10: use a whole number at least 0 and below 10"),
     ],
 )
 def test_python_callers_get_the_same_checks(wrong, message):
@@ -111,7 +111,7 @@ def test_an_error_is_of_the_kind_that_is_asked_for():
 
     config = Config(name="a")
     object.__setattr__(config, "layers", 0)
-    with pytest.raises(OwnError, match="--layers 0"):
+    with pytest.raises(OwnError, match="`layers` 0"):
         check_options(config, OwnError)
 
 

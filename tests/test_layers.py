@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "ffmem"
 ORDER = [
     *(
         "errors",
+        "signatures",
         "records",
         "cells",
         "text",

@@ -53,7 +53,7 @@ def refused(address):
 
 def test_an_address_where_nothing_listens_is_told_at_once(free_port):
     address = f"127.0.0.1:{free_port}"
-    assert refused(address).startswith(f"--ray {address}: Nothing answers there (")
+    assert refused(address).startswith(f"`ray` {address}: Nothing answers there (")
 
 
 def test_a_host_that_does_not_exist_is_told():
@@ -82,19 +82,19 @@ def test_ray_client_is_refused_with_what_to_do_instead():
 
 def test_auto_without_any_ray_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert refused("auto").startswith("No Ray was found for --ray auto. Start one with `ray start")
+    assert refused("auto").startswith("No Ray was found for `ray` auto. Start one with `ray start")
 
 
 def test_auto_does_not_wait_for_a_ray_that_was_killed(monkeypatch, tmp_path, free_port):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{free_port}")
-    assert f"--ray auto (found 127.0.0.1:{free_port}): Nothing answers" in refused("auto")
+    assert f"`ray` auto (found 127.0.0.1:{free_port}): Nothing answers" in refused("auto")
 
 
 def test_auto_takes_the_address_that_the_environment_names(monkeypatch, free_port):
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port}")
-    assert f"--ray auto (found 127.0.0.1:{free_port}): Nothing answers" in refused("auto")
+    assert f"`ray` auto (found 127.0.0.1:{free_port}): Nothing answers" in refused("auto")
 
 
 def test_a_missing_ray_is_told_with_the_command_that_installs_it(monkeypatch):

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from ffmem.text import (
     format_interval,
     format_number,
+    format_rate,
     format_share,
     pluralize,
     shorten_prefix,
@@ -21,6 +22,7 @@ from ffmem.text import (
         (12345, "tokens", "12,345 tokens"),
         (0.5, "GPUs", "0.5 GPUs"),
         (1.0, "GPUs", "1 GPU"),
+        (1, "passes", "1 pass"),
     ],
 )
 def test_one_thing_is_named_in_the_singular(n, things, shown):
@@ -33,6 +35,20 @@ def test_numbers_read_as_in_a_sentence():
     assert format_number(0.58234) == "0.582"
     assert format_number(-7, signed=True) == "−7"
     assert format_number(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("per_second", "shown"),
+    [
+        (12345.6, "12,346 layers/s"),
+        (2.54, "2.54 layers/s"),
+        (1.0, "1 layers/s"),
+        (0.24, "4.17 s/layer"),
+        (1 / 3600, "3,600 s/layer"),
+    ],
+)
+def test_slow_work_counts_the_seconds_of_one(per_second, shown):
+    assert format_rate(per_second, "layers") == shown
 
 
 def test_small_shares_keep_a_digit_that_counts():

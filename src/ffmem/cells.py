@@ -15,10 +15,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ffmem.errors import FfmemError, UnknownCell
 from ffmem.records import NotARecord, Record
+from ffmem.signatures import check_arguments, is_kind
+
+T = TypeVar("T")
 
 _FORMS = re.compile(
     r"L(\d{1,18})(E\d{1,18}|S\d{0,18})?[ND](\d{1,18})|(\d{1,18})[.:/](\d{1,18})",
@@ -39,6 +42,7 @@ class Cell(NamedTuple):
     """The number of the bank's first memory in the layer."""
 
     @classmethod
+    @check_arguments
     def parse(cls, text: str) -> "Cell":
         """Return the cell of a name, such as `L5N1234`, `L5E12N345`, `5.1234`, `5:1234`, `5/1234`.
 
@@ -153,6 +157,22 @@ class BankRange(NamedTuple):
         return f"{kind} {self.name[1:]}".rstrip()
 
 
+def check_layer(layer: int, n_layers: int) -> None:
+    """Raise unless a model of so many layers has this one."""
+    if not is_kind(layer, int):
+        raise FfmemError(f"{layer!r} is not a layer. Give a whole number, such as 5.")
+    if not 0 <= layer < n_layers:
+        raise FfmemError(f"There is no layer {layer}: the model has layers 0 to {n_layers - 1}.")
+
+
+class ByLayer(list[T]):
+    """Something of each layer; raises on a layer that the model does not have."""
+
+    def __getitem__(self, layer: int) -> T:  # type: ignore[override]
+        check_layer(layer, len(self))
+        return super().__getitem__(layer)
+
+
 class Layout:
     """The banks of each layer of a model, from which names and numbers of memories follow.
 
@@ -209,12 +229,7 @@ class Layout:
 
     def check_layer(self, layer: int) -> None:
         """Raise unless there is such a layer."""
-        if not isinstance(layer, int) or isinstance(layer, bool):
-            raise FfmemError(f"{layer!r} is not a layer. Give a whole number, such as 5.")
-        if not 0 <= layer < self.n_layers:
-            raise FfmemError(
-                f"There is no layer {layer}: the model has layers 0 to {self.n_layers - 1}."
-            )
+        check_layer(layer, self.n_layers)
 
     def cell(self, layer: int, memory: int) -> Cell:
         """Return the memory with a number in a layer, by its full name."""

@@ -24,6 +24,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 from ffmem.errors import FfmemError
+from ffmem.signatures import is_kind, kind_name
 
 Command = Callable[..., Any]
 AnyConfig = TypeVar("AnyConfig")
@@ -111,6 +112,8 @@ def check_options(config: Any, error: type[FfmemError] = FfmemError) -> None:
                 raise error(f"{name} {shown}: use {_bounds(kind, meta)}{choices}.")
         elif meta["choices"]:
             raise error(f"{name} {value}: unknown value. Use one of {', '.join(meta['choices'])}.")
+        elif not is_kind(value, kind):
+            raise error(f"{name} {value!r}: it must be {kind_name(kind)}.")
 
 
 def option_name(one: Field[Any]) -> str:

@@ -2,10 +2,42 @@
 
 A message says what was requested, what was found, and what to do. The command line prints it
 without a traceback. Any other exception is a bug, and keeps its traceback.
+
+Messages are written with the options of the command line. Python callers, and visitors of the
+explorer, read the names of the parameters instead:
+
+    Use fewer --batch-tokens.      Use fewer `batch_tokens`.
+    Drop --no-models.              Drop `models=False`.
 """
 
 import copyreg
+import re
 from typing import Any
+
+import click
+
+_OPTION = re.compile(r"`[^`]*`|(?<![^\s(])(?:--([a-z][a-z-]*)|-(t)\b)")
+"""An option, unless it is in a command (between backticks), which is the same for everyone."""
+
+_PARAMETERS = {
+    "in": "place",
+    "chat": "chat=True",
+    "force": "force=True",
+    "replace": "replace=True",
+    "no-models": "models=False",
+    "no-report": "corpus=None",
+}
+"""The parameters that are not named like their options."""
+
+
+def name_parameters(message: str) -> str:
+    """Return a message with the parameter of the Python function for each option."""
+
+    def parameter(found: re.Match[str]) -> str:
+        option = found[1] or found[2]
+        return f"`{_PARAMETERS.get(option, option.replace('-', '_'))}`" if option else found[0]
+
+    return _OPTION.sub(parameter, message)
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
@@ -17,6 +49,10 @@ def one_line(error: BaseException, most: int = 300) -> str:
 
 class FfmemError(Exception):
     """Base class of all errors that ffmem raises on purpose."""
+
+    def __init__(self, message: str) -> None:
+        in_command = click.get_current_context(silent=True) is not None
+        super().__init__(message if in_command else name_parameters(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the message: workers send errors whose `__init__` takes other arguments."""

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ffmem.text import format_rate
+
 Step = Callable[[int], None]
 """Called with how much was done since the last call."""
 
@@ -99,7 +101,7 @@ class Progress:
             def step(n: int) -> None:
                 bars.advance(task, n)
                 speed = bars.tasks[task].speed
-                rate = f"{speed:,.0f} {unit}/s" if speed else ""
+                rate = format_rate(speed, unit) if speed else ""
                 bars.update(task, note=rate if note is None else note())
 
             yield step

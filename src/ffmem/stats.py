@@ -1,4 +1,4 @@
-"""Summaries of samples: quartiles, and intervals of shares."""
+"""Summaries of samples: quartiles, and intervals of shares; seeds."""
 
 import math
 from typing import Any
@@ -8,11 +8,19 @@ from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
+from ffmem.errors import FfmemError
+
 Z95 = 1.959963984540054
 """The standard normal's 0.975 quantile: two-sided 95 %."""
 
 DRAWS = 1000
 """Of a bootstrap."""
+
+
+def check_seed(seed: int) -> None:
+    """Raise unless both numpy and torch can draw from this seed."""
+    if not 0 <= seed < 2**63:
+        raise FfmemError(f"Seed {seed} is out of range. Use a whole number from 0 to 2⁶³ − 1.")
 
 
 def spread(numbers: Shaped[ndarray, " n"]) -> dict[str, Any]:

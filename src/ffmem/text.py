@@ -23,6 +23,13 @@ def format_number(value: int | float | None, digits: int = 3, signed: bool = Fal
     return f"{value:{sign}.{digits}g}".replace("-", "−")
 
 
+def format_rate(per_second: float, plural: str) -> str:
+    """Return 12,345 tokens/s, 2.5 layers/s or, of what takes longer than a second, 4.2 s/layer."""
+    if per_second < 1:
+        return f"{format_number(1 / per_second)} s/{_singular(plural)}"
+    return f"{format_number(per_second)} {plural}/s"
+
+
 def format_share(share: int | float | None, signed: bool = False) -> str:
     """Return 81.7 %, 0.03 % or 100 %: a share from 0 to 1 in percent, small ones more exactly."""
     if share is None:
@@ -60,4 +67,6 @@ def html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> 
 
 
 def _singular(plural: str) -> str:
-    return plural.removesuffix("ies") + "y" if plural.endswith("ies") else plural.removesuffix("s")
+    if plural.endswith("ies"):
+        return plural.removesuffix("ies") + "y"
+    return plural.removesuffix("es" if plural.endswith("sses") else "s")

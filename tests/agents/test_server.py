@@ -250,6 +250,8 @@ def test_several_indexes_are_told_apart_by_name(index, tiny_index, tmp_path):
         assert names == ["tiny", "other"]
         assert "Set index to one of: tiny, other" in agent.fail("show", cell="L0N0")
         assert close(agent.ask("show", cell="L0N0", index="other"), {"cell": "L0N0"})
+        (note,) = agent.ask("search", query="a", index="other")["notes"]
+        assert "no patterns yet. Find them with `ffmem patterns detect" in note
         # The model of this index was in memory when it was made.
         said = agent.fail("trace", prompt=PROMPT, index="other")
         assert "was built from a model in memory" in said

@@ -220,5 +220,5 @@ def test_experiments_draw_no_prefix_that_is_left_out(memories, tmp_path):
 
 def test_left_out_prefixes_do_not_fit_the_authors_definition(memories, tmp_path):
     corpus = Corpus(write(tmp_path / "a.jsonl"), content_only=True)
-    with pytest.raises(FfmemError, match=r"--content-only does not work with --compat"):
+    with pytest.raises(FfmemError, match=r"`content_only` does not work with `compat`"):
         ffmem.index(memories, corpus, tmp_path / "index", compat="ff-layers", start="eos")

@@ -193,15 +193,21 @@ def test_a_corpus_without_sentences_is_refused_with_what_was_read(tmp_path, unit
     ) as told:
         list(corpus.sentences(WORDS))
     assert ("1 are headings" in str(told.value)) == (unit != "line")
+    with pytest.raises(CorpusError) as at_once:  # without a tokenizer
+        corpus.check()
+    assert str(at_once.value) == str(told.value)
+    with path.open("a") as file:
+        file.write("It is.\n")
+    corpus.check()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"unit": "word"}, "--unit word: unknown unit"),
-        ({"limit": 0}, "--limit 0: use a whole number at least 1"),
-        ({"limit": -3}, "--limit -3"),
-        ({"detokenize": "moses"}, "--detokenize moses: unknown value. Use one of wikitext"),
+        ({"unit": "word"}, "`unit` word: unknown unit"),
+        ({"limit": 0}, "`limit` 0: use a whole number at least 1"),
+        ({"limit": -3}, "`limit` -3"),
+        ({"detokenize": "moses"}, "`detokenize` moses: unknown value. Use one of wikitext"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings, message):

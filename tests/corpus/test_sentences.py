@@ -91,7 +91,7 @@ def test_a_line_is_taken_as_it_is_and_a_blank_one_not_at_all():
     ["word", "window", "window:", "window:0", "window:-1", "window:x", "window:" + "9" * 5000],
 )
 def test_an_unknown_unit_is_refused(unit):
-    with pytest.raises(CorpusError, match=rf"--unit {unit}: unknown unit\. Use sentence, line, or"):
+    with pytest.raises(CorpusError, match=rf"`unit` {unit}: unknown unit\. Use sentence, line, or"):
         window_size(unit)
 
 

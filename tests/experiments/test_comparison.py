@@ -254,7 +254,7 @@ def test_bad_folders_are_refused_with_what_to_do(reports, tmp_path):
         compare([reports[0], empty], out)
     with pytest.raises(FfmemError, match="No report was given"):
         compare([], out)
-    with pytest.raises(FfmemError, match="Give a list of folders"):
+    with pytest.raises(FfmemError, match=r"reports is .* It must be Sequence"):
         compare(str(reports[0]), out)
     with pytest.raises(FfmemError, match="holds results of experiments"):
         compare(reports, reports[0])

@@ -250,5 +250,5 @@ def test_threads_are_those_asked_for_and_afterwards_as_before(made, tmp_path, mo
     change(monkeypatch, "agreement", note)
     measure(made, tmp_path, "agreement", threads=before + 1)
     assert (seen, torch.get_num_threads()) == ([before + 1], before)
-    with pytest.raises(FfmemError, match="--threads 0"):
+    with pytest.raises(FfmemError, match="`threads` 0"):
         measure(made, tmp_path, "agreement", threads=0)

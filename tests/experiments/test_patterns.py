@@ -8,9 +8,8 @@ from ffmem.cells import Cell
 from ffmem.errors import StoreError
 from ffmem.experiments.base import ExperimentConfig, check_claims, find
 from ffmem.experiments.context import ExperimentContext
-from ffmem.experiments.patterns import NoPatterns
 from ffmem.patterns.labels import LABELS
-from ffmem.patterns.store import ExaminedList, Pattern, PatternWriter
+from ffmem.patterns.store import ExaminedList, NoPatterns, Pattern, PatternWriter
 from tests.annotation.kept_patterns import copied, first_three, keep, listed, signs
 
 

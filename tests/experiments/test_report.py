@@ -1,14 +1,20 @@
 import json
 import re
+import shlex
+from copy import copy
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+from ffmem.cli import cli
 from ffmem.errors import FfmemError
 from ffmem.experiments.charts import write_figure
 from ffmem.experiments.render import write_report as write_page
+from ffmem.experiments.report import index_commands, report_command
+from ffmem.models.arguments import AdapterRecord
 from tests.experiments.results import PAPERS, result, results
 from tests.experiments.test_charts import emptied
 from tests.experiments.test_drawing import HOSTILE
@@ -203,6 +209,36 @@ def test_the_report_says_how_to_repeat_it(tiny_index, tmp_path):
     wanted = "ffmem report DIR --corpus wikitext-2:valid --out OUT --sample 4000 --seed 0"
     assert f"{wanted} --per-layer 10 --triggers 20" in text
     assert "-t 6 --prefixes best --dtype float32 --start auto --threads 1 --unit line" in text
+
+
+def test_the_commands_ask_for_everything_that_was_asked_for(tiny_index):
+    index, manifest = copy(tiny_index), tiny_index.manifest
+    (source,) = manifest.corpus.sources
+    asked = {"content_only": True, "limit": 9, "unit": "line", "column": "body", "batch_tokens": 77}
+    adapter = AdapterRecord(source="lora", hash="1", base_hash="2")
+    index.manifest = replace(
+        manifest,
+        model=replace(manifest.model, adapter=adapter),
+        corpus=replace(manifest.corpus, sources=[replace(source, **asked), source]),
+        compat="ff-layers",
+    )
+    first, second = (parsed(line) for line in index_commands(index))
+    expected = asked | {"adapter": "lora", "compat": "ff-layers", "t": 6, "out": Path("DIR")}
+    assert {name: first[name] for name in expected} == expected
+    assert (second["corpus"], second["content_only"]) == (source.source, False)
+
+    sample = {"corpus": "x.jsonl", "requested": 50, "draw": "tokens"} | asked
+    found = parsed(report_command([result("prediction-cases", 2, sample=sample)]))
+    expected = {"corpus": "x.jsonl", "sample": 50, "draw": "tokens"} | asked
+    del expected["batch_tokens"]
+    assert {name: found[name] for name in expected} == expected
+
+
+def parsed(line):
+    """Return the parameters of a command line."""
+    ffmem, name, *arguments = shlex.split(line)
+    assert ffmem == "ffmem"
+    return cli.get_command(None, name).make_context(name, arguments).params
 
 
 def test_data_tables_hold_every_row_and_count_layers_from_1(tiny_index, tmp_path):

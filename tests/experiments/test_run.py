@@ -10,10 +10,9 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 import ffmem
-from ffmem.api.experiments import corpus_like
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, StoreError
-from ffmem.experiments.base import NAMES, ExperimentResult, find_all
+from ffmem.experiments.base import NAMES, ExperimentResult, corpus_like, find_all
 from tests.experiments.planting import measured
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.tiny import TINY, tiny_tokenizer
@@ -174,7 +173,7 @@ def test_figure_2_is_left_out_among_others_where_there_are_no_patterns(made, tmp
 
 def test_what_is_missing_or_wrong_is_told_before_the_model_is_loaded(made, tmp_path):
     index, _, valid = made
-    with pytest.raises(CorpusError, match=r"runs the model on prefixes.*--corpus"):
+    with pytest.raises(CorpusError, match=r"runs the model on prefixes.*`corpus`"):
         ffmem.experiment("active-memories", index, tmp_path, model="nowhere")
     with pytest.raises(CorpusError, match=r"missing\.txt"):
         ffmem.experiment(
@@ -259,7 +258,7 @@ def test_options_without_use_are_refused(made, tmp_path):
     done = CliRunner().invoke(cli, [*arguments, "--limit", "3"])
     assert done.exit_code == 2
     assert "--limit: pass --corpus too" in done.output
-    with pytest.raises(FfmemError, match="--sample '5': use a whole number"):
+    with pytest.raises(FfmemError, match="`sample` '5': use a whole number"):
         measured(made, tmp_path, "active-memories", sample="5")
     assert measured(made, tmp_path, "active-memories", corpus=made[2])
 

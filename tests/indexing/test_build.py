@@ -437,6 +437,16 @@ def test_the_manifest_says_how_the_index_was_made(tmp_path):
     assert set(manifest.files) == listed
 
 
+def test_the_stated_perplexity_does_not_depend_on_the_chunks(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    made = [
+        indexed(tmp_path / str(tokens), corpus, start="auto", chunk_tokens=tokens).manifest
+        for tokens in (20, 1000)
+    ]
+    assert made[0].corpus.sources[0].perplexity == made[1].corpus.sources[0].perplexity
+    assert made[0].start == made[1].start
+
+
 def test_a_finished_index_says_whether_the_weights_were_compared(tmp_path, model_folder, capsys):
     corpus = str(write_corpus(tmp_path / "corpus.txt", n=20))
     loaded = ffmem.load(model_folder)

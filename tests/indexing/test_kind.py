@@ -146,7 +146,7 @@ def test_values_cannot_be_searched_where_there_are_none_and_triggers_can(any_kin
     assert expected <= {hit.cell for hit in hits}
     if any_kind.manifest.model.has_values:
         return
-    with pytest.raises(NoStaticValues, match=r"Cannot search in values.*--in triggers"):
+    with pytest.raises(NoStaticValues, match=r"Cannot search in values.*`place` triggers"):
         ffmem.search(any_kind, WORDS, "values")
     assert list(ffmem.search(any_kind, WORDS)) == ["triggers"]
 

@@ -31,7 +31,7 @@ def with_poison(path, *places):
 
 def test_a_run_stops_at_bad_sentences_and_names_them(tmp_path):
     corpus = with_poison(tmp_path / "corpus.txt", 17, 18)
-    with pytest.raises(ModelError, match=r"Cannot read sentences 17, 18 of .*--bad-sentences skip"):
+    with pytest.raises(ModelError, match=r"Cannot read sentences 17, 18 of .*`bad_sentences` skip"):
         indexed(tmp_path / "index", corpus, poisoned())
     assert not (tmp_path / "index" / "manifest.json").exists()
 

@@ -189,7 +189,7 @@ def test_a_layer_and_a_limit_choose_among_all_hits(tiny_index, place):
         ("the", {"layer": -1}, "no layer -1"),
         ("the", {"layer": "1"}, "'1' is not a layer. Give a whole number"),
         ("the", {"place": "patterns"}, "no patterns yet"),
-        ("the", {"place": "keys"}, "--in keys: unknown value"),
+        ("the", {"place": "keys"}, "`place` keys: unknown value"),
     ],
 )
 def test_a_search_that_cannot_be_done_says_why(tiny_index, query, options, message):

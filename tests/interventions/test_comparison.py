@@ -162,7 +162,7 @@ def test_models_are_found_where_the_indexes_say_or_where_they_are_now(tmp_path, 
     found = compare(index, index, tmp_path, device="cpu")
     assert found.overall["value_cosine"]["mean"] == 1
     moved = folder.rename(tmp_path / "moved")
-    with pytest.raises(FfmemError, match=r"If it has moved, pass its location with --first-model"):
+    with pytest.raises(FfmemError, match=r"If it has moved, pass its location with `first_model`"):
         compare(index, index, tmp_path, device="cpu")
     again = compare(index, index, tmp_path, first_model=moved, second_model=moved, device="cpu")
     assert again.to_dict() == found.to_dict()
@@ -308,7 +308,7 @@ def test_a_folder_that_is_no_index_or_no_place_to_write_is_told(folders, tmp_pat
 
 
 def test_a_model_that_is_gone_is_told_with_the_option_that_helps(folders, tmp_path):
-    with pytest.raises(FfmemError, match=r"--first-model\. --no-models .* compares the"):
+    with pytest.raises(FfmemError, match=r"`first_model`\. `models=False` compares the"):
         run_compare(folders / "first", folders / "second", "--out", tmp_path)
 
 

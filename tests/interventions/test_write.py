@@ -400,7 +400,7 @@ def test_a_memory_that_works_is_kept_unless_forced(idle, corpus, tmp_path):
         key=lambda one: one[1].contribution,
     )[0]
     loaded = LoadedModel(memories, idle)
-    with pytest.raises(FfmemError, match=f"L1N{busy} is not idle: active on.*--force"):
+    with pytest.raises(FfmemError, match=f"L1N{busy} is not idle: active on.*`force=True`"):
         write(loaded, PROMPT, token, tmp_path / "out", cell=f"L1N{busy}")
     assert not (tmp_path / "out").exists()
     found = write(
@@ -498,7 +498,7 @@ def test_what_is_true_already_is_not_written(idle, tmp_path):
 
 def test_without_an_index_the_memory_must_be_given_and_forced(tmp_path):
     loaded = LoadedModel(read("llama"), None, "id:0")
-    with pytest.raises(FfmemError, match=r"build one with `ffmem index`.*--cell and --force"):
+    with pytest.raises(FfmemError, match=r"build one with `ffmem index`.*`cell` and `force=True`"):
         write(loaded, PROMPT, "w9", tmp_path / "out")
     with pytest.raises(FfmemError, match="Only an index knows whether L1N3 is idle"):
         write(loaded, PROMPT, "w9", tmp_path / "out", cell="L1N3")

@@ -198,7 +198,7 @@ def test_files_of_prompts_may_hold_messages(memories, tmp_path):
     assert traced == ffmem.trace(memories, "Who?", chat=True)
     facts = ffmem.effect(memories, prompts=path, chat=True, candidates=2)
     assert facts.facts[0].token == "a"
-    with pytest.raises(FfmemError, match=r"line 1 of .*messages, which need --chat"):
+    with pytest.raises(FfmemError, match=r"line 1 of .*messages, which need `chat=True`"):
         ffmem.trace(memories, prompts=path)
     path.write_text('{"messages": [{"role": "user"}]}\n')
     with pytest.raises(FfmemError, match=r"line 1 of .*has no content"):
@@ -208,5 +208,5 @@ def test_files_of_prompts_may_hold_messages(memories, tmp_path):
 def test_messages_without_chat_and_malformed_ones_are_refused_before_a_model_is_loaded():
     with pytest.raises(FfmemError, match="has no content"):
         ffmem.trace("no/such/model", [{"role": "user"}], chat=True)
-    with pytest.raises(FfmemError, match=r"must be a string; got dict\. Messages need --chat"):
+    with pytest.raises(FfmemError, match=r"must be a string; got dict\. Messages need `chat=True`"):
         ffmem.trace(read("llama"), [{"role": "user", "content": "w5"}])

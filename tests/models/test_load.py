@@ -242,12 +242,12 @@ def test_names_and_hub_ids_stay_as_they_are():
 def test_a_device_that_is_not_there_is_refused():
     assert find_device("cpu") == torch.device("cpu")
     for device in ("nonsense", "cuda:99"):
-        with pytest.raises(ModelError, match=f"--device {device} is not available"):
+        with pytest.raises(ModelError, match=f"`device` {device} is not available"):
             find_device(device)
 
 
 def test_a_dtype_that_is_not_there_is_refused(folder):
-    with pytest.raises(ModelError, match=r"--dtype float8 is unknown\. Use float32, bfloat"):
+    with pytest.raises(ModelError, match=r"`dtype` float8 is unknown\. Use float32, bfloat"):
         load(folder, dtype="float8")
 
 

@@ -13,7 +13,7 @@ TRAIN = ("train", "--corpus", "mini-wiki:valid", "--memory", "relu", "--layers",
 @pytest.mark.parametrize("option", ["threads", "workers"])
 def test_an_index_with_too_many_is_refused(option, tmp_path):
     given = {option: MAX_THREADS + 1}
-    with pytest.raises(FfmemError, match=rf"--{option} {MAX_THREADS + 1}"):
+    with pytest.raises(FfmemError, match=rf"`{option}` {MAX_THREADS + 1}"):
         ffmem.index("mini-wiki", "mini-wiki:valid", tmp_path / "index", **given)
 
 
@@ -27,7 +27,7 @@ def test_a_command_with_too_many_threads_is_refused_before_anything_is_loaded(co
 
 def test_measuring_with_too_many_threads_is_refused(tiny_index, tmp_path):
     for n in (0, -1, MAX_THREADS + 1):
-        with pytest.raises(FfmemError, match=f"--threads {n}: use a whole number"):
+        with pytest.raises(FfmemError, match=f"`threads` {n}: use a whole number"):
             ffmem.experiment(
                 "active-memories", tiny_index, tmp_path, corpus="mini-wiki:valid", threads=n
             )

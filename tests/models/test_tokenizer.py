@@ -133,6 +133,25 @@ def test_tokens_lie_in_the_text_in_order_and_reach_its_end(text):
         assert "⟨" in whole or whole == text[start:end]
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [
+        (WordTokenizer(["the", "press", "in"]), "the press in the unknown press"),
+        (BYTE_LEVEL, "the press in the city"),
+        (metaspace(), "the sin in the s"),
+        (word_piece(), "play playing play"),
+    ],
+    ids=["words", "byte level", "metaspace", "word pieces"],
+)
+def test_a_text_and_what_follows_it_are_one_text_wherever_it_is_cut(tokenizer, text):
+    (encoding,) = tokenizer.encode([text])
+    ids = encoding.ids
+    assert len(ids) > 3
+    for n in range(1, len(ids) + 1):
+        begun, following = tokenizer.decode(ids[:n]), tokenizer.decode_after(ids[n - 1], ids[n:])
+        assert begun + following == tokenizer.decode(ids)
+
+
 def test_a_token_that_is_part_of_a_character_is_shown_by_its_bytes():
     shown = BYTE_LEVEL.token_texts(300)
 

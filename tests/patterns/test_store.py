@@ -17,9 +17,11 @@ from ffmem.cells import Cell
 from ffmem.errors import FfmemError, StoreError
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
+from ffmem.indexing.tidy import SCHEMAS
 from ffmem.patterns.labels import LABELS, labels
 from ffmem.patterns.store import (
     ExaminedList,
+    NoPatterns,
     Pattern,
     Patterns,
     PatternWriter,
@@ -250,6 +252,9 @@ def test_every_format_has_the_rows_of_the_table(planted, tmp_path):
     assert planted.table("patterns").to_pylist() == rows
     assert planted.table("patterns", layer=1).to_pylist() == rows[2:]
     assert planted.table("patterns", layer=1, columns=["what"]).num_rows == 1
+    assert planted.table("patterns").schema == SCHEMAS["patterns"]
+    ffmem.export(planted, "parquet", tmp_path / "tables")
+    assert pq.read_table(tmp_path / "tables" / "patterns.parquet").to_pylist() == rows
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
     assert read[2]["description"] == "ends with “a, b”"
@@ -280,10 +285,25 @@ def test_another_ending_is_refused(planted, tmp_path):
         export_patterns(planted, tmp_path / "out.xlsx")
 
 
-def test_an_index_without_patterns_has_an_empty_table(index):
-    table = index.table("patterns")
-    assert table.num_rows == 0
-    assert {"cell", "description", "source", "q_value"} < set(table.column_names)
+def test_an_index_without_patterns_says_how_to_find_them_wherever_one_asks(index, tmp_path):
+    def ways():
+        yield lambda: index.table("patterns")
+        yield lambda: ffmem.search(index, "a", "patterns")
+        yield lambda: export_patterns(index, tmp_path / "out.csv")
+
+    for ask in ways():
+        with pytest.raises(NoPatterns, match=r"no patterns yet\. Find them with `ffmem patt"):
+            ask()
+    ffmem.export(index, "parquet", tmp_path / "tables")
+    assert not (tmp_path / "tables" / "patterns.parquet").exists()
+    write(index, patterns=[])
+    assert index.table("patterns").num_rows == 0  # one has looked
+    manifest = index.folder / "manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")
+    changed = f"index has changed since .* again with `ffmem patterns detect {index.folder}`"
+    for ask in ways():
+        with pytest.raises(NoPatterns, match=changed):
+            ask()
 
 
 def test_the_evidence_is_said_in_words(index):

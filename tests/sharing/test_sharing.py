@@ -275,7 +275,7 @@ def test_another_index_is_replaced_only_on_request_and_whole(
     ffmem.push(folder, REPOSITORY)
     before = hub.files(REPOSITORY)
     assert any(name.startswith("patterns/") for name in before)
-    with pytest.raises(HubError, match=r"already has another index: .*--replace"):
+    with pytest.raises(HubError, match=r"already has another index: .*`replace=True`"):
         ffmem.push(tiny_index, REPOSITORY)
     assert hub.files(REPOSITORY) == before
     ffmem.push(tiny_index, REPOSITORY, replace=True)

@@ -217,7 +217,7 @@ def test_two_processes_do_not_train_in_one_folder(corpus, tmp_path):
 def test_a_run_that_diverges_stops(corpus, tmp_path):
     mad = {"learning_rate": 1e30, "warmup": 0, "evaluate_every": 1, "cutoffs": None}
     with pytest.raises(
-        DivergenceError, match=r"Training diverged at step \d+: .* lower --learning"
+        DivergenceError, match=r"Training diverged at step \d+: .* lower `learning_rate`"
     ):
         run(tmp_path / "model", corpus, **mad)
     assert not (tmp_path / "model" / "training.json").exists()

@@ -71,7 +71,7 @@ def test_without_matching_there_are_as_many_memories_as_asked():
 
 def test_a_model_that_is_larger_with_a_single_memory_cannot_be_matched():
     config = tiny_config(memory="lambda", match="persistent", memories=1, key_width=64, layers=1)
-    with pytest.raises(ModelError, match=r"--match persistent: .* even with a single memory"):
+    with pytest.raises(ModelError, match=r"`match` persistent: .* even with a single memory"):
         match_parameters(config, 40, 2)
 
 
@@ -83,7 +83,7 @@ def test_clusters_of_the_vocabulary_end_at_the_cutoffs():
 
 
 def test_cutoffs_beyond_the_vocabulary_are_refused():
-    with pytest.raises(ModelError, match=r"--cutoffs 10,40: the vocabulary has only 40 tokens"):
+    with pytest.raises(ModelError, match=r"`cutoffs` 10,40: the vocabulary has only 40 tokens"):
         model_config(tiny_config(cutoffs=[10, 40]), 40, 2, "relu", 12)
 
 

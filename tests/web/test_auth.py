@@ -238,7 +238,7 @@ def test_weak_tokens_are_refused(weak):
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "lab.example", "::"])
 def test_other_machines_are_let_in_only_with_a_token(served_folder, host):
     assert not is_loopback(host)
-    with pytest.raises(FfmemError, match="--token"):
+    with pytest.raises(FfmemError, match="`token`"):
         serve([served_folder], host=host)
 
 

@@ -30,11 +30,12 @@ from pydantic import Field
 
 import ffmem
 from ffmem.cells import Cell
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, name_parameters
+from ffmem.indexing.search import GroupedHits
 from ffmem.indexing.store import Index
 from ffmem.interventions.results import EffectResult, TraceResult
 from ffmem.models.arguments import require_models
-from ffmem.patterns.store import no_patterns, open_patterns
+from ffmem.patterns.store import open_patterns, require_patterns
 from ffmem.web.catalog import Catalog, ServedIndex
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class IndexTools:
         """Find memories by the tokens that they promote, by their triggers, or by their patterns.
 
         Memories with most matches come first; each has its best match. total counts all memories of
-        a place that match; hits are the first of them.
+        a place that match; hits are the first of them. notes say what could not be searched.
         """
         opened = self._open(index)
         found = ffmem.search(
@@ -160,11 +161,12 @@ class IndexTools:
             max_active=max_active,
             limit=limit,
         )
-        groups = found if isinstance(found, dict) else {place: found}
-        return {
+        groups = found if isinstance(found, GroupedHits) else GroupedHits([found], query, [])
+        answer: dict[str, Any] = {
             one: {"total": hits.total, "hits": [hit.to_dict() for hit in hits]}
             for one, hits in groups.items()
         }
+        return answer | ({"notes": groups.notes} if groups.notes else {})
 
     def show(
         self,
@@ -238,9 +240,7 @@ class IndexTools:
         if (cell is None) == (layer is None):
             raise FfmemError("Pass either a cell or a layer.")
         opened = self._open(index)
-        sources = open_patterns(opened)
-        if not sources:
-            raise FfmemError(no_patterns(opened))
+        sources = require_patterns(opened)
         if layer is None:
             found = [one for source in sources for one in source.of(str(cell))]
         else:
@@ -511,7 +511,7 @@ def _bounded(tool: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         try:
             found = _rounded(tool(*args, **kwargs))
         except FfmemError as error:
-            raise ToolError(" ".join(str(error).split())) from None
+            raise ToolError(" ".join(name_parameters(str(error)).split())) from None
         text = json.dumps(found, ensure_ascii=False, allow_nan=False)
         if len(text) > MAX_CHARACTERS:
             raise ToolError(

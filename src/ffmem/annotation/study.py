@@ -31,6 +31,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from ffmem.errors import FfmemError, StorageFull, StoreError
 from ffmem.indexing.store import Index, as_index
 from ffmem.patterns.store import MIN_TRIGGERS
+from ffmem.signatures import check_arguments
 
 TRIGGERS, CONTROL, COMPOSITION = "triggers", "control", "composition"
 """Kinds of items: a memory's triggers, random prefixes, two words of a composition."""
@@ -572,6 +573,7 @@ class AnnotationStudy:
         return StoreError(f"Cannot use the study {self.path}: {hint.rstrip('.')}.")
 
 
+@check_arguments
 def study(folder: str | Path | Index, *, db: str | Path | None = None) -> AnnotationStudy:
     """Open the annotation study of an index: DIR-annotations.sqlite, unless `db` names a file."""
     return AnnotationStudy.open(db or study_path(as_index(folder).folder))

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ffmem.config_fields import from_parameters
 from ffmem.errors import NoStaticValues, StoreError
-from ffmem.experiments.base import NAMES, ExperimentConfig, find_all
+from ffmem.experiments.base import NAMES, ExperimentConfig, corpus_like, find_all
 from ffmem.indexing.store import Index, as_index, output_folder
 from ffmem.models.arguments import check_loaded, require_models, use_threads
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ffmem.models.memories import Memories
 
 
+@check_arguments
 def experiment(
     names: str | Sequence[str],
     folder: str | Path | Index,
@@ -66,6 +68,7 @@ def experiment(
     return _measure(context, [names] if isinstance(names, str) else names, Path(out))
 
 
+@check_arguments
 def report(
     folder: str | Path | Index,
     out: str | Path,
@@ -103,6 +106,7 @@ def report(
     return write_report(Path(out), results, index)
 
 
+@check_arguments
 def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Path:
     """Set the reports of several models side by side, and return the path of the page.
 
@@ -117,8 +121,6 @@ def compare_reports(reports: Sequence[str | Path], out: str | Path) -> Path:
     from ffmem.experiments.comparison import ReportComparison, read_report
     from ffmem.experiments.render import write_comparison
 
-    if isinstance(reports, str | Path):
-        raise StoreError(f"One folder was given, {reports}. Give a list of folders.")
     found = []
     for report in reports:
         name, _, folder = str(report).partition("=")
@@ -178,23 +180,10 @@ def _measure(
                 f" {others}."
             )
         if context.corpus is not None or any(one.metrics for one in experiments):
-            context.section_5_corpus.check_exists()
+            context.section_5_corpus.check()
         import torch
 
         from ffmem.experiments.context import run_experiments
 
         with use_threads(context.config.threads or torch.get_num_threads()):
             return run_experiments(context, experiments, out)
-
-
-def corpus_like(index: Index, name: str | Path, **given: Any) -> "Corpus":
-    """Return a corpus that is read as the index's first one was, but for what is given."""
-    from ffmem.corpus.corpus import Corpus
-    from ffmem.corpus.sources import is_wikitext
-
-    first = index.manifest.corpus.sources[0]
-    inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
-    inherited["content_only"] = first.content_only
-    if not is_wikitext(first.source):  # whose name implies it
-        inherited["detokenize"] = first.detokenize
-    return Corpus(str(name), **(inherited | given))

@@ -13,6 +13,7 @@ from ffmem.indexing.store import Index, as_index, check_weights, remove_old_inde
 from ffmem.models.arguments import check_loaded, require_models
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 
 if TYPE_CHECKING:
     from ffmem.corpus.corpus import Corpus
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ffmem.models.memories import Memories
 
 
+@check_arguments
 def index(
     model: "Memories | str | Path",
     corpus: "Corpus | str | Path",
@@ -76,7 +78,7 @@ def index(
     if (folder / "manifest.json").exists():
         return _open_finished(folder, model, name, adapter, source, config, dtype, progress)
     options.check()
-    source.check_exists()
+    source.check()
     require_models()
     from ffmem.indexing.build import build
     from ffmem.models.load import load
@@ -99,6 +101,7 @@ def index(
     return _open_finished(folder, model, name, adapter, source, config, dtype, progress)
 
 
+@check_arguments
 def estimate(
     model: "Memories | str | Path",
     corpus: "Corpus | str | Path",
@@ -124,7 +127,7 @@ def estimate(
     config = from_parameters(IndexConfig, locals())
     execution = from_parameters(ExecutionConfig, locals())
     source = as_corpus(corpus)
-    source.check_exists()
+    source.check()
     require_models()
     from ffmem.indexing.estimate import estimate as estimate_index
     from ffmem.models.load import load
@@ -165,6 +168,7 @@ def _open_finished(
     return finished
 
 
+@check_arguments
 def open(folder: str | Path | Index) -> Index:
     """Open an index and return it; an unfinished one holds what is committed so far.
 
@@ -181,6 +185,7 @@ def open(folder: str | Path | Index) -> Index:
     return index
 
 
+@check_arguments
 def extend(
     folder: str | Path,
     corpus: "Corpus | str | Path",
@@ -207,6 +212,7 @@ def extend(
 
     options.check()
     before, source = Index(folder), as_corpus(corpus)
+    source.check()
 
     def load_model() -> "Memories":
         loaded = open_model(before, model=model, adapter=adapter, device=device, progress=progress)
@@ -247,6 +253,7 @@ def search(
     max_active: float | None = ...,
     limit: int = ...,
 ) -> "GroupedHits | Hits": ...
+@check_arguments
 def search(
     folder: str | Path | Index,
     query: str,
@@ -313,6 +320,7 @@ def search(
     return GroupedHits(groups, query, notes)
 
 
+@check_arguments
 def export(
     folder: str | Path | Index, to: str, out: str | Path, *, progress: Progress | None = None
 ) -> None:
@@ -328,6 +336,7 @@ def export(
         export_index(opened, to, Path(out), step)
 
 
+@check_arguments
 def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
     """Return a list of problems with an index, one sentence each; empty if it is intact.
 

@@ -24,8 +24,10 @@ from ffmem.models.chat import as_messages, check_messages
 from ffmem.models.memories import Memories, Neighbour
 from ffmem.models.memories import neighbours as find_neighbours
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 
 
+@check_arguments
 def trace(
     model_or_index: Memories | Index | str | Path,
     prompt: str | Sequence[Any] | None = None,
@@ -138,6 +140,7 @@ def _is_several(prompt: object, chat: bool) -> bool:
     return not (chat and prompt and all(isinstance(one, dict) for one in prompt))
 
 
+@check_arguments
 def effect(
     model_or_index: Memories | Index | str | Path,
     prompt: str | Sequence[Any] | None = None,
@@ -219,6 +222,7 @@ def effect(
     return found if several else found[0]
 
 
+@check_arguments
 def neighbours(
     model_or_index: Memories | Index | str | Path,
     cell: object,
@@ -249,6 +253,7 @@ def neighbours(
     return find_neighbours(loaded.memories, memory, by, n)
 
 
+@check_arguments
 def edit(
     model_or_index: Memories | Index | str | Path,
     out: str | Path,
@@ -303,6 +308,7 @@ def edit(
     return edit_checkpoint(loaded, Path(out), to_write, sample, progress)
 
 
+@check_arguments
 def compare_models(
     model: Memories | str | Path,
     other: Memories | str | Path | None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from ffmem.config_fields import from_parameters
 from ffmem.models.arguments import require_models
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ffmem.training.run_dir import TrainResult
 
 
+@check_arguments
 def train(
     corpus: "Corpus | str | Path",
     out: str | Path,

@@ -7,7 +7,6 @@ import click
 from click.core import ParameterSource
 
 import ffmem
-from ffmem.api.experiments import corpus_like
 from ffmem.cli.options import (
     device_option,
     folder_argument,
@@ -17,7 +16,7 @@ from ffmem.cli.options import (
 )
 from ffmem.config_fields import add_options, dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
-from ffmem.experiments.base import NAMES, ExperimentConfig
+from ffmem.experiments.base import NAMES, ExperimentConfig, corpus_like
 from ffmem.indexing.store import Index, as_index
 from ffmem.progress import Progress
 

@@ -17,7 +17,6 @@ from ffmem.cli.options import (
     seed_option,
 )
 from ffmem.config_fields import dataclass_options
-from ffmem.errors import FfmemError
 from ffmem.parallel import ExecutionConfig
 from ffmem.progress import Progress
 from ffmem.text import pluralize
@@ -63,13 +62,11 @@ def detect(folder: Path, as_json: bool, **options: Any) -> None:
 @json_option
 def show(folder: Path, cell: str, as_json: bool) -> None:
     """Show the patterns of a memory, from all sources."""
-    from ffmem.patterns.store import format_patterns, no_patterns, open_patterns
+    from ffmem.patterns.store import format_patterns, require_patterns
 
     index = ffmem.open(folder)
     memory = index[cell]
-    sources = open_patterns(index)
-    if not sources:
-        raise FfmemError(no_patterns(index))
+    sources = require_patterns(index)
     found = [one for source in sources for one in source.of(memory.cell)]
     if as_json:
         print_json([one.to_dict() for one in found])

@@ -128,9 +128,9 @@ def search(
 def export(folder: Path, out: Path, to: str) -> None:
     """Export every memory for other programs.
 
-    parquet: a folder of tidy tables (stats, values, keys, triggers, samples, patterns), as from
-    index.table() in Python. jsonl: one line per memory, as printed by show --json. csv: one row
-    per trigger. neuronpedia: a folder in Neuronpedia's layout.
+    parquet: a folder of tidy tables (stats, values, keys, triggers, samples, and patterns if they
+    were looked for), as from index.table() in Python. jsonl: one line per memory, as printed by
+    show --json. csv: one row per trigger. neuronpedia: a folder in Neuronpedia's layout.
 
     In a CSV, text that looks like a formula (starts with = + - @, a tab or a carriage return) gets
     a leading apostrophe. OUT must not be a symbolic link.

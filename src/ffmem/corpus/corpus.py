@@ -53,9 +53,34 @@ class Corpus:
         """Return the sentences of the corpus, as a stream."""
         return CorpusReader(self, tokenizer)
 
-    def check_exists(self) -> None:
-        """Raise if there is no such corpus."""
+    def check(self) -> None:
+        """Raise if there is no such corpus, or no text in its files: reads up to the first text."""
         sources.check_exists(self.source)
+        if not sources.is_on_disk(self.source):
+            return
+        n_lines = n_headings = 0
+        for line in sources.lines(self.source, self.column):
+            n_lines += 1
+            if self.drops(line):
+                n_headings += 1
+            elif line.text is None or line.text.strip():
+                return
+        raise self.no_sentence(n_lines, n_headings)
+
+    def drops(self, line: Line) -> bool:
+        """Return whether a line is a heading that is not read."""
+        drops_headings = self.detokenize is not None and self.unit != "line"
+        return drops_headings and line.text is not None and wikitext.is_heading(line.text)
+
+    def no_sentence(self, n_lines: int, n_headings: int, without_tokens: int = 0) -> CorpusError:
+        """Return the error of a corpus in which there is nothing to read."""
+        if n_lines == 0:
+            return CorpusError(f"{self.source!r} is empty. Use a corpus that contains text.")
+        return CorpusError(
+            f"There is no sentence in {self.source!r}: of {n_lines} lines, {n_headings} are"
+            f" headings, and the others are blank or without tokens ({without_tokens} sentences)."
+            " Use a corpus that contains text."
+        )
 
     def describe(self) -> dict[str, str | int | bool | None]:
         """Return the settings, for the manifest of an index."""
@@ -108,15 +133,7 @@ class CorpusReader(Iterator[TokenSentence]):
             else:
                 self.n_without_tokens += 1
         if self.n_sentences == 0:
-            if self.n_lines == 0:
-                raise CorpusError(
-                    f"{self.corpus.source!r} is empty. Use a corpus that contains text."
-                )
-            raise CorpusError(
-                f"There is no sentence in {self.corpus.source!r}: of {self.n_lines} lines,"
-                f" {self.n_headings} are headings, and the others are blank or without tokens"
-                f" ({self.n_without_tokens} sentences). Use a corpus that contains text."
-            )
+            raise self.corpus.no_sentence(self.n_lines, self.n_headings, self.n_without_tokens)
 
     def _count_controls(self, windows: Iterable[TokenSentence]) -> Iterator[TokenSentence]:
         """Yield windows; count those whose text spells out a control token."""
@@ -136,11 +153,9 @@ class CorpusReader(Iterator[TokenSentence]):
                     f"{line.conversation.place} is a conversation, which is one sentence; --unit"
                     f" {self.corpus.unit} would split it. Drop --unit."
                 )
-            if unchanged or line.text is None:
-                yield line
-            elif wikitext.is_heading(line.text):
+            if self.corpus.drops(line):
                 self.n_headings += 1
-            elif self.tokenizer.word_level:
+            elif unchanged or line.text is None or self.tokenizer.word_level:
                 yield line
             else:
                 yield line._replace(text=wikitext.detokenize(line.text))

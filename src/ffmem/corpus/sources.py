@@ -101,6 +101,15 @@ def check_exists(source: str) -> None:
         _files(source)
 
 
+def is_on_disk(source: str) -> bool:
+    """Return whether a source is files on this machine, which can be read several times."""
+    if source == "-" or source.startswith(_HUB):
+        return False
+    if is_wikitext(source):
+        return isinstance(_named_part(source), Path)
+    return all(path.is_file() for _, path in _files(source))
+
+
 def digest(source: str) -> str | None:
     """Return the SHA-256 of a source's files; None if it has none."""
     if source == "-" or source.startswith(_HUB):

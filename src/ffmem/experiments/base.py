@@ -25,6 +25,7 @@ from ffmem.models.arguments import MAX_THREADS
 from ffmem.text import MISSING, format_number
 
 if TYPE_CHECKING:
+    from ffmem.corpus.corpus import Corpus
     from ffmem.experiments.charts import Chart
     from ffmem.experiments.context import ExperimentContext
     from ffmem.indexing.store import Index
@@ -192,6 +193,23 @@ def _layout(part: Any) -> str:
         items = [f"{dump(name)}: {dump(value)}" for name, value in part.items()]
         return "{\n " + ",\n ".join(items) + "\n}"
     return dump(part)
+
+
+READ_AS = ("unit", "column", "detokenize", "limit", "content_only")
+"""The options that say how a corpus is read."""
+
+
+def corpus_like(index: "Index", name: str | Path, **given: Any) -> "Corpus":
+    """Return a corpus that is read as the index's first one was, but for what is given."""
+    from ffmem.corpus.corpus import Corpus
+    from ffmem.corpus.sources import is_wikitext
+
+    first = index.manifest.corpus.sources[0]
+    inherited: dict[str, Any] = {"unit": first.unit, "column": first.column}
+    inherited["content_only"] = first.content_only
+    if not is_wikitext(first.source):  # whose name implies it
+        inherited["detokenize"] = first.detokenize
+    return Corpus(str(name), **(inherited | given))
 
 
 def index_settings(index: "Index", dtype: str | None, seed: int) -> dict[str, Any]:

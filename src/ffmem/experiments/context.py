@@ -20,9 +20,11 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import check_token_ids
 from ffmem.errors import CorpusError, StoreError
 from ffmem.experiments.base import (
+    READ_AS,
     Experiment,
     ExperimentConfig,
     ExperimentResult,
+    corpus_like,
     digest,
     index_settings,
 )
@@ -82,15 +84,15 @@ class ExperimentContext:
 
     def sample_settings(self) -> dict[str, Any]:
         """Return what a result of Section 5 says about its sample."""
-        corpus, first = self.section_5_corpus, self.index.manifest.corpus.sources[0]
+        corpus = self.section_5_corpus
         # How the corpus is read, where that differs from the index's own.
-        usual = {"unit": first.unit, "column": first.column, "limit": None}
-        read = {name: getattr(corpus, name) for name in usual}
+        usual = corpus_like(self.index, corpus.source)
+        read = {name: getattr(corpus, name) for name in READ_AS}
         return {
             "corpus": corpus.source,
             "requested": self.config.sample,
             "draw": self.config.draw,
-            **{name: value for name, value in read.items() if value != usual[name]},
+            **{name: value for name, value in read.items() if value != getattr(usual, name)},
             **self.prompt_sample.describe(),
         }
 
@@ -203,7 +205,7 @@ def run_experiments(
     `patterns` is skipped, or an error if it is the only experiment.
     """
     from ffmem.experiments.charts import write_figure
-    from ffmem.experiments.patterns import NoPatterns
+    from ffmem.patterns.store import NoPatterns
 
     done = {one.name: found for one in experiments if (found := finished(context, one, out))}
     if done:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from ffmem.errors import StoreError
 from ffmem.experiments import charts
 from ffmem.experiments.base import (
     Evidence,
@@ -31,8 +30,7 @@ from ffmem.patterns.store import (
     SOURCES,
     Patterns,
     main_sign,
-    no_patterns,
-    open_patterns,
+    require_patterns,
 )
 from ffmem.text import format_number, format_share
 
@@ -51,15 +49,9 @@ COVERED = PaperValue("prefixes covered by a pattern", "65–80 %", "Fig. 2")
 DEPTHS = PaperValue("layers of shallow and of semantic patterns", "1–9 and 10–16", "Sec. 3.2")
 
 
-class NoPatterns(StoreError):
-    """Figure 2 of an index without patterns."""
-
-
 def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure the shares of labels by layer and source."""
-    index, sources = context.index, open_patterns(context.index)
-    if not sources:
-        raise NoPatterns(no_patterns(index))
+    index, sources = context.index, require_patterns(context.index)
     rows = [
         {"layer": layer, "source": found.source}
         | layer_row(index, found, layer, context.config.seed)

@@ -5,7 +5,7 @@ sections.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 from ffmem.cells import Cell
 from ffmem.corpus.corpus import Corpus
 from ffmem.experiments import base
-from ffmem.experiments.base import VERDICTS, Claim, ExperimentResult, check_claims, find, find_all
+from ffmem.experiments.base import (
+    READ_AS,
+    VERDICTS,
+    Claim,
+    ExperimentResult,
+    check_claims,
+    find,
+    find_all,
+)
 from ffmem.experiments.definitions import KINDS, SUBJECTS, definitions
 from ffmem.experiments.examples import (
     Excerpt,
@@ -432,46 +440,55 @@ class Report:
 
 def report_command(results: Sequence[ExperimentResult]) -> str:
     """Return the command that measures all this again."""
-    words = ["ffmem", "report", "DIR"]
+    options: dict[str, Any] = {"corpus": "VALID", "out": "OUT"}
     samples = [one.settings["sample"] for one in results if one.settings.get("sample")]
     if samples:
         sample = samples[0]
-        words += ["--corpus", str(sample["corpus"]), "--out", "OUT"]
-        words += ["--sample", str(sample["requested"])]
-        if sample["draw"] != "sentences":
-            words += ["--draw", str(sample["draw"])]
-        for name in ("unit", "column", "limit"):  # where they are not the index's own
-            words += [f"--{name}", str(sample[name])] if sample.get(name) is not None else []
-    else:
-        words += ["--corpus", "VALID", "--out", "OUT"]
-    words += ["--seed", str(results[0].settings["seed"])]
+        options |= {"corpus": sample["corpus"], "sample": sample["requested"]}
+        options["draw"] = None if sample["draw"] == "sentences" else sample["draw"]
+        options |= {name: sample.get(name) for name in READ_AS}
+    options["seed"] = results[0].settings["seed"]
     for result in results:
         for name in ("per_layer", "triggers"):  # of token removal
-            if name in result.settings:
-                words += [f"--{name.replace('_', '-')}", str(result.settings[name])]
+            options[name] = result.settings.get(name, options.get(name))
     # The first is Figure 2, which no model ran for.
-    return shlex.join([*words, "--dtype", str(results[-1].settings["dtype"])])
+    options["dtype"] = results[-1].settings["dtype"]
+    return shlex.join(["ffmem", "report", "DIR", *_option_words(options)])
 
 
 def index_commands(index: Index) -> list[str]:
     """Return the commands that make the index: one for each source of its corpus."""
-    manifest = index.manifest
+    manifest, adapter = index.manifest, index.manifest.model.adapter
     model = "MODEL" if manifest.model.source == IN_MEMORY else manifest.model.source
     commands = []
     for number, source in enumerate(manifest.corpus.sources):
-        words = ["ffmem", "extend", "DIR", source.source]
+        words, options = ["ffmem", "extend", "DIR", source.source], {}
         if number == 0:
-            words = ["ffmem", "index", model, source.source, "--out", "DIR"]
-            words += ["-t", str(manifest.t), "--prefixes", manifest.prefixes]
-            words += ["--dtype", manifest.dtype, "--start", manifest.start.requested]
-            words += ["--threads", str(source.threads)]
-            for name in ("batch_tokens", "chunk_tokens"):
-                if (number_of := getattr(source, name)) != getattr(IndexConfig, name):
-                    words += [f"--{name.replace('_', '-')}", str(number_of)]
-        words += ["--unit", source.unit]
-        for name in ("column", "detokenize", "limit"):
-            if (value := getattr(source, name)) != getattr(Corpus, name):
-                words += [f"--{name}", str(value)]
-        words += ["--compat", manifest.compat] if manifest.compat and number == 0 else []
-        commands.append(shlex.join(words))
+            words = ["ffmem", "index", model, source.source, "--out", "DIR", "-t", str(manifest.t)]
+            options = {
+                "adapter": adapter and adapter.source,
+                "prefixes": manifest.prefixes,
+                "compat": manifest.compat,
+                "dtype": manifest.dtype,
+                "start": manifest.start.requested,
+                "threads": source.threads,
+                **_differences(source, IndexConfig, ("batch_tokens", "chunk_tokens")),
+            }
+        options |= {"unit": source.unit} | _differences(source, Corpus, READ_AS)
+        commands.append(shlex.join([*words, *_option_words(options)]))
     return commands
+
+
+def _differences(values: object, usual: type, names: Sequence[str]) -> dict[str, Any]:
+    """Return the values that differ from the defaults of a dataclass."""
+    found = {name: getattr(values, name) for name in names}
+    return {name: value for name, value in found.items() if value != getattr(usual, name)}
+
+
+def _option_words(options: Mapping[str, Any]) -> list[str]:
+    """Return options as on the command line; None and False leave one out."""
+    words = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return words

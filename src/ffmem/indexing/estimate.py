@@ -14,7 +14,7 @@ from ffmem.indexing.config import IndexConfig
 from ffmem.indexing.prepare import TruncatedRows
 from ffmem.indexing.results import SAMPLE_SIZE, LayerResult
 from ffmem.indexing.scan import Scan
-from ffmem.indexing.start import choose_start
+from ffmem.indexing.start import FIRST_TOKENS, choose_start
 from ffmem.indexing.values import ENDS, KEY_TOKENS, Ends
 from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
@@ -75,7 +75,7 @@ def estimate(
     first: list[list[int]] = []
     n_sentences = n_tokens = n_characters = 0
     for sentence in TruncatedRows(corpus.sentences(memories.tokenizer), memories):
-        if n_tokens < config.chunk_tokens:
+        if n_tokens < FIRST_TOKENS:
             first.append(sentence.ids)
         n_sentences += 1
         n_tokens += len(sentence.ids)

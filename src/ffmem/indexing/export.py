@@ -76,8 +76,12 @@ def export(index: Index, to: str, out: Path, step: Step) -> None:
 
 def _write_parquet(index: Index, folder: Path, step: Step) -> None:
     """Write every table that the index has, a row group per layer."""
+    from ffmem.patterns.store import open_patterns
+
     for name, schema in SCHEMAS.items():
         if name == "values" and not index.manifest.model.has_values:
+            continue
+        if name == "patterns" and not open_patterns(index):
             continue
         with pq.ParquetWriter(folder / f"{name}.parquet", schema, compression="zstd") as writer:
             for layer, table in layer_tables(index, name):

@@ -33,6 +33,7 @@ from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.storage import Storage
 
 _MUST_MATCH = ("tokenizer", "t", "prefixes", "compat", "coefficient", "projection", "dtype")
@@ -41,6 +42,7 @@ MERGE_MARK = "partials/merge.json"
 """Marks a folder with an unfinished merge, which may start over."""
 
 
+@check_arguments
 def merge(
     folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
 ) -> Index:

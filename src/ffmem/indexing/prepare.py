@@ -35,7 +35,7 @@ from ffmem.indexing.manifest import SourceRecord, StartRecord
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.results import Sample, draw_sample
 from ffmem.indexing.sentences import Sentences, write_sentences
-from ffmem.indexing.start import choose_start
+from ffmem.indexing.start import FIRST_TOKENS, choose_start
 from ffmem.indexing.store import SHARED_FILE
 from ffmem.indexing.tables import write_table
 from ffmem.indexing.topk import MAX_PREFIXES
@@ -161,7 +161,7 @@ def _find_shared(folder: Path, run_id: str, shared: str | None) -> Storage | Non
 def _read_corpus(
     memories: Memories, corpus: Corpus, folder: Path, run: IndexRunConfig, progress: Progress
 ) -> CorpusFacts:
-    """Write the corpus to the folder, and choose the start token on its first chunk."""
+    """Write the corpus to the folder, and choose the start token on its first sentences."""
     config = run.index
     size, context = window_size(corpus.unit), memories.context
     if size is not None and context is not None and size >= context:
@@ -189,8 +189,8 @@ def _read_corpus(
             f" {MAX_PREFIXES:,}. Index it in parts, then join them with `ffmem merge`."
         )
     sentences = Sentences(folder / SENTENCES)
-    chunk = next(cut_chunks(sentences.lengths(), config.chunk_tokens))
-    first = [row.ids for row in sentences.rows(0, chunk.n_sentences)]
+    beginning = next(cut_chunks(sentences.lengths(), FIRST_TOKENS))
+    first = [row.ids for row in sentences.rows(0, beginning.n_sentences)]
     progress.say("Measuring start tokens and perplexity.")
     requested = config.start
     if requested == "auto" and reading.n_conversations and memories.tokenizer.own_start is None:

@@ -20,6 +20,9 @@ from ffmem.models.memories import Memories
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "<s>", "</s>", "<bos>")
 """Tokens that separate documents in common pretraining data; a vocabulary has some of them."""
 
+FIRST_TOKENS = 65_536
+"""Losses are measured on sentences among about so many tokens at the beginning of the corpus."""
+
 LOSS_TOKENS = 2048
 """About how many tokens to measure losses on."""
 

@@ -50,6 +50,7 @@ from ffmem.indexing.tables import (
 )
 from ffmem.indexing.weights import CLASSES, COSINES, weight_classes
 from ffmem.models.arguments import IN_MEMORY
+from ffmem.signatures import check_arguments
 from ffmem.text import html_table, pluralize
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class Index:
     you look at.
     """
 
+    @check_arguments
     def __init__(
         self, folder: str | Path, *, unfinished: bool = False, remote: HubFolder | None = None
     ) -> None:
@@ -231,6 +233,7 @@ class Index:
 
     def value_ids(self, cell: Cell, side: str) -> ndarray:
         """Return the tokens at one side of a value, `top` or `bottom`."""
+        cell = self.layout.resolve(cell)
         group, row = divmod(cell.memory, GROUP)
         return np.asarray(self._group("values", cell.layer, group)[f"{side}_ids"][row])
 
@@ -244,6 +247,7 @@ class Index:
             for memory in self._memories(layer, group, range(min(GROUP, width - group * GROUP)))
         )
 
+    @check_arguments
     def table(
         self,
         name: str,

@@ -138,6 +138,10 @@ def layer_tables(
         index.layout.check_layer(layer)
     if name == "values" and not index.manifest.model.has_values:
         raise NoStaticValues("This index has no table of values.")
+    if name == "patterns":
+        from ffmem.patterns.store import require_patterns
+
+        require_patterns(index)
     for number in range(index.n_layers) if layer is None else [layer]:
         arrays = _BUILDERS[name](index, number, top, schema.names)
         yield number, pa.table([arrays[column] for column in schema.names], schema=schema)
@@ -150,8 +154,8 @@ def _schema(name: str, columns: Sequence[str] | None) -> pa.Schema:
     schema = SCHEMAS[name]
     if columns is None:
         return schema
-    if isinstance(columns, str) or not columns:
-        raise FfmemError(f"columns={columns!r}: pass a list of names, like ['cell', 'layer'].")
+    if not columns:
+        raise FfmemError("columns is empty. Pass a list of names, like ['cell', 'layer'].")
     for column in columns:
         if column not in schema.names:
             raise FfmemError(

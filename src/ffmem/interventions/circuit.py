@@ -65,6 +65,8 @@ from ffmem.interventions.relevance import GradientPass
 from ffmem.interventions.results import NO_RELP
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress, Step
+from ffmem.signatures import check_arguments
+from ffmem.stats import check_seed
 
 MAX_NODES = 1_000
 """A graph of more cannot be read, and takes a backward pass for each."""
@@ -76,6 +78,7 @@ EDGES_PER_NODE = 4
 """Maximum number of edges to show per node."""
 
 
+@check_arguments
 def circuit(
     model_or_index: LoadedModel | Memories | Index | str | Path,
     prompt: str,
@@ -115,8 +118,9 @@ def circuit(
         device: Where the model runs.
         progress: Where progress is shown. Default: nowhere.
     """
-    if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+    if not 1 <= nodes <= MAX_NODES:
         raise FfmemError(f"A circuit has 1 to {MAX_NODES:,} nodes; {nodes!r} were requested.")
+    check_seed(seed)
     loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     id = None if target is None else find_target(loaded.memories, target)
     at = -1 if position is None else position

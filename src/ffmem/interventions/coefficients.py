@@ -26,6 +26,7 @@ from ffmem.interventions.forward import BATCH_TOKENS, LoadedModel, Prompt, open_
 from ffmem.models.banks import Bank, DenseBank, Routing
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress, Step
+from ffmem.signatures import check_arguments
 
 MAX_BYTES = 8 << 30
 """Size of the tensors of one call; more would fill the memory of most machines."""
@@ -88,6 +89,7 @@ class TextCoefficients:
         return self.layers[layer]
 
 
+@check_arguments
 @torch.inference_mode()
 def coefficients(
     model_or_index: LoadedModel | Memories | Index | str | Path,
@@ -121,8 +123,6 @@ def coefficients(
     several: Any = texts if isinstance(texts, list | tuple) else [texts]
     loaded = open_model(model_or_index, start, model, adapter, dtype, device, progress)
     layout = loaded.memories.layout
-    if isinstance(layers, int):
-        raise FfmemError(f"layers is {layers}. Give a list: layers=[{layers}].")
     wanted = list(range(layout.n_layers) if layers is None else layers)
     for layer in wanted:
         layout.check_layer(layer)

@@ -60,6 +60,7 @@ from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.verify import damaged_files
 from ffmem.interventions.results import TableResult
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.stats import ratio, share, spread
 from ffmem.text import format_number, format_share, pluralize, shorten_prefix
 
@@ -93,6 +94,7 @@ Row = dict[str, Any]
 Columns = dict[str, ndarray]
 
 
+@check_arguments
 def compare(
     first: str | Path | Index,
     second: str | Path | Index,
@@ -126,7 +128,7 @@ def compare(
         if top < 1:
             raise FfmemError(f"top must be 1 or more; got {top!r}.")
         if not models and (first_model is not None or second_model is not None):
-            raise FfmemError("Pass either models, or models=False (--no-models).")
+            raise FfmemError("Pass either models, or --no-models.")
         for index in (one, other):
             if wrong := damaged_files(index):
                 raise StoreError(f"The index {index.folder} is damaged: {' '.join(wrong[:3])}")
@@ -465,9 +467,7 @@ def _load(
     except ModelError as error:
         if model is not None:
             raise
-        raise ModelError(
-            f"{error} --no-models (models=False in Python) compares the indexes alone."
-        ) from None
+        raise ModelError(f"{error} --no-models compares the indexes alone.") from None
 
 
 def _values(memories: "Memories", layer: int) -> Iterator[Float[ndarray, "memory hidden"]]:

@@ -239,12 +239,12 @@ def _as_list(name: str, cells: Any) -> list[Any]:
 
 def resolve_position(position: int, n_tokens: int) -> int:
     """Return a position of a prompt counted from 0; −1 is the last."""
-    if not isinstance(position, int) or not -n_tokens <= position < n_tokens:
+    if not -n_tokens <= position < n_tokens:
         raise FfmemError(
             f"Position {position} is not in the prompt, which has {n_tokens} tokens including any"
             f" start token. Use 0 to {n_tokens - 1}, or -1 for the last."
         )
-    return position % n_tokens
+    return int(position) % n_tokens
 
 
 def _parse_numbers(name: str, numbers: Any) -> list[tuple[str, float]]:

@@ -200,7 +200,7 @@ def _check_request(
         ("steps", steps, 1),
         ("candidates", candidates, 0),
     ):
-        if not isinstance(number, int) or number < least:
+        if number < least:
             raise FfmemError(f"{name} must be {least} or more; got {number!r}.")
     named = [memories.layout.resolve(cell) for cell in parse_cells("cells", cells)]
     if not (candidates or named):
@@ -253,7 +253,7 @@ def read_prompt_file(path: str | Path, chat: bool = False) -> tuple[PromptFile, 
             prompt, target = READERS[path.suffix](line.removesuffix("\r"))
             if not isinstance(prompt, str):
                 if not chat:
-                    raise ValueError("it has messages, which need --chat (chat=True in Python)")
+                    raise ValueError("it has messages, which need --chat")
                 check_messages(prompt)
             elif not prompt.strip():
                 raise ValueError("its prompt is empty")

@@ -101,12 +101,6 @@ def open_model(
     """
     if isinstance(model_or_index, LoadedModel):
         return model_or_index
-    if model_or_index is None or isinstance(
-        model_or_index, int | float | bytes | list | tuple | dict
-    ):
-        raise TypeError(
-            f"Expected a model or an index, or the name of one; got {model_or_index!r}."
-        )
     index = find_index(model_or_index)
     if index is None and model is not None:
         raise ModelError("Pass either a model, or an index with the model that it was built from.")
@@ -184,8 +178,7 @@ def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
     """Return a plain prompt and its tokens."""
     if not isinstance(text, str):
         raise CorpusError(
-            f"A prompt must be a string; got {type(text).__name__}. Messages need --chat (chat=True"
-            " in Python)."
+            f"A prompt must be a string; got {type(text).__name__}. Messages need --chat."
         )
     if not text:
         raise CorpusError("The prompt is empty. Use a text of at least one token.")

@@ -48,11 +48,11 @@ PromptIds = tuple[str, list[int]]
 
 
 def side_effects_corpus(corpus: Corpus | str | Path | None) -> Corpus | None:
-    """Return the corpus to measure side effects on; raise if there is no such one."""
+    """Return the corpus to measure side effects on; raise if there is none, or no text in it."""
     if isinstance(corpus, str | Path):
         corpus = Corpus(str(corpus), limit=200)
     if corpus is not None:
-        corpus.check_exists()
+        corpus.check()
     return corpus
 
 

@@ -44,6 +44,7 @@ from ffmem.interventions.results import PromptSource, SourcesResult, WeightSourc
 from ffmem.models.keys import find_input_norms
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 
 NO_NORM = (
     "No norm was folded into the keys: this layer does not read a norm of the stream directly."
@@ -58,6 +59,7 @@ NORMED_STREAM = (
 )
 
 
+@check_arguments
 def sources(
     model_or_index: LoadedModel | Memories | Index | str | Path,
     cell: str | tuple[int, int] | Cell,
@@ -96,7 +98,7 @@ def sources(
     memories = loaded.memories
     cell = memories.layout.resolve(cell)
     for name, number in (("n", n), ("candidates", candidates)):
-        if not isinstance(number, int) or number < 1:
+        if number < 1:
             raise FfmemError(f"{name} must be 1 or more; got {number!r}.")
     if position is not None and prompt is None:
         raise FfmemError("A position needs a prompt.")

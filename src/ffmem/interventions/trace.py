@@ -8,7 +8,6 @@ blocks a value is divided by what the norm divides y by, so that the parts add u
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -45,6 +44,7 @@ from ffmem.interventions.results import (
 from ffmem.models.banks import ExpertBank
 from ffmem.models.memories import Memories
 from ffmem.models.trace import LayerTrace
+from ffmem.stats import check_seed
 
 CASES = {
     (True, False): "residual",
@@ -87,7 +87,7 @@ def trace(
     parts of a trace: another edit does not change the unedited run, another position not the grid.
     """
     for name, number, least in (("top", top, 1), ("generate", generate, 0)):
-        if not isinstance(number, int) or number < least:
+        if number < least:
             raise FfmemError(f"{name} must be {least} or more; got {number!r}.")
     check_sampling(temperature, seed)
     memories, index = loaded.memories, loaded.index
@@ -418,15 +418,12 @@ class Continuation(NamedTuple):
 
 def check_sampling(temperature: float | None, seed: int) -> None:
     """Raise unless a continuation can be sampled so."""
-    if temperature is not None and not (
-        isinstance(temperature, Real) and 1e-3 <= temperature <= 1e3
-    ):
+    if temperature is not None and not 1e-3 <= temperature <= 1e3:
         raise FfmemError(
             f"Temperature {temperature} is out of range. Use 0.001 to 1000, or none for greedy"
             " decoding."
         )
-    if not (isinstance(seed, int) and 0 <= seed < 2**63):
-        raise FfmemError(f"Seed {seed} is out of range. Use a whole number from 0 to 2⁶³ − 1.")
+    check_seed(seed)
 
 
 @torch.inference_mode()
@@ -464,4 +461,5 @@ def continue_prompt(
             ended = "end"
             break
         new_ids.append(token)
-    return Continuation(memories.tokenizer.decode(new_ids), new_ids, ended)
+    text = memories.tokenizer.decode_after(prompt.ids[-1], new_ids)
+    return Continuation(text, new_ids, ended)

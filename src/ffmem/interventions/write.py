@@ -77,6 +77,8 @@ from ffmem.models.banks import Bank, DenseBank, ExpertBank
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
+from ffmem.stats import check_seed
 from ffmem.text import pluralize
 
 SCORE = 6.0
@@ -130,6 +132,7 @@ class Solution(NamedTuple):
     """|m| · ‖v‖, relative to the norm of the residual stream there."""
 
 
+@check_arguments
 def write(
     model_or_index: LoadedModel | Memories | Index | str | Path,
     prompt: str,
@@ -184,6 +187,7 @@ def write(
             read_prompt_file(path)  # raises on a wrong file before the model is loaded
     check_free(folder)
     _check_numbers(margin, probability, controls)
+    check_seed(seed)
     loaded = open_model(model_or_index, start, model, adapter, "auto", device, progress)
     memories = loaded.memories
     check_stored(memories)
@@ -277,11 +281,11 @@ def write(
 
 
 def _check_numbers(margin: float, probability: float | None, controls: int) -> None:
-    if not (isinstance(margin, int | float) and 0 < margin < math.inf):
+    if not 0 < margin < math.inf:
         raise FfmemError(f"The margin must be a number above 0, in nats; got {margin!r}.")
     if probability is not None and not 0 < probability < 1:
         raise FfmemError(f"The probability must lie between 0 and 1; got {probability!r}.")
-    if not isinstance(controls, int) or controls < 0:
+    if controls < 0:
         raise FfmemError(f"controls must be 0 or more; got {controls!r}.")
 
 

@@ -30,6 +30,6 @@ def check_complete(folder: Path) -> Path:
     if missing := missing_files(folder):
         raise ModelError(
             f"The model {NAME} ships with ffmem, but its folder {folder} lacks {missing}."
-            " Reinstall ffmem: pip install --force-reinstall ffmem."
+            " Reinstall ffmem: `pip install --force-reinstall ffmem`."
         )
     return folder

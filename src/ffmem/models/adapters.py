@@ -49,9 +49,8 @@ class Adapter:
     def base(self) -> str | None:
         """The model that it was trained on, with its revision; None if it does not say."""
         name, revision = (self.settings.get(key) for key in ("base_model_name_or_path", "revision"))
-        if name and revision and not Path(name).exists():
-            return f"{name}@{revision}"
-        return name or None
+        is_local = name and (Path(name).exists() or (self.folder / name).exists())
+        return f"{name}@{revision}" if name and revision and not is_local else name or None
 
     def hash(self) -> str:
         """Return the SHA-256 of its weights."""
@@ -129,7 +128,11 @@ def _names(source: str) -> set[str]:
 def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     """Return a model with an adapter merged into its weights, in float32; changes the model."""
     import peft
-    from peft.utils import load_peft_weights, set_peft_model_state_dict
+    from peft.utils import (
+        get_peft_model_state_dict,
+        load_peft_weights,
+        set_peft_model_state_dict,
+    )
 
     config = _read_config(adapter)
     try:
@@ -144,6 +147,11 @@ def merge_adapter(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with_adapter: Any = peft.PeftModel(model, config, autocast_adapter_dtype=False)
+            _check_shapes(
+                adapter,
+                weights,
+                get_peft_model_state_dict(with_adapter, save_embedding_layers=False),
+            )
             report: Any = set_peft_model_state_dict(with_adapter, weights)
     except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
@@ -205,6 +213,19 @@ def _cannot_merge(adapter: Adapter, reason: str) -> ModelError:
         f"The adapter {adapter.source} ({adapter.kind}) cannot be merged into its base model:"
         f" {reason}. ffmem reads weights, so use an adapter that peft can merge, such as LoRA."
     )
+
+
+def _check_shapes(
+    adapter: Adapter, weights: dict[str, Tensor], expected: dict[str, Tensor]
+) -> None:
+    """Raise unless the weights of an adapter have the shapes that they need on this base."""
+    for name, weight in weights.items():
+        if name in expected and weight.shape != expected[name].shape:
+            found, needed = (" × ".join(map(str, one.shape)) for one in (weight, expected[name]))
+            raise ModelError(
+                f"The adapter {adapter.source} does not fit its base model: {name} is {found}, but"
+                f" this model needs {needed}. Pass the model that it was trained on."
+            )
 
 
 def _check_complete(adapter: Adapter, model: Any, missing: set[str], unexpected: list[str]) -> None:

@@ -129,25 +129,21 @@ def index_model_errors(
 ) -> Iterator[None]:
     """If the model of an index cannot be loaded, say how to pass another location.
 
-    `option` is the command-line option for it; the Python parameter has the same name. `adapter` is
-    the one that the index names.
+    `option` is the command-line option for it. `adapter` is the one that the index names.
     """
-    parameter = option.lstrip("-").replace("-", "_")
     if source == IN_MEMORY:
         raise ModelError(
-            f"The index {folder} was built from a model in memory, so ffmem cannot load it. In"
-            f" Python, pass {parameter}=ffmem.load(model, tokenizer). On the command line, save"
-            f" model and tokenizer to a folder and pass it with {option}."
+            f"The index {folder} was built from a model in memory, so ffmem cannot load it. Save"
+            f" model and tokenizer to a folder and pass it with {option}. In Python, you can also"
+            " pass ffmem.load(model, tokenizer)."
         )
     try:
         yield
     except ModelError as error:
-        moved = f"{option} ({parameter}= in Python)"
-        if adapter is not None and option == "--model":
-            moved += ", or that of its adapter with --adapter"
+        moved = ", or that of its adapter with --adapter"
         raise ModelError(
             f"{error} The index {folder} was built with this model. If it has moved, pass its"
-            f" location with {moved}."
+            f" location with {option}{moved if adapter and option == '--model' else ''}."
         ) from None
 
 

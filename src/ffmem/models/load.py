@@ -54,6 +54,7 @@ from ffmem.models.memories import Memories, fingerprint
 from ffmem.models.modules import describe_devices, is_tied, make_device_map
 from ffmem.models.tokenizer import SubwordTokenizer, Tokenizer
 from ffmem.networks.config import AdaptiveConfig
+from ffmem.signatures import check_arguments
 
 DTYPES = {
     "float32": torch.float32,
@@ -67,6 +68,7 @@ SPLIT = "split"
 """The --device that splits a model over all accelerators, layer by layer."""
 
 
+@check_arguments
 def load(
     model: str | Path | nn.Module,
     tokenizer: PreTrainedTokenizerBase | Tokenizer | None = None,

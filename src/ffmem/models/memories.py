@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from ffmem.cells import Cell, Layout
+from ffmem.cells import ByLayer, Cell, Layout
 from ffmem.errors import (
     FfmemError,
     MixtureOfExperts,
@@ -118,17 +118,17 @@ class Memories:
         if row.repeats:
             unroll(self.model)
         self.blocks = list(get_module(self.model, row.blocks).children())
-        self.rows = rows if len(rows) == len(self.blocks) else [row] * len(self.blocks)
+        self.rows = ByLayer(rows if len(rows) == len(self.blocks) else [row] * len(self.blocks))
         """The row of each layer; they differ only in models of unknown family."""
         self.n_layers = len(self.blocks)
         self.streams = find_streams(self.model, row)
         """How the layers carry their residual stream, or several."""
         install(self.model)
         width: int = getattr(self.config, "hidden_size", 0)
-        self.banks = [
+        self.banks = ByLayer(
             find_banks(self.family, self.rows[layer], layer, block, width)
             for layer, block in enumerate(self.blocks)
-        ]
+        )
         """The banks of each layer: none, one or many."""
         self._check_experts_found()
         some = next((bank for banks in self.banks for bank in banks), None)

@@ -87,6 +87,14 @@ class Tokenizer(ABC):
         texts = self.token_texts(max(ids, default=-1) + 1)
         return "".join(texts[id] for id in ids)
 
+    def decode_after(self, last: int, ids: Sequence[int]) -> str:
+        """Return the text of tokens that follow another one, with the space between them, if any.
+
+        Alone, words have no space in front, nor have the pieces of SentencePiece.
+        """
+        before, joined = self.decode([last]), self.decode([last, *ids])
+        return joined.removeprefix(before) if joined.startswith(before) else self.decode(ids)
+
     def id_of(self, token: str) -> int:
         """Return the id of a token, given as the vocabulary spells it or as it is displayed."""
         found = self.vocabulary.get(token)

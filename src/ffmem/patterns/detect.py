@@ -72,6 +72,7 @@ from ffmem.patterns.topics import (
     name_topics,
 )
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.text import format_share
 
 N_CONTROLS = 4
@@ -161,6 +162,7 @@ class DetectionResult:
         return "\n".join(lines)
 
 
+@check_arguments
 def detect(
     folder: str | Path | Index,
     *,

@@ -49,6 +49,7 @@ from ffmem.patterns.store import (
     patterns_folder,
 )
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.text import pluralize
 
 SOURCE = "explained"
@@ -386,6 +387,7 @@ class ExplainResult:
         return "\n".join(lines)
 
 
+@check_arguments
 def explain(
     folder: str | Path | Index,
     cells: Iterable[str | tuple[int, int]] = (),

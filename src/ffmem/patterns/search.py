@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from ffmem.errors import FfmemError
 from ffmem.files import sha256
 from ffmem.indexing.filters import NO_FILTERS, Filters
 from ffmem.indexing.query import Expression, Query, count_words, has_word
@@ -28,7 +27,7 @@ from ffmem.indexing.search_db import (
     write_search_file,
 )
 from ffmem.indexing.store import Index
-from ffmem.patterns.store import KINDS, SOURCES, Patterns, no_patterns, open_patterns
+from ffmem.patterns.store import KINDS, SOURCES, Patterns, open_patterns, require_patterns
 
 VERSION = 3
 
@@ -73,9 +72,7 @@ class PatternSearch:
 
     def __init__(self, index: Index, patterns: list[Patterns] | None = None) -> None:
         self.index = index
-        opened = open_patterns(index) if patterns is None else patterns
-        if not opened:
-            raise FfmemError(no_patterns(index))
+        opened = require_patterns(index) if patterns is None else patterns
         self._file = SearchFile(
             index.folder / "patterns" / "search.sqlite",
             _origin(opened),

@@ -42,6 +42,7 @@ from ffmem.indexing.tables import (
     read_errors,
     write_table,
 )
+from ffmem.signatures import check_arguments
 
 FORMAT = 2
 
@@ -331,14 +332,20 @@ def fingerprint(index: Index) -> str:
     return hashlib.sha256(index.read_bytes("manifest.json")).hexdigest()
 
 
-def no_patterns(index: Index) -> str:
-    """Return why there are no patterns to look at, and what to do."""
-    detect = f"`ffmem patterns detect {index.folder}`"
+class NoPatterns(StoreError):
+    """Nobody has looked for patterns in this state of the index."""
+
+
+def require_patterns(index: Index) -> list[Patterns]:
+    """Return the patterns of every source; raise if there is none."""
+    if found := open_patterns(index):
+        return found
+    detect = f"with `ffmem patterns detect {index.folder}`"
     if any(is_stale(index, source) for source in SOURCES):
-        return (
-            f"The index has changed since its patterns were found. Find them again with {detect}."
+        raise NoPatterns(
+            f"The index has changed since its patterns were found. Find them again {detect}."
         )
-    return f"This index has no patterns yet. Find them with {detect}."
+    raise NoPatterns(f"This index has no patterns yet. Find them {detect}.")
 
 
 def _manifest(index: Index, source: str) -> dict[str, Any]:
@@ -456,19 +463,19 @@ def layer_columns(index: Index, layer: int) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default")
 
 
+@check_arguments
 def patterns_of(folder: str | Path | Index, source: str = "automatic") -> Patterns:
     """Return the stored patterns of one source: "automatic", "explained" or "human"."""
     return Patterns(as_index(folder), source)
 
 
+@check_arguments
 def export_patterns(folder: str | Path | Index, out: str | Path) -> int:
     """Write the patterns of all sources as a table (.parquet, .jsonl, .csv); return how many."""
     index, out = as_index(folder), Path(out)
     if out.suffix not in FORMATS:
         endings = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
         raise FfmemError(f"Cannot write patterns to {out}: its name must end in {endings}.")
-    if not open_patterns(index):
-        raise FfmemError(no_patterns(index))
     check_output_file(out)
     table = index.table("patterns")
     with committing(out) as temporary:

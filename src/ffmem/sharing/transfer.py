@@ -34,6 +34,7 @@ from ffmem.indexing.verify import damaged_files
 from ffmem.patterns import store as pattern_store
 from ffmem.progress import Progress
 from ffmem.sharing.card import write_card
+from ffmem.signatures import check_arguments
 from ffmem.text import pluralize
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Pushed(NamedTuple):
         )
 
 
+@check_arguments
 def push(
     folder: str | Path | Index,
     repository: str,
@@ -225,6 +227,7 @@ def _hub_bars(progress: Progress) -> Iterator[None]:
 # Pulling
 
 
+@check_arguments
 def pull(
     repository: str,
     folder: str | Path,

@@ -55,7 +55,7 @@ def train(
     run_dir.check_usable()
     for source in (corpus, valid):
         if source is not None:
-            source.check_exists()
+            source.check()
     device = find_device(config.device)
 
     def run_config(before: TrainRunConfig | None) -> TrainRunConfig:

@@ -103,7 +103,7 @@ class Guard:
                 path,
                 421,
                 "This server does not answer to that name. Use localhost or its IP address, or"
-                " start it with --allow-host NAME.",
+                " start it with `ffmem serve --allow-host NAME`.",
             )
         if n_bytes > MAX_URL:
             return error_response(
@@ -238,5 +238,5 @@ def check_token(token: str) -> None:
     if len(token) < 16 or not (token.isascii() and token.isprintable()) or " " in token:
         raise FfmemError(
             f"The token has {len(token)} characters. It must be at least 16 printable ASCII"
-            " characters without spaces; --token alone generates one."
+            " characters without spaces; --token new generates one."
         )

@@ -25,6 +25,7 @@ from uvicorn import Config, Server
 from ffmem.errors import FfmemError
 from ffmem.parallel import hide_main_module
 from ffmem.progress import Progress
+from ffmem.signatures import check_arguments
 from ffmem.web.auth import check_token
 from ffmem.web.catalog import Catalog
 
@@ -37,6 +38,7 @@ NEW = "new"
 """Asks for a new token."""
 
 
+@check_arguments
 def serve(
     folders: str | Path | Sequence[str | Path],
     *,
@@ -80,8 +82,8 @@ def serve(
         check_token(secret)
     elif not is_loopback(host):
         raise FfmemError(
-            f"--host {host} lets other machines in, which requires a token. Add --token to generate"
-            " one, or drop --host to serve only this machine."
+            f"--host {host} lets other machines in, which requires a token. Add --token new to"
+            " generate one, or drop --host to serve only this machine."
         )
     catalog = Catalog.open([*map(Path, folders)], [*map(Path, reports)], wait)
     listening = listen(host, port)
