@@ -28,7 +28,8 @@ def effect_of_smollm2(
     from ffmem.interventions.edits import Edits
     from ffmem.interventions.effect import ablate
     from ffmem.interventions.estimates import choose_candidates, estimate
-    from ffmem.interventions.forward import PartialForward, apply_edits
+    from ffmem.interventions.forward import apply_edits
+    from ffmem.interventions.partial_forward import PartialForward
 
     memories = ffmem.load(MODEL)
     (encoding,) = memories.tokenizer.encode([TEXT])

@@ -18,8 +18,8 @@ import altair as alt
 from docs.result_pages import code, percent, table, write_sections
 from ffmem.experiments.charts import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     VERMILION,
     chart_svg,
@@ -33,11 +33,16 @@ from ffmem.experiments.charts import (
     svg_file,
 )
 from ffmem.files import write_text
-from ffmem.interventions.circuit import circuit, faithfulness_curve
-from ffmem.interventions.circuit_ablations import RANDOM_SETS
-from ffmem.interventions.circuit_results import CircuitResult
+from ffmem.interventions.circuit import choose_nodes, circuit
+from ffmem.interventions.circuit_ablations import (
+    RANDOM_SETS,
+    CircuitQuestion,
+    measure_faithfulness,
+    target_logit,
+)
+from ffmem.interventions.circuit_results import CircuitResult, FaithfulnessPoint
 from ffmem.interventions.circuit_svg import draw_circuit
-from ffmem.interventions.forward import LoadedModel, open_model
+from ffmem.interventions.forward import LoadedModel, find_target, open_model
 from ffmem.progress import Progress
 
 OUT = Path(__file__).parent / "results" / "circuits"
@@ -69,6 +74,26 @@ TOLD = {"smollm2-135m, mean": 7, "gemma-3-270m, zero": 0}
 FIELDS = ("faithfulness", "random_faithfulness", "completeness", "random_completeness")
 """Of a point of a curve, after its number of nodes."""
 Row = dict[str, Any]
+
+
+def faithfulness_curve(
+    loaded: LoadedModel,
+    prompt: str,
+    *,
+    target: str,
+    nodes: int,
+    ablation: str = "auto",
+    progress: Progress,
+) -> list[FaithfulnessPoint]:
+    """Return how much of the target's logit the first 1, 2, 4, … nodes carry, up to `nodes`.
+
+    Edges are not found, and single nodes not ablated, so thousands of nodes take seconds.
+    """
+    id = find_target(loaded.memories, target)
+    question = CircuitQuestion.of(loaded, prompt, id, -1, ablation)
+    logit = float(target_logit(loaded.memories.head, question.forward.output, id)[0])
+    places = choose_nodes(question, nodes).places
+    return measure_faithfulness(question, places, logit, seed=0, say=progress)[0]
 
 
 def measure(loaded: LoadedModel, work: Path, number: int, ablation: str) -> Row:
@@ -337,7 +362,7 @@ def _told(series: dict[str, list[Row]]) -> str:
 def draw(series: dict[str, list[Row]]) -> alt.VConcatChart:
     """Return faithfulness and completeness over nodes: median and range, and random sets."""
     colors = dict(zip(series, (BLUE, ORANGE, GREEN, VERMILION), strict=False))
-    colors["random nodes"] = GREY
+    colors["random nodes"] = GRAY
     charts = []
     for field in ("faithfulness", "completeness"):
         bands, lines = [], []

@@ -16,8 +16,8 @@ import altair as alt
 from ffmem.corpus.corpus import Corpus
 from ffmem.experiments.charts import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     PURPLE,
     VERMILION,
@@ -34,7 +34,7 @@ from ffmem.training.train import train
 
 OUT = Path(__file__).parent / "results" / "six-memories"
 KINDS = ("relu", "gelu", "swiglu", "softmax", "persistent", "lambda")
-COLOURS = dict(zip(KINDS, (BLUE, ORANGE, GREEN, GREY, VERMILION, PURPLE), strict=True))
+COLORS = dict(zip(KINDS, (BLUE, ORANGE, GREEN, GRAY, VERMILION, PURPLE), strict=True))
 SIZES = {
     "layers": 4,
     "width": 64,
@@ -109,7 +109,7 @@ def draw(found: list[Row]) -> None:
         axis=alt.Axis(values=ticks),
     )
     lines = plot(points).mark_line(point=True, strokeWidth=1.2)
-    chart = styled(lines.encode(x=x, y=y, color=series_color(COLOURS), detail="run:N"))
+    chart = styled(lines.encode(x=x, y=y, color=series_color(COLORS), detail="run:N"))
     title = "Six kinds of memory at equal parameters on WikiText-2"
     text = "Validation perplexity over the tokens read; one line for each kind and seed."
     write_text(OUT / "curves.svg", svg_file(chart_svg("curves", title, text, chart)))

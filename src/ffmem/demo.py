@@ -68,7 +68,7 @@ TINY = DemoConfig(
     out=Path("demo-tiny"),
     words=("percent", "Sunday", "ship"),
     prompts=("It was released in the summer of", "The bridge was opened on 2"),
-    searches=("river", "part of the", "month"),
+    searches=("river", "part of the", "months"),
     cells=("L11N388", "L13N271"),  # both promote years
     sizes={"sample": 100, "per_layer": 2, "triggers": 5},  # valid has few sentences
 )

@@ -42,16 +42,16 @@ def wilson(part: int | float, n: int) -> tuple[float | None, float | None]:
 
     `part` need not be whole: 24.5 of 30 where two people differ about one.
 
-    centre ± half, with centre = (p + z²/2n) / (1 + z²/n),
+    center ± half, with center = (p + z²/2n) / (1 + z²/n),
     half = z · √(p(1 − p)/n + z²/4n²) / (1 + z²/n)
     """
     if not n:
         return None, None
     p, zz = part / n, Z95 * Z95
-    centre = (p + zz / (2 * n)) / (1 + zz / n)
+    center = (p + zz / (2 * n)) / (1 + zz / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + zz / (4 * n * n)) / (1 + zz / n)
     # At the ends one bound is the share itself; arithmetic would leave 1e-17 there.
-    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+    return max(0.0, min(p, center - half)), min(1.0, max(p, center + half))
 
 
 def share_row(name: str, hits: Bool[ndarray, " n"]) -> dict[str, Any]:

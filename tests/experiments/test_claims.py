@@ -195,7 +195,7 @@ def test_labels_of_programs_are_shown_and_not_compared_with_those_of_people(sour
 
 
 def people():
-    """Figure 2 as people labelled it: ten memories in each of 16 layers."""
+    """Figure 2 as people labeled it: ten memories in each of 16 layers."""
     return each(result("patterns", 16), source="human")
 
 

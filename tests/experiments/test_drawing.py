@@ -24,8 +24,8 @@ def drawn(name, n_layers=30, gated=True):
     return figure(result(name, n_layers, gated))
 
 
-def luminance(colour):
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color):
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -72,10 +72,10 @@ def test_figures_name_nothing_outside_themselves():
         assert all(id.startswith(f"{name}-") for id in ids)
 
 
-def test_every_colour_is_of_the_palette_or_changes_on_dark_pages():
+def test_every_color_is_of_the_palette_or_changes_on_dark_pages():
     palette = {
         *PALETTE,
-        *(charts.GREY, *(light for light, _ in GROUND.values()), "none", "transparent", "white"),
+        *(charts.GRAY, *(light for light, _ in GROUND.values()), "none", "transparent", "white"),
     }
     for name in PAPERS:
         for gated in (True, False):
@@ -88,8 +88,8 @@ def test_text_is_readable_on_both_grounds_and_data_are_seen():
         light, dark = GROUND[name]
         assert contrast(light, GROUNDS["light"]) > 4.5
         assert contrast(dark, GROUNDS["dark"]) > 4.5
-    for colour in PALETTE:
-        assert min(contrast(colour, ground) for ground in GROUNDS.values()) > 2
+    for color in PALETTE:
+        assert min(contrast(color, ground) for ground in GROUNDS.values()) > 2
     assert contrast(GROUND["ink"][0], GROUND["box"][0]) > 4.5
     assert contrast(GROUND["ink"][1], GROUND["box"][1]) > 4
 

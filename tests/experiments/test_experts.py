@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ffmem.experiments import token_removal
 from ffmem.experiments.active_memories import EXPERIMENT as ACTIVE_MEMORIES
-from ffmem.experiments.active_memories import Activity
+from ffmem.experiments.active_memories import ActiveShares
 from ffmem.experiments.base import NAMES, check_claims, find
 from ffmem.experiments.context import run_experiments
 from ffmem.experiments.neural_memory import EXPERIMENT as NEURAL_MEMORY
@@ -87,7 +87,7 @@ def test_activity_is_counted_over_all_memories_and_over_those_reached(context, p
 
 
 def test_all_memories_of_a_dense_layer_are_reached(context):
-    activity = context.measured(Activity)
+    activity = context.measured(ActiveShares)
     for layer, n_experts in enumerate(context.memories.layout.n_experts):
         assert (activity.reached[:, layer] == 1).all() == (not n_experts)
 
@@ -219,5 +219,5 @@ def test_experts_change_nothing_in_the_rows_of_a_dense_model(tmp_path):
     rows, _ = ACTIVE_MEMORIES.measure(context)
     assert all("of" not in row for row in rows)
     assert "experts" not in context.settings()
-    assert (context.measured(Activity).reached == 1).all()
+    assert (context.measured(ActiveShares).reached == 1).all()
     assert np.isfinite([row["mean"] for row in rows]).all()

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import ffmem
 from ffmem.experiments import forward, projection
-from ffmem.experiments.active_memories import Activity, carrying
+from ffmem.experiments.active_memories import ActiveShares, carrying
 from ffmem.experiments.base import ExperimentConfig
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import Predictions
@@ -32,8 +32,8 @@ VARIANTS = [
     "phi",  # the output embedding has a bias
     *KINDS,
 ]
-METRICS = (Activity, Predictions, SoftmaxComparison, TokenHits)
-WITHOUT_VALUES = (Activity, Predictions)
+METRICS = (ActiveShares, Predictions, SoftmaxComparison, TokenHits)
+WITHOUT_VALUES = (ActiveShares, Predictions)
 
 
 def write_sentences(path, n=12, seed=1):
@@ -112,7 +112,7 @@ def test_a_lambda_layer_is_read_as_prefixes_run_alone_say(lambda_context):
     plain = run_alone(lambda_context)
     check_predictions(lambda_context, plain)
     check_activity(lambda_context, plain)
-    assert set(lambda_context.measured(Activity).shares) == {"positive"}
+    assert set(lambda_context.measured(ActiveShares).shares) == {"positive"}
 
 
 def check_predictions(context, plain):
@@ -136,7 +136,7 @@ def test_active_memories_are_counted_as_defined(context, plain):
 
 
 def check_activity(context, plain):
-    shares = context.measured(Activity).shares
+    shares = context.measured(ActiveShares).shares
     assert ("gate" in shares) == context.memories.gated
     n = context.memories.layout.widths[0]
     for example, layers in enumerate(plain):
@@ -271,7 +271,7 @@ def tables(context):
     hits = context.measured(TokenHits)
     return {
         **context.measured(Predictions)._asdict(),
-        **context.measured(Activity).shares,
+        **context.measured(ActiveShares).shares,
         **context.measured(SoftmaxComparison).found,
         **{
             f"{name} {variant}": table
@@ -306,11 +306,11 @@ def test_one_pass_measures_what_is_asked_for_and_announced(tmp_path, monkeypatch
         "ffmem.experiments.forward.evaluate_sample",
         lambda context, kinds: passes.append(set(kinds)) or evaluate(context, kinds),
     )
-    context = make_context(tmp_path, "llama", metrics=(Activity, Predictions))
-    activity = context.measured(Activity)
+    context = make_context(tmp_path, "llama", metrics=(ActiveShares, Predictions))
+    activity = context.measured(ActiveShares)
     context.measured(Predictions)
-    assert context.measured(Activity) is activity
-    assert passes == [{Activity, Predictions}]
+    assert context.measured(ActiveShares) is activity
+    assert passes == [{ActiveShares, Predictions}]
     context.measured(SoftmaxComparison)
     assert passes[1:] == [{SoftmaxComparison}]
 
@@ -371,7 +371,7 @@ def test_a_layer_that_one_memory_dictates_is_seen_as_such(tmp_path):
     assert (predictions.final[ruled] == 17).all()
     assert (hits.agreeing["y", "all"][ruled, -1] >= 1).all()
     assert (
-        context.measured(Activity).shares["effect"][ruled, -1].max()
+        context.measured(ActiveShares).shares["effect"][ruled, -1].max()
         <= 1 / context.memories.layout.widths[0] + 1e-6
     )
     assert (hits.carried["y", "all"][ruled, -1] > 0.99).all()

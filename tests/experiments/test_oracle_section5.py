@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ffmem
-from ffmem.experiments.active_memories import Activity
+from ffmem.experiments.active_memories import ActiveShares
 from ffmem.experiments.base import ExperimentConfig
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.metrics import Predictions
@@ -43,7 +43,7 @@ def context(tmp_path_factory):
 def ours(context):
     return SimpleNamespace(
         predictions=context.measured(Predictions),
-        activity=context.measured(Activity),
+        activity=context.measured(ActiveShares),
         token_hits=context.measured(TokenHits),
     )
 

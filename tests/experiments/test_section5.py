@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ffmem.experiments import stop_words as section_5_1
-from ffmem.experiments.active_memories import Activity
+from ffmem.experiments.active_memories import ActiveShares
 from ffmem.experiments.base import find
 from ffmem.experiments.metrics import Predictions
 from ffmem.experiments.neural_memory import SoftmaxComparison
@@ -166,7 +166,7 @@ def test_active_memories_have_a_row_for_each_definition(context):
         (layer, name) for layer in layers(context) for name in names
     ]
     for row in rows:
-        column = context.measured(Activity).shares[row["definition"]][:, row["layer"]].tolist()
+        column = context.measured(ActiveShares).shares[row["definition"]][:, row["layer"]].tolist()
         assert row["mean"] == pytest.approx(sum(column) / len(column))
         assert row["median"] == pytest.approx(statistics.median(column))
 

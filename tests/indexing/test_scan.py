@@ -10,7 +10,7 @@ import torch
 from ffmem.errors import ForwardError
 from ffmem.indexing import results
 from ffmem.indexing.chunks import batches, cut_chunks, prefix_range
-from ffmem.indexing.scan import Scan, _count
+from ffmem.indexing.scan import Scan
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.tables import UNIT
 from ffmem.models.memories import Memories
@@ -228,10 +228,3 @@ def test_a_chunk_that_fails_leaves_the_scan_as_it_was():
         ):
             np.testing.assert_array_equal(mine, theirs)
     scan.read(chunk, [batch for batch in batched if 5 not in batch.tokens], np.zeros(0, np.int64))
-
-
-@pytest.mark.parametrize("shape", [(3, 24), (255, 8), (256, 16), (700, 5), (2, 400, 9), (0, 8)])
-def test_counts_are_exact_for_any_number_of_rows_and_memories(shape):
-    for share in (0.5, 1.0):  # all true: no byte may carry into the next
-        mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < share
-        assert _count(mask).tolist() == mask.reshape(-1, shape[-1]).sum(0).tolist()

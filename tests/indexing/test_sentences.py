@@ -127,7 +127,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path, damage):
 
 
 @st.composite
-def tokenised(draw):
+def tokenized(draw):
     """A text cut into tokens of bytes at random, some inside characters, as byte-level BPE does."""
     text = draw(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
     data = text.encode()
@@ -170,7 +170,7 @@ def as_bytes(text):
     )
 
 
-@given(tokenised(), st.data())
+@given(tokenized(), st.data())
 def test_both_sides_of_a_place_lose_nothing(sentence_and_pieces, data):
     sentence, pieces = sentence_and_pieces
     length = data.draw(st.integers(0, len(pieces)))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from ffmem.indexing import values
 from ffmem.indexing.tables import read_columns
 from ffmem.indexing.values import ENDS, write_values
-from ffmem.models import head
 from ffmem.models.memories import Memories
 from ffmem.models.tokenizer import WordTokenizer
 from tests.tiny import tiny, tiny_tokenizer
@@ -129,23 +128,33 @@ def test_blocks_give_the_ends_of_a_plain_sort(vocabulary, n, distinct, n_unliste
     rng = np.random.default_rng(seed)
     logits = rng.integers(distinct, size=(3, vocabulary)).astype(np.float32)
     unlisted = rng.choice(vocabulary, min(n_unlisted, vocabulary - 1), replace=False)
+    n = min(n, vocabulary - len(unlisted))
     plain = [plain_ends(row, set(unlisted.tolist()), sign, n) for row in logits.tolist()]
-    log_total = torch.from_numpy(logits).logsumexp(1, keepdim=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values, "ENDS", n)
+        patch.setattr(values, "TILE", 16)
         patch.setattr(values, "BLOCK", 8)
-        found = values._ends(
-            torch.from_numpy(logits.copy()), log_total, torch.from_numpy(unlisted), sign
-        )
-    assert found.ids.tolist() == plain
-    np.testing.assert_array_equal(found.logits, np.take_along_axis(logits, found.ids, 1))
+        buffer = torch.full((-(-vocabulary // 16), 5, 16), torch.nan)
+        found = values._Logits(buffer, 3, vocabulary, torch.from_numpy(unlisted))
+
+        def write():
+            for number, tokens in enumerate(torch.from_numpy(logits).split(16, dim=1)):
+                found.tiles[number, :, : tokens.shape[1]] = tokens
+                yield number
+
+        log_total = found.read(write(), with_total=True)
+        ids, first = found.first(sign, n)
+    assert ids.tolist() == plain
+    np.testing.assert_array_equal(first, np.take_along_axis(logits, ids, 1))
+    torch.testing.assert_close(log_total, torch.from_numpy(logits).logsumexp(1))
 
 
-@pytest.mark.parametrize("tile", [1, 7, 64])
-def test_the_vocabulary_is_projected_tile_by_tile(tile, monkeypatch):
-    memories = with_ties("cohere")  # its head has a scale
+@pytest.mark.parametrize("size", [1, 7, 64, 100])
+@pytest.mark.parametrize("name", ["cohere", "ffmem_adaptive"])  # a scale; no embedding to cut
+def test_folded_comes_in_tiles_of_tokens(name, size):
+    memories = Memories(tiny(name), tiny_tokenizer())
     part = memories.output_directions(1)
     whole = memories.head.folded(part)
-    monkeypatch.setattr(head, "TILE", tile)
-    tiled = memories.head.folded(part, out=torch.full_like(whole, torch.nan))
-    torch.testing.assert_close(tiled, whole, rtol=1e-5, atol=1e-6)
+    tiles = torch.full((-(-64 // size), len(part), size), torch.nan)
+    written = [tiles[number].clone() for number in memories.head.folded_tiles(part, tiles)]
+    torch.testing.assert_close(torch.cat(written, 1)[:, :64], whole, rtol=1e-5, atol=1e-6)
+    assert torch.cat(written, 1)[:, 64:].isnan().all()  # left as it was

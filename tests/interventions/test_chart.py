@@ -63,7 +63,7 @@ def test_the_figure_is_xml_with_a_title_a_description_and_a_dark_side(content, t
     assert pdf.read_bytes().startswith(b"%PDF")
 
 
-def test_no_colour_of_the_ground_is_fixed_for_light_pages_alone(content):
+def test_no_color_of_the_ground_is_fixed_for_light_pages_alone(content):
     used = set(re.findall(r'(?:fill|stroke)="(#[0-9a-fA-F]{6})"', content.to_svg()))
     assert used & {light for light, _ in charts.GROUND.values()}
     assert not used & {"#ffffff", "#000000"}

@@ -10,9 +10,10 @@ import torch
 from click.testing import CliRunner
 
 import ffmem
+from docs.circuit_curves import faithfulness_curve
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, ModelError
-from ffmem.interventions.circuit import _estimate_edges, choose_nodes, circuit, faithfulness_curve
+from ffmem.interventions.circuit import _estimate_edges, choose_nodes, circuit
 from ffmem.interventions.circuit_ablations import (
     CircuitQuestion,
     _random_nodes,
@@ -22,8 +23,10 @@ from ffmem.interventions.circuit_ablations import (
 from ffmem.interventions.circuit_results import TARGET, parse_node, write_circuit
 from ffmem.interventions.circuit_svg import draw_circuit
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.forward import PartialForward, apply_edits, change_coefficients
+from ffmem.interventions.forward import apply_edits, change_coefficients
+from ffmem.interventions.partial_forward import PartialForward
 from ffmem.interventions.relevance import Place
+from ffmem.progress import Progress
 from tests.conftest import text_model
 from tests.interventions.planted import with_start
 from tests.tiny import EXPERTS, TINY, read, tiny, tiny_tokenizer
@@ -248,8 +251,9 @@ def test_random_sets_have_as_many_memories_at_the_same_layers_and_positions():
 def test_the_curve_alone_is_that_of_the_circuit():
     loaded = with_start(read("llama"))
     found = circuit(loaded, TEXT, target="w7", nodes=12)
-    assert faithfulness_curve(loaded, TEXT, target="w7", nodes=12) == found.curve
-    longer = faithfulness_curve(loaded, TEXT, target="w7", nodes=10**6)
+    options = {"target": "w7", "progress": Progress(quiet=True)}
+    assert faithfulness_curve(loaded, TEXT, nodes=12, **options) == found.curve
+    longer = faithfulness_curve(loaded, TEXT, nodes=10**6, **options)
     assert longer[-1].faithfulness == pytest.approx(1, abs=1e-4)  # every memory is kept
     assert longer[-1].completeness == pytest.approx(1, abs=1e-4)
 
@@ -279,12 +283,13 @@ def test_a_circuit_is_written_as_json_drawing_and_viewer_file(planted, tmp_path)
     groups = {"both <b>": ["L0N3@4", "L1N7@4"]}
     found = circuit(with_start(planted), TEXT, groups=groups)
     write_circuit(found, tmp_path)
-    assert json.loads((tmp_path / "circuit.json").read_text())["nodes"][0]["cell"] == "L1N7"
+    nodes = json.loads((tmp_path / "circuit.json").read_text())["nodes"]
+    assert {node["cell"] for node in nodes} == {"L0N3", "L1N7"}  # a chain: equal, but for rounding
     drawing = ElementTree.fromstring((tmp_path / "circuit.svg").read_text())
     assert len(drawing.findall(".//{*}path")) == len(found.edges)
     viewer = json.loads((tmp_path / "circuit-tracer.json").read_text())
     ids = [node["node_id"] for node in viewer["nodes"]]
-    assert ids[:2] == ["1_7_4", "0_3_4"]
+    assert set(ids[:2]) == {"1_7_4", "0_3_4"}
     assert ids[-1] == "3_11_4"
     assert len(set(ids)) == len(ids) == len(found.nodes) + len(found.ends) + 1
     assert {link[end] for link in viewer["links"] for end in ("source", "target")} <= set(ids)

@@ -14,10 +14,11 @@ import ffmem
 from ffmem.cells import Cell
 from ffmem.cli import cli
 from ffmem.errors import CorpusError, FfmemError, ModelError, UnknownCell
-from ffmem.interventions import effect as module
+from ffmem.interventions import partial_forward as module
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.effect import ablate, effect
-from ffmem.interventions.forward import PartialForward, apply_edits, read_prompt
+from ffmem.interventions.forward import apply_edits, read_prompt
+from ffmem.interventions.partial_forward import PartialForward
 from tests.interventions.planted import planted, with_start
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
@@ -42,7 +43,7 @@ def one_by_one(memories, cells, at, positions=None):
 @pytest.fixture
 def small_batches(monkeypatch):
     """A few rows in each, from several layers."""
-    monkeypatch.setattr("ffmem.interventions.forward.BATCH_TOKENS", 30)
+    monkeypatch.setattr("ffmem.interventions.partial_forward.BATCH_TOKENS", 30)
     monkeypatch.setattr(module, "OVERHEAD", 1000)
 
 

@@ -19,7 +19,8 @@ from ffmem.interventions.estimates import (
     integrated,
     rank_correlation,
 )
-from ffmem.interventions.forward import PartialForward, apply_edits
+from ffmem.interventions.forward import apply_edits
+from ffmem.interventions.partial_forward import PartialForward
 from tests.conftest import OURS
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
 
@@ -174,7 +175,7 @@ def test_steps_may_be_more_than_a_batch_holds(monkeypatch):
     memories = read("llama")
     forward = PartialForward(memories, IDS, AT)
     whole = integrated(forward, TARGET, 7)
-    monkeypatch.setattr("ffmem.interventions.forward.BATCH_TOKENS", 2 * len(IDS))
+    monkeypatch.setattr("ffmem.interventions.partial_forward.BATCH_TOKENS", 2 * len(IDS))
     assert_close(integrated(forward, TARGET, 7), whole, rtol=1e-4, atol=1e-6)
 
 

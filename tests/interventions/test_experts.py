@@ -19,12 +19,8 @@ from ffmem.interventions.compare import compare
 from ffmem.interventions.edits import Edit, Edits
 from ffmem.interventions.effect import ablate
 from ffmem.interventions.estimates import direct, gradient, integrated
-from ffmem.interventions.forward import (
-    LoadedModel,
-    PartialForward,
-    apply_edits,
-    log_probability,
-)
+from ffmem.interventions.forward import LoadedModel, apply_edits
+from ffmem.interventions.partial_forward import PartialForward, log_probability
 from ffmem.interventions.trace import trace
 from ffmem.models.banks import ExpertBank
 from ffmem.models.memories import Memories

@@ -11,12 +11,8 @@ from ffmem.cells import Cell
 from ffmem.errors import UnknownCell
 from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import Edits
-from ffmem.interventions.forward import (
-    PartialForward,
-    apply_edits,
-    log_probabilities,
-    log_probability,
-)
+from ffmem.interventions.forward import apply_edits
+from ffmem.interventions.partial_forward import PartialForward, log_probabilities, log_probability
 from ffmem.networks.memories import FactoredLinear
 from tests.conftest import OURS
 from tests.tiny import TINY, read, tiny, tiny_tokenizer

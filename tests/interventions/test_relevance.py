@@ -9,7 +9,8 @@ import ffmem
 from ffmem.interventions import relevance
 from ffmem.interventions.effect import effect
 from ffmem.interventions.estimates import frozen_slope, relp
-from ffmem.interventions.forward import PartialForward, change_coefficients
+from ffmem.interventions.forward import change_coefficients
+from ffmem.interventions.partial_forward import PartialForward
 from ffmem.interventions.relevance import GradientPass, Place, hold_factors
 from tests.interventions.planted import with_start
 from tests.tiny import EXPERTS, TINY, read, tiny, tiny_tokenizer

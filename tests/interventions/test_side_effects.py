@@ -11,14 +11,10 @@ from torch.testing import assert_close
 
 import ffmem
 from ffmem.errors import CorpusError
-from ffmem.interventions.checkpoint import (
-    TokenCount,
-    edit_weights,
-    measure_side_effects,
-    read_sentences,
-)
+from ffmem.interventions.checkpoint import edit_weights
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.results import as_json
+from ffmem.interventions.side_effects import TokenCount, measure_side_effects, read_sentences
 from tests.conftest import OURS
 from tests.indexing.folders import write_corpus
 from tests.interventions.checkpoints import QUIET

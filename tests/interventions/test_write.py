@@ -15,17 +15,13 @@ from ffmem.cli import cli
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.interventions import write as writing
 from ffmem.interventions.checkpoint import edit_weights
-from ffmem.interventions.drift import measure_drift as drift
-from ffmem.interventions.drift import same_endings
 from ffmem.interventions.edits import EDITS_FILE, Edit, Edits, EditsFile, MemoryWeights
-from ffmem.interventions.forward import (
-    LoadedModel,
-    PartialForward,
-    apply_edits,
-    log_probabilities,
-)
+from ffmem.interventions.forward import LoadedModel, apply_edits
 from ffmem.interventions.idle import IDLE, activities
+from ffmem.interventions.partial_forward import PartialForward, log_probabilities
 from ffmem.interventions.redirect import Readings, nearest_value
+from ffmem.interventions.side_effects import measure_drift as drift
+from ffmem.interventions.side_effects import same_endings
 from ffmem.interventions.trace import trace
 from ffmem.interventions.write import (
     WRITE_FILE,

@@ -82,10 +82,10 @@ def test_raw_is_the_output_embedding_behind_its_projection(name):
 def test_folded_is_what_the_weights_say():
     """Each kind of norm, scale and cap once, written out by hand."""
     vectors = torch.randn(5, 16)
-    centred = vectors - vectors.mean(dim=1, keepdim=True)
+    centered = vectors - vectors.mean(dim=1, keepdim=True)
 
     gpt2 = read("gpt2").model
-    expected = (centred * gpt2.transformer.ln_f.weight) @ gpt2.lm_head.weight.T
+    expected = (centered * gpt2.transformer.ln_f.weight) @ gpt2.lm_head.weight.T
     assert_close(read("gpt2").head.folded(vectors), expected, rtol=1e-4, atol=1e-4)
 
     gemma = read("gemma2").model
@@ -93,7 +93,7 @@ def test_folded_is_what_the_weights_say():
     assert_close(read("gemma2").head.folded(vectors), expected, rtol=1e-4, atol=1e-4)
 
     cohere = read("cohere").model
-    expected = 0.25 * (centred * cohere.model.norm.weight) @ cohere.lm_head.weight.T
+    expected = 0.25 * (centered * cohere.model.norm.weight) @ cohere.lm_head.weight.T
     assert_close(read("cohere").head.folded(vectors), expected, rtol=1e-4, atol=1e-4)
 
     granite = read("granite").model

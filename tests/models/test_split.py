@@ -16,7 +16,8 @@ from ffmem.errors import ModelError
 from ffmem.interventions.checkpoint import edit_weights
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.effect import effect
-from ffmem.interventions.forward import LoadedModel, PartialForward, log_probability
+from ffmem.interventions.forward import LoadedModel
+from ffmem.interventions.partial_forward import PartialForward, log_probability
 from ffmem.models.checkpoint import silence_transformers
 from ffmem.models.families import FAMILIES
 from ffmem.models.load import describe, empty_model, load

@@ -9,7 +9,8 @@ from ffmem.errors import ModelError
 from ffmem.interventions.checkpoint import edit_weights
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.effect import ablate
-from ffmem.interventions.forward import PartialForward, apply_edits
+from ffmem.interventions.forward import apply_edits
+from ffmem.interventions.partial_forward import PartialForward
 from ffmem.models.families import RERUN
 from ffmem.models.load import describe
 from ffmem.models.memories import Memories, fingerprint

@@ -36,7 +36,7 @@ RARE, N_RARE = "quoll", 20
 """A word, and in how many sentences it is."""
 ARTICLE = ["jackets", "columbus"]
 """Words that one article repeats in every line, and no other has."""
-DAYS, COLOURS = ("monday", "tuesday", "friday"), ("red", "green", "blue")
+DAYS, COLORS = ("monday", "tuesday", "friday"), ("red", "green", "blue")
 STEMS = ("base", "bases")
 BEGIN_ALIKE = ("port", "portuguese")
 BOILERPLATE = ["the", "naval", "list", "of", "ships", "was", "with", "a", "base", "in", "court"]
@@ -107,7 +107,7 @@ def index_of(folder, lines, n_memories=MEMORIES, name="llama", t=T):
 def related_features(folder):
     """Return features of a corpus with words that belong together, and the rows by last word.
 
-    Weekdays stand between the same words; so do colours; base and bases are forms of one word. Port
+    Weekdays stand between the same words; so do colors; base and bases are forms of one word. Port
     and Portuguese begin alike, and do not belong together. A bracket stands where weekdays do.
     """
     rng = random.Random(0)
@@ -115,7 +115,7 @@ def related_features(folder):
     def filler():
         return " ".join(rng.choice(OTHERS) for _ in range(rng.randint(1, 8)))
 
-    forms = [(DAYS, "we met on {} at noon"), (COLOURS, "sold the {} car"), (STEMS, "{} fell")]
+    forms = [(DAYS, "we met on {} at noon"), (COLORS, "sold the {} car"), (STEMS, "{} fell")]
     lines = [f"{filler()} {form.format(word)}" for words, form in forms for word in words * 30]
     for word, form in zip(BEGIN_ALIKE, ("the old {} burned", "she spoke {} well"), strict=True):
         lines += [f"{filler()} {form.format(word)}" for _ in range(30)]

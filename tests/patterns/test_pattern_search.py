@@ -202,7 +202,8 @@ def test_an_index_without_patterns_says_how_to_find_some(tiny_index):
 def test_patterns_of_an_earlier_state_are_said_and_not_searched(index):
     manifest = index.folder / "manifest.json"
     manifest.write_text(manifest.read_text() + " ")
-    with pytest.raises(FfmemError, match="has changed since its patterns"):
+    advice = r"has changed since its patterns were found\. .* `ffmem patterns detect /.*`\."
+    with pytest.raises(FfmemError, match=advice):
         PatternSearch(ffmem.open(index.folder))
     assert open_patterns(index) == []
 

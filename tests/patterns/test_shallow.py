@@ -22,7 +22,7 @@ from ffmem.patterns.shallow import (
     surprise,
     tail_probability,
 )
-from tests.patterns.planted import BEGIN_ALIKE, COLOURS, DAYS, STEMS
+from tests.patterns.planted import BEGIN_ALIKE, COLORS, DAYS, STEMS
 
 bits = st.integers(0, 2**12 - 1)
 options = st.lists(st.tuples(st.floats(0, 100), bits, st.integers(0, 5)), max_size=8).map(
@@ -135,9 +135,9 @@ def groups_of(related, *several):
 def test_words_of_one_group_belong_together(related):
     mixed = ("monday", "red", "noon")
     found = groups_of(
-        related, DAYS, COLOURS, STEMS, mixed, ("friday", "sold"), BEGIN_ALIKE, ("monday", "(")
+        related, DAYS, COLORS, STEMS, mixed, ("friday", "sold"), BEGIN_ALIKE, ("monday", "(")
     )
-    assert found == {0: set(DAYS), 1: set(COLOURS), 2: set(STEMS)}
+    assert found == {0: set(DAYS), 1: set(COLORS), 2: set(STEMS)}
 
 
 def test_every_pair_of_a_group_is_related(related):

@@ -154,7 +154,7 @@ def test_held_out_triggers_have_no_part_in_the_choice(corpus):
 
 
 def test_a_trigger_does_not_vouch_for_itself(corpus):
-    """Random prefixes: a centre made of five of them would otherwise be close to those five."""
+    """Random prefixes: a center made of five of them would otherwise be close to those five."""
     features, _, space = corpus
     pool = PrefixPool.of(features, space, features.sample)
     rng = np.random.default_rng(2)

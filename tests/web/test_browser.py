@@ -331,6 +331,16 @@ def test_no_page_is_wider_than_its_window(looked_at):
         assert looked_at.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize(("path", "name"), [("/trace", "Trace"), ("/circuit", "Find circuit")])
+def test_the_button_is_beside_the_prompt(visit, path, name):
+    page = visit(viewport={"width": 1320, "height": 844})
+    page.goto(path)
+    prompt = page.get_by_role("textbox", name="Prompt").bounding_box()
+    button = page.get_by_role("button", name=name, exact=True).bounding_box()
+    assert prompt["x"] + prompt["width"] < button["x"]
+    assert prompt["y"] < button["y"] < prompt["y"] + prompt["height"]
+
+
 def test_a_phone_is_enough(visit, telling):
     cell, _, after = telling
     page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)

@@ -9,11 +9,10 @@ import vl_convert
 
 from ffmem.errors import FfmemError
 from ffmem.experiments.base import ExperimentResult
-from ffmem.experiments.charts import GROUND, THEMES
+from ffmem.experiments.charts import GROUND, THEMES, VEGA_LITE
 from ffmem.indexing.memory import visible_token
 from ffmem.web.charts import (
     AGREEMENT_LABELS,
-    VEGA_LITE,
     figure_spec,
     fixed_width,
     home_spec,
@@ -112,8 +111,8 @@ def test_a_dark_page_exchanges_the_ground_and_nothing_else(name):
     text = json.dumps({key: part for key, part in dark.items() if key != "datasets"})
     assert not [light for light, _ in GROUND.values() if light in text]
     plain = json.dumps({key: part for key, part in light.items() if key != "datasets"})
-    for colour, other in GROUND.values():
-        plain = plain.replace(colour, other)
+    for color, other in GROUND.values():
+        plain = plain.replace(color, other)
     assert plain == text
 
 

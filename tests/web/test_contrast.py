@@ -1,4 +1,4 @@
-"""Text can be read on every ground of the site, light and dark: WCAG AA, from the colours alone."""
+"""Text can be read on every ground of the site, light and dark: WCAG AA, from the colors alone."""
 
 import re
 from importlib.resources import files
@@ -8,19 +8,19 @@ import pytest
 CSS = (files("ffmem.web") / "static" / "site.css").read_text(encoding="utf-8")
 
 
-def colours(block):
+def colors(block):
     return dict(re.findall(r"--([a-z-]+):(#[0-9a-f]{3,6})\b", block))
 
 
-LIGHT = colours(re.search(r":root\{(.*?)\n\}", CSS, re.DOTALL)[1])
-DARK = LIGHT | colours(re.search(r":root\[data-theme=dark\]\{(.*?)\n\}", CSS, re.DOTALL)[1])
-BY_SYSTEM = LIGHT | colours(
+LIGHT = colors(re.search(r":root\{(.*?)\n\}", CSS, re.DOTALL)[1])
+DARK = LIGHT | colors(re.search(r":root\[data-theme=dark\]\{(.*?)\n\}", CSS, re.DOTALL)[1])
+BY_SYSTEM = LIGHT | colors(
     re.search(r":root:not\(\[data-theme=light\]\)\{(.*?)\n\}", CSS, re.DOTALL)[1]
 )
 
 
-def luminance(colour):
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+def luminance(color):
+    digits = color[1:] if len(color) == 7 else "".join(2 * digit for digit in color[1:])
     parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
     linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -168,7 +168,7 @@ def test_a_prompt_is_traced_and_a_memory_switched_off(visitor, kind):
 
 
 @pytest.mark.parametrize("kind", DENSE)
-def test_tokens_are_coloured_and_neighbours_found(visitor, indexes, kind):
+def test_tokens_are_colored_and_neighbours_found(visitor, indexes, kind):
     page = visitor("/m/L1N17", kind, tokens="true").text
     first = indexes.get(kind).index["L1N17"].triggers[0]
     titles = re.findall(r'<span class="t [^"]*" title="([^"]*)">', page)[: first.length]

@@ -228,7 +228,7 @@ def test_without_a_model_the_page_says_that_last_tokens_alone_are_tinted(catalog
         assert "memory.js" in page
 
 
-def test_the_model_colours_every_token(client, served):
+def test_the_model_colors_every_token(client, served):
     page = client.get("/m/L1N3", params={"index": served.name, "tokens": "true"}).text
     memory = served.index["L1N3"]
     first = memory.triggers[0]

@@ -1,8 +1,9 @@
-"""The script of the charts is made once; drawings are kept, but not without end."""
+"""The script of the charts is made once; pages without scripts get drawings."""
 
 import pytest
 
 from ffmem.web import charts
+from ffmem.web.views.figures import SvgResponse
 
 POINT = {
     "data": {"values": [{"a": 1}, {"a": 2}]},
@@ -42,19 +43,6 @@ def test_the_script_needs_no_cache_folder(forgetful, monkeypatch):
 
 
 def test_a_drawing_is_svg_without_style_of_its_own():
-    svg = charts.render_svg(POINT)
+    svg = SvgResponse.of(POINT).body.decode()
     assert svg.startswith("<svg")
     assert "style" not in svg
-    assert charts.render_svg(dict(POINT)) is svg
-
-
-def test_the_drawing_that_was_not_asked_for_longest_makes_room(monkeypatch):
-    monkeypatch.setattr(charts, "MAX_DRAWINGS", 2)
-    monkeypatch.setattr(charts, "_drawings", type(charts._drawings)())
-    first, second, third = ({**POINT, "width": width} for width in (100, 110, 120))
-    drawn = charts.render_svg(first)
-    charts.render_svg(second)
-    assert charts.render_svg(first) is drawn
-    charts.render_svg(third)
-    assert len(charts._drawings) == 2
-    assert charts.render_svg(first) is drawn

@@ -99,7 +99,7 @@ class IndexTools:
         """Held while a model is loaded or runs."""
 
     def list_indexes(self) -> dict[str, Any]:
-        """List the indexes: their models, corpora, layers, and what else can be asked of them."""
+        """List the indexes: their models, corpora, layers, and what they support."""
         return {"indexes": [self._describe(self._catalog.get(name)) for name in self.names]}
 
     def search(

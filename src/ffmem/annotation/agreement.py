@@ -1,6 +1,6 @@
-"""How far people agree: κ, α, and how well their patterns match, with intervals.
+"""Agreement between annotators: κ, α, and matching of patterns, with intervals.
 
-Cohen's κ of two people, from how often one said c and the other k:
+Cohen's κ of two annotators, from how often one answered c and the other k:
 
     κ = (p − e) / (1 − e),    p = share of equal answers,    e = Σ_c p₁(c)·p₂(c)
 
@@ -137,7 +137,7 @@ def chance_pairs(items: Sequence[Sequence[Pair]]) -> list[list[Pair]]:
 
 
 Confusion = Callable[[Sheet, Sheet, int], Int[ndarray, "label label"]]
-"""The counts of two sheets about n texts: one said the row, the other the column."""
+"""The counts of two sheets about n texts: rows are the first's answers, columns the second's."""
 
 
 def coverage_confusion(one: Sheet, other: Sheet, n: int) -> Int[ndarray, "label label"]:
@@ -178,7 +178,7 @@ def count_answers(
 # Matching of patterns
 
 
-class Match(NamedTuple):
+class MatchedPatterns(NamedTuple):
     """A pattern of each side, by place, and how alike their marks are."""
 
     left: int
@@ -192,7 +192,7 @@ def jaccard(one: SheetPattern, other: SheetPattern) -> float:
     return len(one.marks & other.marks) / len(union) if union else 0.0
 
 
-def match(left: Sequence[SheetPattern], right: Sequence[SheetPattern]) -> list[Match]:
+def match(left: Sequence[SheetPattern], right: Sequence[SheetPattern]) -> list[MatchedPatterns]:
     """Return the one-to-one matching of largest sum; patterns that share no mark stay alone."""
     if not left or not right:
         return []
@@ -201,7 +201,7 @@ def match(left: Sequence[SheetPattern], right: Sequence[SheetPattern]) -> list[M
     scores = np.array([[jaccard(one, other) for other in right] for one in left])
     rows, columns = linear_sum_assignment(scores, maximize=True)
     return [
-        Match(i, j, float(scores[i, j]))
+        MatchedPatterns(i, j, float(scores[i, j]))
         for i, j in zip(rows.tolist(), columns.tolist(), strict=True)
         if scores[i, j] > 0
     ]
@@ -341,7 +341,7 @@ def count_keys(judgments: Iterable[Judgment]) -> KeyCounts:
 
 
 def machine_judgments(index: Index, items: Iterable[Item]) -> list[Judgment]:
-    """Return what the index's programs say about the lists that people judged, as sheets."""
+    """Return the automatic labels of the lists that people judged, as sheets."""
     asked = [item for item in items if item.kind == TRIGGERS]
     return [
         Judgment(item, patterns.source, _machine_sheet(patterns, item), MACHINE)

@@ -45,7 +45,7 @@ from ffmem.experiments.examples import (
     Excerpt,
     KeyExample,
     KeyTable,
-    LabelledKey,
+    LabeledKey,
     ShownPattern,
     excerpt,
     key_tables,
@@ -226,9 +226,9 @@ def tables(judgments: Iterable[Judgment]) -> tuple[list[KeyExample], KeyTable | 
         seen = tuple(
             ShownPattern(p.number, p.kind, p.description, p.ranks) for p in patterns_of(one)
         )
-        keys.append(LabelledKey(cell, sign, "human", len(one.item.texts), seen))
+        keys.append(LabeledKey(cell, sign, "human", len(one.item.texts), seen))
 
-    def texts(key: LabelledKey) -> list[Excerpt]:
+    def texts(key: LabeledKey) -> list[Excerpt]:
         shown = sheets[key.cell, key.sign].item.texts
         return [excerpt(one.prefix, one.last_token, one.next_token) for one in shown]
 

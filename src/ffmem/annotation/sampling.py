@@ -174,8 +174,7 @@ def _draw_memories(
     drawn = []
     for number in sorted(rng.sample(able, min(n, len(able)))):
         cell, sign = index.layout.cell(layer, number), int(signs[number])
-        memory = index.memory(cell)
-        triggers = (memory.triggers if sign > 0 else memory.negative_triggers)[:top]
+        triggers = index.memory(cell).triggers_of(sign)[:top]
         texts = tuple(Text(t.prefix, t.last_token, t.next_token, t.rest) for t in triggers)
         drawn.append(SampledMemory(Item("", TRIGGERS, str(cell), sign, texts), triggers))
     return drawn

@@ -7,7 +7,7 @@
     version 0 is the empty sheet;  a save from the newest version v makes v + 1
     a save from any other version is a conflict, unless it says what the newest version says
 
-So nobody overwrites what they have not seen, and a save that is sent twice counts once.
+So nobody overwrites a version they have not seen, and repeated saves are idempotent.
 
 People who judge are blind: `queue` and `open_item` tell neither a memory from a control nor which
 memory it is. The truth is in `judgments`, for when the study is over.
@@ -47,7 +47,7 @@ READY = 2
 
 MAX_PATTERNS = 30
 MAX_CHARACTERS = 500
-"""Of a description or a note."""
+"""Maximum length of a description or a note."""
 
 BUSY_SECONDS = 30
 """How long a transaction waits for others."""
@@ -85,7 +85,7 @@ class NoStudy(StoreError):
 
 
 class UnknownCode(FfmemError):
-    """Nobody has this code."""
+    """The code is unknown."""
 
 
 class NotAssigned(FfmemError):
@@ -93,7 +93,7 @@ class NotAssigned(FfmemError):
 
 
 class SaveConflict(FfmemError):
-    """The sheet was saved from elsewhere in the meantime; `newest` is what stands."""
+    """The sheet was saved from elsewhere in the meantime; `newest` is the current version."""
 
     def __init__(self, newest: "Judgment") -> None:
         super().__init__(
@@ -122,11 +122,11 @@ class Item(NamedTuple):
     cell: str | None
     """The memory, for TRIGGERS; the memory whose place a CONTROL takes."""
     sign: int
-    """Of the coefficients in the list."""
+    """Sign of the coefficients in the list."""
     texts: tuple[Text, ...]
     """By rank; the one prefix of a case of composition."""
     words: tuple[str, ...] = ()
-    """Of a case of composition: top tokens of residual, feed-forward part and output."""
+    """For a case of composition: top tokens of residual, feed-forward part and output."""
 
     @property
     def is_composition(self) -> bool:
@@ -157,12 +157,12 @@ ShortText = Annotated[str, Field(max_length=MAX_CHARACTERS), AfterValidator(_sto
 
 @dataclass(frozen=True)
 class SheetPattern:
-    """A pattern as somebody describes it."""
+    """A pattern as an annotator describes it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     id: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_printable)]
-    """Unique within the sheet; chosen by whoever adds the pattern."""
+    """Unique within the sheet; chosen by the client."""
     description: ShortText = ""
     kind: Literal["shallow", "semantic"] | None = None
     """None until an annotator answers."""
@@ -172,7 +172,7 @@ class SheetPattern:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What somebody says about one item so far."""
+    """One annotator's judgment of an item so far."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -180,7 +180,7 @@ class Sheet:
     no_pattern: bool = False
     """The answer "there is no pattern here"."""
     related: bool | None = None
-    """Of a case of composition: whether the two words are related."""
+    """For a case of composition: whether the two words are related."""
     note: ShortText = ""
     done: bool = False
     """Handed in. It can be taken back."""
@@ -267,11 +267,11 @@ class Judgment(NamedTuple):
 
 
 class Person(NamedTuple):
-    """Somebody who takes part in a study."""
+    """A participant of a study."""
 
     name: str
     code: str
-    """Secret: whoever has it acts as this person."""
+    """Secret: it authenticates this person."""
     role: str
 
     @property
@@ -281,7 +281,7 @@ class Person(NamedTuple):
 
 
 class PersonProgress(NamedTuple):
-    """How far somebody is."""
+    """One person's progress."""
 
     name: str
     role: str
@@ -344,7 +344,7 @@ class AnnotationStudy:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What was asked, of which index, and what was drawn."""
+        """The options, the index, and what was drawn."""
         with self._transaction() as db:
             settings: dict[str, Any] = json.loads(db.execute("SELECT * FROM study").fetchone()[0])
         return settings
@@ -360,7 +360,7 @@ class AnnotationStudy:
         }
 
     def people(self) -> list[Person]:
-        """Return everybody who takes part, annotators first."""
+        """Return all participants, annotators first."""
         with self._transaction() as db:
             rows = db.execute("SELECT name, code, role FROM person ORDER BY rowid").fetchall()
         return [Person(*row) for row in rows]
@@ -428,7 +428,7 @@ class AnnotationStudy:
         }
 
     def save(self, person: Person, key: str, base: int, sheet: Sheet) -> Judgment:
-        """Save a sheet that was made from version `base` and return what stands now."""
+        """Save a sheet that was made from version `base`; return the current one."""
         opened = self.open_item(person, key)
         sheet.check(opened.item)
         with self._transaction(writing=True) as db:
@@ -461,7 +461,7 @@ class AnnotationStudy:
             return self._history(db, key, owner)
 
     def progress(self) -> list[PersonProgress]:
-        """Return how far everybody is."""
+        """Return everyone's progress."""
         with self._transaction() as db:
             rows = db.execute("SELECT saved_by, max(saved_at) FROM revision GROUP BY saved_by")
             last = dict(rows.fetchall())

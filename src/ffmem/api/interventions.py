@@ -10,18 +10,14 @@ from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError
 from ffmem.indexing.config import IndexConfig
 from ffmem.indexing.store import Index, output_folder
-from ffmem.interventions.checkpoint import (
-    EditResult,
-    check_free,
-    edit_checkpoint,
-    side_effects_corpus,
-)
+from ffmem.interventions.checkpoint import EditResult, check_free, edit_checkpoint
 from ffmem.interventions.compare import Comparison, compare
 from ffmem.interventions.edits import Edits, EditsFile
 from ffmem.interventions.effect import effect as effect_of_prompt
 from ffmem.interventions.effect import effect_of_facts, read_prompt_file
 from ffmem.interventions.forward import find_index, open_model
 from ffmem.interventions.results import EffectResult, FactsResult, TraceResult
+from ffmem.interventions.side_effects import side_effects_corpus
 from ffmem.interventions.trace import trace as trace_prompt
 from ffmem.models.arguments import resolve_adapter, resolve_model
 from ffmem.models.chat import as_messages, check_messages

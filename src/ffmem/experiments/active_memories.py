@@ -61,7 +61,7 @@ NOT_ACTIVITY = {
 ACTIVE = PaperValue("active memories", "10–50 % of 4,096, with a drop towards layer 10", "Fig. 7")
 
 
-class Activity(SampleMetric):
+class ActiveShares(SampleMetric):
     """Shares of active memories, by definition, prefix and layer."""
 
     def __init__(self, context: ExperimentContext, n_prefixes: int) -> None:
@@ -105,7 +105,7 @@ def _positive(numbers: Float32[ndarray, "row memory"]) -> Float32[ndarray, " row
 
 def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
     """Measure the spread of the shares over prefixes."""
-    activity, layout = context.measured(Activity), context.memories.layout
+    activity, layout = context.measured(ActiveShares), context.memories.layout
     rows: list[Row] = []
     for layer in layout.memory_layers:
         for name, table in activity.shares.items():
@@ -244,7 +244,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     chart=chart,
     summary=summary,
-    metrics=(Activity,),
+    metrics=(ActiveShares,),
     paper_values=(SECTION_5_SAMPLE, ACTIVE),
     claims=(_share, _dip),
     panels=(

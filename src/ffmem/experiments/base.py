@@ -86,7 +86,7 @@ class ExperimentConfig:
 FIELDS = ("experiment", "paper", "settings", "rows", "quoted")
 
 FORMAT = 1
-"""Of a result's file, in its settings; files that do not say have it too."""
+"""File format, in the settings of a result; the default of files without one."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class ExperimentResult:
     settings: Row
     rows: list[Row]
     also: Row = field(default_factory=dict)
-    """Values that belong to no row, such as `auc`; in the file, they are next to `rows`."""
+    """Values outside of rows, such as `auc`; in the file, they are next to `rows`."""
     fingerprint: str | None = None
-    """SHA-256 of everything that determines the numbers; None if they are always measured again."""
+    """SHA-256 of everything that determines the numbers; None if the experiment is never cached."""
 
     @property
     def quoted(self) -> list[dict[str, str]]:
@@ -288,7 +288,7 @@ class Evidence(NamedTuple):
     def by_layer(
         cls, shown: str, rows: Sequence[Row], unit: str, inside: Sequence[bool]
     ) -> "Evidence":
-        """Return evidence of what must be so in every layer; in half of them, it holds in part."""
+        """Return evidence of a rule per layer: it holds in all, or in part in half of them."""
         return cls(shown, smallest_n(rows), unit, all(inside), 2 * sum(inside) >= len(inside))
 
     @classmethod
@@ -347,7 +347,7 @@ class Claim:
     """The value in the paper's text, with its place."""
     model: str
     n: str
-    """How many cases the verdict rests on, in words."""
+    """The number of cases behind the verdict, in words."""
     verdict: str
     rule: str
     """How the verdict follows from the rows."""
@@ -394,7 +394,7 @@ class PaperMark(NamedTuple):
     high: float | None = None
     """The upper end of a range; None for one number."""
     layers: tuple[int, int] = (1, PAPER_LAYERS)
-    """The paper's layers that it speaks of."""
+    """The paper's layers that it is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,7 +454,7 @@ class Experiment:
     panels: tuple[Panel, ...] = ()
     """What `ffmem report --compare` shows of it for several models in one chart."""
     metrics: tuple[type[Any], ...] = ()
-    """What it needs of the forward pass over the sample; nothing if it reads the index alone."""
+    """Metrics of the forward pass over the sample; none if it reads only the index."""
     needs_model: bool = True
     needs_values: bool = False
     """Whether it reads static values, which memories of a lambda layer do not have."""

@@ -22,13 +22,13 @@ from markupsafe import escape
 from ffmem.errors import FfmemError
 from ffmem.experiments.base import ExperimentResult, find
 from ffmem.experiments.rows import Row, rows_with
-from ffmem.files import committing, write_text
+from ffmem.files import committing
 from ffmem.indexing.memory import visible
 
 VEGA_LITE = "6.4"
 
 ORANGE, SKY, GREEN = "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#8b939c"
+BLUE, VERMILION, PURPLE, GRAY = "#0072B2", "#D55E00", "#CC79A7", "#8b939c"
 
 GROUND = {
     "ink": ("#1c1e21", "#e8e6e1"),
@@ -41,7 +41,7 @@ GROUND = {
 THEMES = ("light", "dark")
 
 WIDTH, HEIGHT = 340, 180
-"""Of the plot in pixels: with 11-pixel text, 6 to 7 points in a column of a paper."""
+"""Size of the plot in pixels: in a column of a paper, 11-pixel text gets 6 to 7 points."""
 
 FONT = "Arial, Helvetica, Liberation Sans, sans-serif"
 """Fonts of one width: legends are laid out with the metrics of the first that is there."""
@@ -131,7 +131,7 @@ def styled(chart: Chart, theme: str = "light") -> Chart:
 
 @cache
 def _config(theme: str) -> alt.Config:
-    return alt.Config.from_dict(config(theme))  # it is checked, which takes as long as a drawing
+    return alt.Config.from_dict(config(theme))  # validation takes as long as drawing
 
 
 # Rows and axes
@@ -360,7 +360,7 @@ def chart_svg(name: str, title: str, description: str, chart: Chart) -> str:
 
 @lru_cache(maxsize=64)
 def draw(spec: str) -> str:
-    """Return a chart's JSON as SVG; a report shows figures that were just written to files."""
+    """Return a chart's JSON as SVG; pages and reports show a figure again and again."""
     svg: str = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
     return svg
 
@@ -370,12 +370,17 @@ def svg_file(svg: str) -> str:
     return svg.replace("<title", f"<style>{dark_style()}</style><title", 1) + "\n"
 
 
+def svg_and_pdf(svg: str) -> tuple[bytes, bytes]:
+    """Return the content of a figure's two files."""
+    return svg_file(svg).encode(), vl_convert.svg_to_pdf(svg)
+
+
 def write_svg_and_pdf(name: str, svg: str, folder: Path) -> tuple[Path, Path]:
     """Write a figure as NAME.svg and NAME.pdf, and return where they are."""
     paths = folder / f"{name}.svg", folder / f"{name}.pdf"
-    write_text(paths[0], svg_file(svg))
-    with committing(paths[1]) as temporary:
-        temporary.write_bytes(vl_convert.svg_to_pdf(svg))
+    for path, content in zip(paths, svg_and_pdf(svg), strict=True):
+        with committing(path) as temporary:
+            temporary.write_bytes(content)
     return paths
 
 

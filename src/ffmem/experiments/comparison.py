@@ -34,10 +34,10 @@ from ffmem.indexing.memory import visible
 from ffmem.text import MISSING, format_number, pluralize
 
 FORMAT = 1
-"""Of comparison.json."""
+"""File format of comparison.json."""
 
 NOT_MEASURED = "not measured"
-"""Stands where a model's report lacks the experiment of a claim."""
+"""The verdict where a model's report lacks the experiment of a claim."""
 
 GROUPS = ("ReLU", "GELU", "gated", "experts")
 """Kinds of memory in the order of the page; others follow."""
@@ -396,7 +396,7 @@ class ReportComparison:
 
     @property
     def verdicts(self) -> list[str]:
-        """The verdicts, and `NOT_MEASURED` where it stands somewhere."""
+        """The verdicts, and `NOT_MEASURED` if some claim has it."""
         given = {answer.verdict for claim in self.claims for answer in claim.answers}
         return [*VERDICTS, *([NOT_MEASURED] if NOT_MEASURED in given else [])]
 
@@ -420,7 +420,7 @@ class ReportComparison:
 
     @property
     def missing(self) -> list[str]:
-        """What is not there, model by model."""
+        """What is missing, model by model."""
         lines = []
         for model in self.models:
             if names := [one.name for one in model.missing]:

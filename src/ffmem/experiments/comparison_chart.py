@@ -25,7 +25,7 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
 MOST_MODELS = len(COLORS) * len(SHAPES)
 
 CURVES, BARS = 110, 80
-"""Heights of a panel in pixels; curves that stand alone have half as much again."""
+"""Heights of a panel in pixels; a single curve is half as high again."""
 
 
 def panel_rows(panel: Panel, results: Mapping[str, ExperimentResult]) -> list[Row]:
@@ -104,7 +104,7 @@ def _axis(panel: Panel) -> alt.Y:
 
 
 def _color(models: Sequence[str]) -> alt.Color:
-    # Two columns of the plot's width hold names of so many characters.
+    # Two columns fit into the plot if no name is longer.
     columns = 2 if max(map(len, models)) <= 27 else 1
     colors = [COLORS[number % len(COLORS)] for number in range(len(models))]
     scale = alt.Scale(domain=list(models), range=colors)
@@ -136,12 +136,12 @@ def _curves(panel: Panel, rows: list[Row], models: Sequence[str], is_last: bool)
         at |= {"value": factor * mark.low}
         place = {"x": x, "x2": "to:Q", "y": y}
         if mark.high is None:
-            chart = _plot([at]).mark_rule(color=charts.GREY, strokeWidth=2.5, opacity=0.7)
+            chart = _plot([at]).mark_rule(color=charts.GRAY, strokeWidth=2.5, opacity=0.7)
             marks.append(chart.encode(**place))
         else:
             chart = _plot([at | {"high": factor * mark.high}])
             marks.append(
-                chart.mark_rect(color=charts.GREY, opacity=0.2).encode(**place, y2="high:Q")
+                chart.mark_rect(color=charts.GRAY, opacity=0.2).encode(**place, y2="high:Q")
             )
     if band := rows_with(rows, "low", "high"):
         area = _plot(band).mark_area(opacity=0.16 if len(models) <= 4 else 0.08)
@@ -163,7 +163,7 @@ def _bars(panel: Panel, rows: list[Row], models: Sequence[str]) -> list[alt.Char
     for mark in panel.paper:
         ends = [mark.low] if mark.high is None else [mark.low, mark.high]
         chart = _plot([{"value": factor * end} for end in ends])
-        marks.append(chart.mark_rule(color=charts.GREY, strokeWidth=2.5).encode(y=y))
+        marks.append(chart.mark_rule(color=charts.GRAY, strokeWidth=2.5).encode(y=y))
     if controls := rows_with(rows, "control"):
         tick = _plot(controls).mark_tick(style="ink", thickness=2, width={"band": 1}, opacity=1)
         marks.append(tick.encode(x=x, y=charts.same_axis(y, "control")))

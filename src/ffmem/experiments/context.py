@@ -1,6 +1,6 @@
 """What experiments share (an index, its model, a sample of prefixes), and how several of them run.
 
-Anything several experiments need is computed when the first asks for it, and kept for the others.
+What several experiments need is computed once, on first use.
 A result carries a fingerprint: the SHA-256 of everything that decides its numbers. A file NAME.json
 with the fingerprint that a measurement would have now stands for that measurement.
 """
@@ -50,12 +50,12 @@ class ExperimentContext:
 
     index: Index
     model: "Memories | Callable[[], Memories]"
-    """The index's model, or what loads it when the first experiment asks."""
+    """The index's model, or a function that loads it on first use."""
     corpus: Corpus | None = None
     """Source of Section 5's sample; the other experiments read the index."""
     config: ExperimentConfig = field(default_factory=ExperimentConfig)
     metrics: Collection[type[Any]] = ()
-    """What the forward pass measures beside what is asked for: so one pass serves several."""
+    """Further metrics of the forward pass, so that one pass serves several experiments."""
     progress: Progress = field(default_factory=lambda: Progress(quiet=True))
 
     def __post_init__(self) -> None:
@@ -117,11 +117,11 @@ class ExperimentContext:
 
     @cached_property
     def _sample_fingerprint(self) -> str:
-        """SHA-256 of the sample: how it was asked for, and every prefix of it."""
+        """SHA-256 of the sample: its options, and every prefix in it."""
         return digest([self.sample_settings(), self.prompt_sample.digest()])
 
     def fingerprint(self, experiment: Experiment) -> str:
-        """Return the SHA-256 of everything that decides the numbers of an experiment."""
+        """Return the SHA-256 of all inputs of an experiment."""
         options = [getattr(self.config, option) for option in experiment.options]
         sample = [self._sample_fingerprint] if experiment.metrics else []
         return digest([experiment.name, self._base_fingerprint, *options, *sample])
@@ -201,8 +201,8 @@ def run_experiments(
 ) -> list[ExperimentResult]:
     """Measure experiments, and write JSON, SVG and PDF of each as soon as it is measured.
 
-    Those that are finished in `out` are read from there. Among others, `patterns` is left out where
-    nobody has looked for any; alone, that is an error.
+    Those that are finished in `out` are read from there. Without patterns in the index,
+    `patterns` is skipped, or an error if it is the only experiment.
     """
     from ffmem.experiments.charts import write_figure
     from ffmem.patterns.store import NoPatterns
@@ -242,7 +242,7 @@ def finished(
 ) -> ExperimentResult | None:
     """Return the result in a folder, if it is what would be measured now.
 
-    `patterns` reads what people said as well, and is quick: it is always measured.
+    `patterns` also reads annotations, and is fast: it is always measured again.
     """
     path = out / f"{experiment.name}.json"
     if not experiment.needs_model or not path.is_file():

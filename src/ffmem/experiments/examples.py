@@ -1,10 +1,10 @@
-"""Memories worth a look, picked from an index by rules that anybody can repeat.
+"""Example memories, picked from an index by deterministic rules.
 
 Table 1: in each of five layers, evenly spread over those with patterns, one shallow and one
 semantic pattern: the one that most triggers show; ties go to the memory with more patterns, then to
-the lower memory. Where nobody has looked for patterns, there is no Table 1 or 3.
+the lower memory. An index without patterns has no Table 1 or 3.
 
-Table 2: of the most predictive values, first those that some trigger bears out, then by their
+Table 2: of the most predictive values, first those with an agreeing trigger, then by their
 probability; with the strongest trigger that the predicted token follows.
 
 Table 3: all triggers of one memory of Table 1 with the numbers of the patterns that they show: the
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ffmem.cells import Cell
 from ffmem.experiments.base import ExperimentResult
 from ffmem.experiments.rows import Row
-from ffmem.indexing.memory import Memory, Trigger, visible, visible_token
+from ffmem.indexing.memory import Trigger, visible, visible_token
 from ffmem.indexing.store import Index
 from ffmem.patterns.store import KINDS, TOP_TRIGGERS, Patterns, main_sign, open_patterns
 from ffmem.text import shorten_prefix
@@ -51,11 +51,6 @@ def trigger_excerpt(trigger: Trigger) -> Excerpt:
     return excerpt(trigger.prefix, trigger.last_token, trigger.next_token)
 
 
-def triggers_of_sign(memory: Memory, sign: int) -> list[Trigger]:
-    """Return a memory's triggers of one sign of the coefficient."""
-    return memory.triggers if sign > 0 else memory.negative_triggers if memory.gated else []
-
-
 def spread_layers(layers: Sequence[int]) -> list[int]:
     """Return five of some layers, evenly spread from the first to the last."""
     if not layers:
@@ -76,8 +71,8 @@ class ShownPattern(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class LabelledKey(NamedTuple):
-    """A list of triggers with everything that somebody saw in it."""
+class LabeledKey(NamedTuple):
+    """A list of triggers with the patterns that one source found in it."""
 
     cell: Cell
     sign: int
@@ -125,18 +120,16 @@ def pattern_tables(index: Index) -> tuple[list[KeyExample], KeyTable | None]:
     if not sources:
         return [], None
     there = [layer for layer in range(index.n_layers) if sources[0].layer(layer)]
-    keys = [
-        key for layer in spread_layers(there) for key in labelled_keys(index, sources[0], layer)
-    ]
+    keys = [key for layer in spread_layers(there) for key in labeled_keys(index, sources[0], layer)]
 
-    def texts(key: LabelledKey) -> list[Excerpt]:
-        triggers = triggers_of_sign(index.memory(key.cell), key.sign)
+    def texts(key: LabeledKey) -> list[Excerpt]:
+        triggers = index.memory(key.cell).triggers_of(key.sign)
         return [trigger_excerpt(one) for one in triggers[:TOP_TRIGGERS]]
 
     return key_tables(keys, texts)
 
 
-def labelled_keys(index: Index, found: Patterns, layer: int) -> list[LabelledKey]:
+def labeled_keys(index: Index, found: Patterns, layer: int) -> list[LabeledKey]:
     """Return the main lists of a layer in which a source saw patterns."""
     main = main_sign(index, layer)
     keys = []
@@ -147,15 +140,15 @@ def labelled_keys(index: Index, found: Patterns, layer: int) -> list[LabelledKey
             for p in own:
                 ranks = tuple(rank for rank in p.ranks if rank <= one.n)
                 shown.append(ShownPattern(p.number, p.kind, p.description, ranks))
-            keys.append(LabelledKey(one.cell, one.sign, found.source, one.n, tuple(shown)))
+            keys.append(LabeledKey(one.cell, one.sign, found.source, one.n, tuple(shown)))
     return keys
 
 
 def key_tables(
-    keys: Iterable[LabelledKey], texts: Callable[[LabelledKey], Sequence[Excerpt]]
+    keys: Iterable[LabeledKey], texts: Callable[[LabeledKey], Sequence[Excerpt]]
 ) -> tuple[list[KeyExample], KeyTable | None]:
     """Return Table 1 of some keys, and Table 3 of one; `texts` returns the triggers of a key."""
-    by_layer: dict[int, list[LabelledKey]] = {}
+    by_layer: dict[int, list[LabeledKey]] = {}
     for key in sorted(keys, key=lambda key: (key.cell, -key.sign)):
         by_layer.setdefault(key.cell.layer, []).append(key)
     chosen = []
@@ -211,7 +204,7 @@ def predictive_examples(index: Index, result: ExperimentResult) -> list[Predicti
     rows = []
     for row in sorted(result.rows, key=order)[:VALUES]:
         sign = int(row.get("sign") or 1)
-        triggers = triggers_of_sign(index[row["cell"]], sign)
+        triggers = index[row["cell"]].triggers_of(sign)
         followed = [one for one in triggers if one.next_token is not None]
         agreeing = [one for one in followed if one.next_token == row["token"]]
         chosen = next(iter(agreeing or followed), None)
@@ -263,7 +256,7 @@ def memory_cards(index: Index, cited: Iterable[tuple[str, int]]) -> list[MemoryC
         sides = []
         for sign in sorted(signs[cell], reverse=True):
             tokens = memory.value.top if sign > 0 else memory.value.bottom
-            texts = triggers_of_sign(memory, sign)[:EXCERPTS]
+            texts = memory.triggers_of(sign)[:EXCERPTS]
             sides.append(
                 CardSide(
                     sign,

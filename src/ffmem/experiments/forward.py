@@ -26,7 +26,7 @@ MAX_TRACE_BYTES = 1 << 29
 """Bytes of traces held at a time."""
 
 PROJECTED_PREFIXES = 512
-"""Prefixes that are projected together, if `MAX_TRACE_BYTES` allows so many."""
+"""Prefixes to project at once, within `MAX_TRACE_BYTES`."""
 
 MIN_BATCH_TOKENS = 512
 """Tokens that fill a batch well enough."""

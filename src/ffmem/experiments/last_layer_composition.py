@@ -175,7 +175,7 @@ def _row(context: ExperimentContext, case: Case, vectors: Any, threshold: float 
 
 def chart(result: ExperimentResult) -> charts.Chart:
     """Draw how close the new prediction is to the residual's."""
-    colors = {"related": charts.GREEN, "distant": charts.GREY, "not judged": charts.SKY}
+    colors = {"related": charts.GREEN, "distant": charts.GRAY, "not judged": charts.SKY}
     kinds = {True: "related", False: "distant", None: "not judged"}
     # Bins are half-open, [low, high); the tiny step keeps 0.3 out of the bin that ends there.
     counts = Counter(

@@ -26,7 +26,7 @@ from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_number, format_share
 
 BINS = 8
-"""Of equal width, over the range of the probabilities that were found."""
+"""Bins of equal width over the range of probabilities."""
 
 
 def measure(context: ExperimentContext) -> tuple[list[Row], Row]:

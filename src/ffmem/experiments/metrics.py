@@ -35,9 +35,9 @@ class Predictions(NamedTuple):
     ff_top: Int64[ndarray, "prefix layer"]
     output_top: Int64[ndarray, "prefix layer"]
     residual_final_probability: Float64[ndarray, "prefix layer"]
-    """Of the model's prediction under r."""
+    """Probability of the model's prediction under r."""
     ff_residual_rank: Int64[ndarray, "prefix layer"]
-    """Of top(r) under y."""
+    """Rank of top(r) under y."""
 
     @classmethod
     def empty(cls, n_prefixes: int, n_layers: int) -> "Predictions":
@@ -87,5 +87,5 @@ class SampleMetric:
         raise NotImplementedError
 
     def read(self, prefixes: Int64[ndarray, " row"], layer: int, activity: LayerActivity) -> None:
-        """Take in what a layer does on some prefixes, given by their numbers in the sample."""
+        """Update the metric with one layer's activity on some prefixes of the sample."""
         raise NotImplementedError

@@ -36,11 +36,11 @@ from ffmem.text import format_number, format_share
 
 PROTOCOL = (
     "human: the paper's protocol. explained (a language model) and automatic (the detector) are"
-    " not: nobody looked at the triggers."
+    " not: no person looked at the triggers."
 )
 
 KEYS = PaperValue(
-    "keys analysed by people",
+    "keys analyzed by people",
     "160 (10 per layer), top 25 prefixes, a pattern occurs in 3 or more, one annotator",
     "Sec. 3.1",
 )
@@ -63,7 +63,7 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
 
 
 def layer_row(index: Index, found: Patterns, layer: int, seed: int) -> Row:
-    """Return what one source saw in a layer; without a list, without numbers."""
+    """Return what one source found in a layer; numbers are None without a list."""
     main = main_sign(index, layer)
     keys = []
     for one in found.lists(layer):
@@ -83,7 +83,7 @@ def layer_row(index: Index, found: Patterns, layer: int, seed: int) -> Row:
 
 
 def sources_of(result: ExperimentResult) -> list[str]:
-    """Return who labelled the triggers: people first."""
+    """Return who labeled the triggers: people first."""
     named = {str(row["source"]) for row in result.rows}
     return sorted(named, key=lambda source: (SOURCES.index(source), source))
 
@@ -94,7 +94,7 @@ def chart(result: ExperimentResult) -> charts.Chart:
         "shallow": ("shallow", charts.SKY),
         "both": ("shallow + semantic", charts.BLUE),
         "semantic": ("semantic", charts.ORANGE),
-        "uncovered": ("not covered", charts.GREY),
+        "uncovered": ("not covered", charts.GRAY),
     }
     panels: list[charts.Chart] = []
     for source in sources_of(result):
@@ -138,10 +138,10 @@ def _source_summary(source: str, rows: list[Row]) -> str:
     return f"{shown}."
 
 
-# Claims: checked on people's labels where there are any. Those of programs are shown, not judged.
+# Claims: judged on people's labels only; those of programs are shown.
 
 
-def _labelled(result: ExperimentResult) -> list[Row]:
+def _labeled(result: ExperimentResult) -> list[Row]:
     """Return the rows of one source of labels: people's where they looked."""
     sources = [one for one in sources_of(result) if result.rows_with("shallow", source=one)]
     return result.rows_with(source=sources[0]) if sources else []
@@ -165,7 +165,7 @@ def _evidence(shown: str, rows: Sequence[Row], holds: bool, partly: bool) -> Evi
 def _halves(result: ExperimentResult) -> Evidence | None:
     rows = [
         row | {"semantic_more": float(row["semantic"] > row["shallow"])}
-        for row in rows_with(_labelled(result), "shallow", "semantic")
+        for row in rows_with(_labeled(result), "shallow", "semantic")
     ]
     parts = halves(rows, "semantic_more", result.n_layers, 10)
     if parts is None:
@@ -186,7 +186,7 @@ def _halves(result: ExperimentResult) -> Evidence | None:
     over_depth=True,
 )
 def _semantic_trend(result: ExperimentResult) -> Evidence | None:
-    rows = rows_with(_labelled(result), "semantic")
+    rows = rows_with(_labeled(result), "semantic")
     found = Evidence.of_trend(rows, "semantic", 1, "memories", form=format_share)
     return found and _evidence(found.shown, rows, found.holds, found.partly)
 
@@ -196,7 +196,7 @@ def _semantic_trend(result: ExperimentResult) -> Evidence | None:
     "all memories have one; in part if nine in ten do (human labels only)",
 )
 def _every_key(result: ExperimentResult) -> Evidence | None:
-    rows = _labelled(result)
+    rows = _labeled(result)
     having = weighted_mean(rows, "with_pattern", "keys")
     if having is None:
         return None
@@ -210,7 +210,7 @@ def _every_key(result: ExperimentResult) -> Evidence | None:
     PER_KEY,
 )
 def _several(result: ExperimentResult) -> Evidence | None:
-    rows = _labelled(result)
+    rows = _labeled(result)
     per_key = weighted_mean(rows, "patterns_per_key", "keys")
     if per_key is None:
         return None
@@ -224,7 +224,7 @@ def _several(result: ExperimentResult) -> Evidence | None:
     COVERED,
 )
 def _covered(result: ExperimentResult) -> Evidence | None:
-    rows = _labelled(result)
+    rows = _labeled(result)
     uncovered = weighted_mean(rows, "uncovered", "n")
     if uncovered is None:
         return None
@@ -255,12 +255,12 @@ EXPERIMENT = Experiment(
         Panel(
             title="triggers that show a pattern",
             value="covered",
-            rows=_labelled,
+            rows=_labeled,
             interval=("low", "high"),
             paper=(PaperMark(COVERED, 0.65, 0.80),),
         ),
-        Panel(title="triggers with a shallow pattern alone", value="shallow", rows=_labelled),
-        Panel(title="triggers with a semantic pattern alone", value="semantic", rows=_labelled),
-        Panel(title="triggers with both", value="both", rows=_labelled),
+        Panel(title="triggers with a shallow pattern alone", value="shallow", rows=_labeled),
+        Panel(title="triggers with a semantic pattern alone", value="semantic", rows=_labeled),
+        Panel(title="triggers with both", value="both", rows=_labeled),
     ),
 )

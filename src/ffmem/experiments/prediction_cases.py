@@ -38,7 +38,7 @@ def measure(context: ExperimentContext) -> tuple[list[Row], Row]:
 
 def chart(result: ExperimentResult) -> charts.Chart:
     """Draw the cases as stacked bars."""
-    colors = (charts.GREY, charts.GREEN, charts.ORANGE, charts.PURPLE)
+    colors = (charts.GRAY, charts.GREEN, charts.ORANGE, charts.PURPLE)
     parts = {name: (name, color) for name, color in zip(CASES, colors, strict=True)}
     rows = charts.figure_rows(result.rows, CASES)
     return charts.stacked_bars(rows, result.n_layers, parts, "% of prefixes")

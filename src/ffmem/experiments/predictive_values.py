@@ -1,4 +1,4 @@
-"""Section 4 and Table 2: the most predictive values, and whether their triggers bear them out.
+"""Section 4 and Table 2: the most predictive values, and how often their triggers agree.
 
     precision = triggers whose next token is top(v) / triggers that have a next token
 
@@ -142,7 +142,7 @@ def _n_agreeing(result: ExperimentResult) -> int:
 
 
 def summary(result: ExperimentResult) -> str:
-    """Say where the most predictive values are, and whether their triggers bear them out."""
+    """Say where the most predictive values are, and how often their triggers agree."""
     n = len(result.rows)
     if not n:
         return NOTHING

@@ -25,10 +25,10 @@ SLICE = 2048
 """Tokens at a time."""
 
 BLOCK = 64
-"""The top is looked for in the block of so many tokens that has the largest logit."""
+"""Tokens per block: the top is searched in the block with the largest logit."""
 
 LOGIT_BYTES = 128 << 20
-"""Of logits of y at a time."""
+"""Bytes of logits of y at a time."""
 
 EVEN = 16
 """Vectors are projected in multiples of this: an odd number takes half as long again."""
@@ -54,7 +54,7 @@ class OnlineSoftmax:
         self.target_logits: Float[Tensor, " vector"]
         """The logit of each vector's target token."""
         self.buffer: Float[Tensor, "token vector"]
-        """To compute in: fresh memory costs as much as the arithmetic in it."""
+        """Scratch memory: allocating it anew would cost as much as the arithmetic."""
         self.targets = None if targets is None else torch.from_numpy(targets)
 
     def update(self, logits: Float[Tensor, "token vector"]) -> None:
@@ -169,7 +169,7 @@ class Projector:
         of_r, of_y, of_o = OnlineSoftmax(final), OnlineSoftmax(), OnlineSoftmax()
         y_logits = self._buffer("y", self.vocabulary, n)
         for of_stream, of_part in self._slices(streams, ff_output):
-            assert of_part is not None  # the slices were asked for with parts
+            assert of_part is not None  # the slices have parts
             y_logits[of_y.n_tokens : of_y.n_tokens + len(of_part)] = of_part
             of_r.update(of_stream[:, :n])
             of_o.update(of_stream[:, n:])

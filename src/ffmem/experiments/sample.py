@@ -46,7 +46,7 @@ class PromptSample(NamedTuple):
     n_cut: int
     """Sentences longer than the context, cut there."""
     corpus_hash: str
-    """SHA-256 of everything that was read, as an index of the same corpus records it."""
+    """SHA-256 of the whole corpus, as an index of it records it."""
 
     @property
     def lengths(self) -> Int64[ndarray, " prefix"]:

@@ -116,7 +116,7 @@ def chart(result: ExperimentResult) -> charts.Chart:
             low, high = case_interval(result, row, field)
             ends = {"low": low and 100 * low, "high": high and 100 * high}
             rows.append({"what": names[field], "share": 100 * row[field], "group": group} | ends)
-    colors = {"an agreeing memory": charts.BLUE, "all cases": charts.GREY}
+    colors = {"an agreeing memory": charts.BLUE, "all cases": charts.GRAY}
     wrapped = alt.Axis(labelExpr="split(datum.label, '|')")
     x = alt.X("what:N", title=None, sort=list(names.values()), axis=wrapped)
     y = charts.quantity("share", "% of cases", (0, 100))

@@ -46,8 +46,8 @@ CHANGES = list(product(HOWS, TOKENS))
 DRAWN = "drawn from the corpus"
 
 BATCH_TOKENS = 1024
-"""In a forward pass. A layer has few sequences, of all lengths: larger batches are mostly padding
-(4,096 tokens: a fifth of them; 1,024: a twentieth)."""
+"""Tokens per forward pass. A layer has few sequences, of all lengths: larger batches have more
+padding (4,096 tokens: 20 %; 1,024: 5 %)."""
 
 COLORS = {"first": charts.SKY, "random": charts.ORANGE, "last": charts.BLUE}
 
@@ -59,7 +59,7 @@ class Trials(NamedTuple):
     memory: Int64[ndarray, " trial"]
     prefix: Int64[ndarray, " trial"]
     position: Int64[ndarray, " trial"]
-    """Of the random token: 0 … p − 1."""
+    """Position of the random token: 0 … p − 1."""
     replacements: Int64[ndarray, "trial token"]
     """What the first, last and random token are replaced with; NONE where nothing can be."""
     length: Int64[ndarray, " trial"]

@@ -20,14 +20,14 @@ from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 
 NONE = -1
-"""The token that is none: the last token of an empty prefix, the next one of a whole sentence."""
+"""No token: the last token of an empty prefix, the next one of a whole sentence."""
 
 NO_SIGN = 0
 """The sign of a memory without a top trigger."""
 
 
 class PrefixTokens(NamedTuple):
-    """Of some prefixes: the sentence of each, its length p, its last and its next token."""
+    """Sentence, length p, last token and next token of some prefixes."""
 
     sentence: Int64[ndarray, " prefix"]
     length: Int64[ndarray, " prefix"]
@@ -122,10 +122,10 @@ def trigger_table(index: Index, layer: int, sign: int) -> TriggerTable:
 
 
 class TopTriggers(NamedTuple):
-    """Of every memory of a layer: the trigger that agreement is measured on."""
+    """The trigger of every memory of a layer that agreement is measured on."""
 
     sign: Int8[ndarray, " memory"]
-    """Of the coefficient; NO_SIGN where there is no top trigger."""
+    """Sign of the coefficient; NO_SIGN without a top trigger."""
     prefix: Int64[ndarray, " memory"]
     last_token: Int64[ndarray, " memory"]
     next_token: Int64[ndarray, " memory"]

@@ -30,22 +30,22 @@ from ffmem.models.head import Head
 from ffmem.models.memories import Memories
 
 PROJECTED_BYTES = 256 << 20
-"""Of logits at a time."""
+"""Bytes of logits at a time."""
 
 PAIRS = 1 << 24
 """Logits held at a time while words of rare bands are weighed."""
 
 
 class ValueReadings(NamedTuple):
-    """Of every memory of a layer: what its value, times the sign that was read, predicts."""
+    """What sign · v of every memory of a layer predicts."""
 
     sign: Int8[ndarray, " memory"]
     top: Int32[ndarray, " memory"]
     """The most probable of all tokens, ties to the lower id."""
     probability: Float32[ndarray, " memory"]
-    """Of the top token."""
+    """Probability of the top token."""
     next_rank: Int32[ndarray, " memory"]
-    """Of the token that was asked about, 0 for the top; NONE where none was."""
+    """Rank of the given token, 0 for the top; NONE without one."""
 
 
 def read_values(
@@ -160,7 +160,7 @@ class BandTops:
         c = np.where(coefficients > 0, coefficients, 1).astype(np.float32)
         common, *rare = self.bands
         best = np.broadcast_to(common.best, c.shape).copy()
-        strength = c * common.largest  # less Z, which is the same for all
+        strength = c * common.largest  # without Z, the same for all
         for number, band in enumerate(rare, start=1):
             lead = c * (band.entry + band.largest)
             # LSE(c·z) is at least its largest part, and by convexity log n + c·mean(z).

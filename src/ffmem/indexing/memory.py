@@ -335,6 +335,10 @@ class Memory:
     """Prefixes with an open gate and m > 0, open and m ≤ 0, closed and m > 0, closed and m ≤ 0;
     None in ungated models."""
 
+    def triggers_of(self, sign: int) -> list[Trigger]:
+        """Return the triggers of one sign of the coefficient; without a gate, none are negative."""
+        return self.triggers if sign > 0 else self.negative_triggers
+
     @property
     def sign_cases(self) -> list[SignCase]:
         """The four sign cases with their stored triggers; empty in ungated models."""
@@ -345,11 +349,7 @@ class Memory:
         return [
             SignCase(
                 *(gate, sign, count, count / total),
-                [
-                    one
-                    for one in (self.triggers if sign > 0 else self.negative_triggers)
-                    if one.gate == gate
-                ],
+                [one for one in self.triggers_of(sign) if one.gate == gate],
             )
             for (gate, sign), count in zip(cases, self.case_counts, strict=True)
         ]

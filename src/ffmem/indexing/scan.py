@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from numpy import ndarray
 from torch import Tensor
-from torch.nn import functional
 
 from ffmem.errors import ForwardError
 from ffmem.indexing.chunks import Batch, Chunk, PrefixRange
@@ -31,8 +30,9 @@ from ffmem.indexing.topk import TopK, pack_keys
 from ffmem.models.banks import Bank, Routing
 from ffmem.models.memories import Memories
 
-REDUCED_POSITIONS = 1024
-"""Positions to reduce at a time on a CPU, so that they stay in the cache meanwhile."""
+REDUCED_POSITIONS = 256
+"""Positions to reduce at a time on a CPU, so that they stay in the cache meanwhile. Measured for
+1,536 gated memories: the pass takes 1 % longer with 1,024, 2 % with 128."""
 
 DENSE_SHARE = 16
 """If more than one in so many coefficients of an expert enter a list, all its rows are sorted."""
@@ -134,6 +134,8 @@ class _ChunkReader:
         gated = scan.memories.gated
         self.positive = [np.zeros(width, np.int64) for width in widths if gated]
         self.open_positive = [np.zeros(width, np.int64) for width in widths if gated]
+        self._masks = torch.empty(0)
+        """Memory for comparisons."""
         self._candidates: dict[TopK, list[tuple[ndarray, ...]]] = {}
 
     def begin(self, batch: Batch) -> None:
@@ -203,20 +205,13 @@ class _ChunkReader:
         shape = (len(self._counts), coefficients.shape[-1])
         highest, lowest = coefficients.new_empty(shape), coefficients.new_empty(shape)
         sums = torch.empty(shape, device=coefficients.device)
-        activity = coefficients if gate is None else gate
-        counts: list[Tensor | int] = [0, 0, 0]
         for begin, end, length in self._runs_of_equal_length(coefficients.is_cpu):
-            view = coefficients[begin:end, first : first + length]
+            part = slice(begin, end), slice(first, first + length)
+            view = coefficients[part]
             torch.amax(view, 1, out=highest[begin:end])
             torch.amin(view, 1, out=lowest[begin:end])
             torch.sum(view, 1, dtype=torch.float32, out=sums[begin:end])
-            is_active = activity[begin:end, first : first + length] > 0
-            counts[0] += _count(is_active)
-            if gate is not None:
-                is_positive = view > 0
-                counts[1] += _count(is_positive)
-                counts[2] += _count(is_active & is_positive)
-        self._add_counts(bank, counts)
+            self._count(bank, view, None if gate is None else gate[part])
         layer, memories = bank.layer, bank.memories
         self.sums[layer][memories] += sums.sum(0, dtype=torch.float64).cpu().numpy()
         top, bottom = highest.amax(0).float().cpu().numpy(), lowest.amin(0).float().cpu().numpy()
@@ -225,12 +220,27 @@ class _ChunkReader:
         np.minimum(minimum, bottom, out=minimum)
         return highest, lowest
 
-    def _add_counts(self, bank: Bank, counts: list[Tensor | int]) -> None:
-        """Add how many prefixes are active, and in gated models positive, and both."""
-        totals = (self.active, self.positive, self.open_positive)
-        for total, count in zip(totals, counts, strict=True):
-            if isinstance(count, Tensor):
-                total[bank.layer][bank.memories] += count.cpu().numpy()
+    def _count(self, bank: Bank, coefficients: Tensor, gate: Tensor | None) -> None:
+        """Count the prefixes that are active, and in gated models those with m > 0, and both.
+
+        Comparisons write 0 and 1 in the dtype of the coefficients into memory that is reused: on a
+        CPU that takes a quarter of the time of booleans.
+        """
+        n = coefficients.numel()
+        if len(self._masks) < 2 * n or self._masks.dtype != coefficients.dtype:
+            self._masks = coefficients.new_empty(2 * n)
+        is_active, is_positive = self._masks[: 2 * n].view(2, *coefficients.shape)
+        torch.gt(coefficients if gate is None else gate, 0, out=is_active)
+        self._add_count(self.active, bank, is_active)
+        if gate is not None:
+            torch.gt(coefficients, 0, out=is_positive)
+            self._add_count(self.positive, bank, is_positive)
+            self._add_count(self.open_positive, bank, is_positive.mul_(is_active))
+
+    def _add_count(self, total: list[ndarray], bank: Bank, mask: Tensor) -> None:
+        """Add to each memory the number of prefixes whose mask is 1."""
+        count = mask.reshape(-1, bank.size).sum(0, dtype=torch.float32)
+        total[bank.layer][bank.memories] += count.cpu().numpy().astype(np.int64)
 
     def _runs_of_equal_length(self, on_cpu: bool) -> Iterator[tuple[int, int, int]]:
         """Yield (begin, end, length) of runs of sentences of one length, which have no padding."""
@@ -345,12 +355,7 @@ class _ChunkReader:
 
     def _reduce_expert(self, bank: Bank, coefficients: Tensor, gate: Tensor | None) -> None:
         """Add the coefficients of an expert to the statistics."""
-        is_active = (coefficients if gate is None else gate) > 0
-        counts: list[Tensor | int] = [_count(is_active), 0, 0]
-        if gate is not None:
-            is_positive = coefficients > 0
-            counts[1:] = [_count(is_positive), _count(is_active & is_positive)]
-        self._add_counts(bank, counts)
+        self._count(bank, coefficients, gate)
         layer, memories = bank.layer, bank.memories
         sums = coefficients.sum(0, dtype=torch.float32)
         self.sums[layer][memories] += sums.double().cpu().numpy()
@@ -459,17 +464,3 @@ class _ChunkReader:
             )
             for layer in range(len(self.active))
         ]
-
-
-def _count(mask: Bool[Tensor, "*row memory"]) -> Int64[Tensor, " memory"]:
-    """Return on how many rows each memory's entry is true.
-
-    A boolean is a byte, and bytes of up to 255 rows add up without carry. So eight memories are
-    added as one integer: a fraction of the time that a sum of booleans, or of floats, takes.
-    """
-    n_memories = mask.shape[-1]
-    rows = mask.reshape(-1, n_memories)
-    if n_memories % 8:
-        rows = functional.pad(rows, (0, -n_memories % 8))
-    sums = torch.stack([part.view(torch.int64).sum(0) for part in rows.split(255)])
-    return sums.view(torch.uint8).sum(0, dtype=torch.int64)[:n_memories]

@@ -51,7 +51,6 @@ from ffmem.interventions.circuit_results import (
     CircuitEdge,
     CircuitNode,
     CircuitResult,
-    FaithfulnessPoint,
     NodeGroup,
     SwitchedOff,
     TokenEnd,
@@ -60,14 +59,8 @@ from ffmem.interventions.circuit_results import (
 )
 from ffmem.interventions.effect import read_predictions
 from ffmem.interventions.estimates import rank_correlation
-from ffmem.interventions.forward import (
-    LoadedModel,
-    PartialForward,
-    Place,
-    find_target,
-    open_model,
-    promoted_tokens,
-)
+from ffmem.interventions.forward import LoadedModel, Place, find_target, open_model, promoted_tokens
+from ffmem.interventions.partial_forward import PartialForward
 from ffmem.interventions.relevance import GradientPass
 from ffmem.interventions.results import NO_RELP
 from ffmem.models.memories import Memories
@@ -82,7 +75,7 @@ SHOWN_FLOW = 0.9
 """Share of the flow, Σ |relevance|, that the edges shown carry."""
 
 EDGES_PER_NODE = 4
-"""At most so many edges are shown per node."""
+"""Maximum number of edges to show per node."""
 
 
 @check_arguments
@@ -141,28 +134,6 @@ def circuit(
         with output_folder(Path(out)):
             write_circuit(found, Path(out))
     return found
-
-
-def faithfulness_curve(
-    loaded: LoadedModel,
-    prompt: str,
-    *,
-    target: str | None = None,
-    nodes: int,
-    ablation: str = "auto",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> list[FaithfulnessPoint]:
-    """Return how much of the target's logit the first 1, 2, 4, … nodes carry, up to `nodes`.
-
-    Edges are not found, and single nodes not ablated, so thousands of nodes take seconds.
-    """
-    id = None if target is None else find_target(loaded.memories, target)
-    question = CircuitQuestion.of(loaded, prompt, id, -1, ablation)
-    logit = float(target_logit(loaded.memories.head, question.forward.output, question.target)[0])
-    places = choose_nodes(question, nodes).places
-    say = progress or Progress(quiet=True)
-    return measure_faithfulness(question, places, logit, seed, say)[0]
 
 
 def measure_groups(
@@ -324,11 +295,11 @@ class ChosenNodes(NamedTuple):
     """(m − baseline) · slope"""
     coefficients: Float[Tensor, " node"]
     slopes: Float[Tensor, " node"]
-    """Of the target's logit."""
+    """Slopes of the target's logit."""
     of_tokens: Float[Tensor, " token"]
     """The part of the logit that comes from each token's vector."""
     slope: Float[Tensor, " hidden"]
-    """Of the target's logit, at the last layer's output."""
+    """Slope of the target's logit at the last layer's output."""
     linear: bool
     """Whether by linear rules; otherwise by plain gradients."""
 
@@ -383,7 +354,7 @@ def _estimate_edges(
 def _largest(
     size: Float[Tensor, "source end"], is_edge: Tensor, most: int
 ) -> list[tuple[int, int]]:
-    """Return the edges of largest size that together carry `SHOWN_FLOW`, at most so many."""
+    """Return the edges of largest size that together carry `SHOWN_FLOW`, at most `most`."""
     flat = torch.where(is_edge, size, 0).flatten()
     order = flat.sort(descending=True, stable=True).indices
     carried = flat[order].cumsum(0)

@@ -18,25 +18,24 @@ from ffmem.cells import Layout
 from ffmem.errors import FfmemError
 from ffmem.interventions.circuit_results import FaithfulnessPoint, parse_node
 from ffmem.interventions.edits import resolve_position
-from ffmem.interventions.effect import read_predictions, run_copies
+from ffmem.interventions.effect import read_predictions
 from ffmem.interventions.estimates import output_slope
 from ffmem.interventions.forward import (
     HEAD_ROWS,
     BankRows,
     Change,
     LoadedModel,
-    PartialForward,
     Place,
     Prompt,
     read_prompt,
-    uncapped_logits,
 )
+from ffmem.interventions.partial_forward import PartialForward, run_copies, uncapped_logits
 from ffmem.models.head import Head
 from ffmem.models.modules import first_tensor
 from ffmem.progress import Progress, Step
 
 NEGLIGIBLE = 1e-6
-"""Of the largest number: what is smaller is rounding."""
+"""Relative to the largest number; anything smaller is rounding."""
 
 RANDOM_SETS = 5
 """Random sets of nodes that a set is compared with."""
@@ -50,7 +49,7 @@ class CircuitQuestion(NamedTuple):
     forward: PartialForward
     target: int
     baseline: list[Float[Tensor, " memory"]]
-    """Of each layer."""
+    """Ablated coefficients, by layer."""
     ablation: str
     fixed: int
     """Positions at the beginning that are no part of a circuit: the start token's."""

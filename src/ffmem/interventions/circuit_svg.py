@@ -13,13 +13,13 @@ from ffmem.interventions.circuit_results import TARGET, CircuitResult
 from ffmem.text import format_number
 
 WIDTH, HEIGHT, GAP, LEFT = 72, 32, 8, 44
-"""Of a box, between boxes, and of the column of layer names."""
+"""Size of a box, space between boxes, and width of the column of layer names, in pixels."""
 
 NARROW = 44
-"""Width of a token's box where no node stands above it: long prompts have many of these."""
+"""Width of a token's box without a node above it: long prompts have many of these."""
 
 PER_LINE = 4
-"""Boxes of one layer and position that stand beside each other."""
+"""Boxes of one layer and position in a row."""
 
 STYLE = """\
 svg.circuit{font:10px system-ui,sans-serif;background:#fff}
@@ -122,7 +122,7 @@ def _place_boxes(
     for position in range(result.position + 1):
         most = max((len(ids) for (_, at), ids in slots.items() if at == position), default=0)
         columns[position] = x
-        if most or position == result.position:  # the target stands above the last token
+        if most or position == result.position:  # the target is above the last token
             x += min(max(most, 1), PER_LINE) * (WIDTH + GAP) + 2 * GAP
         else:
             narrow.add(position)

@@ -358,7 +358,7 @@ def measure_overlap(
               + ((X_l − X_s)/l + X_s/s) · p^l
 
     RBO is rank-biased overlap, extrapolated (Webber et al. 2010, equation 32): disagreement at the
-    top weighs most, and a list that ends goes on as it began. If one list is empty, both are 0; if
+    top weighs most, and shorter lists are extrapolated. If one list is empty, both are 0; if
     both are, NaN.
     """
     shared = _count_shared(first, second)

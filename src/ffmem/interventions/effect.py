@@ -14,9 +14,8 @@ others do not grow to sum to 1 again.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +34,18 @@ from ffmem.interventions.estimates import (
     rank_correlation,
 )
 from ffmem.interventions.forward import (
-    BankRows,
     Change,
     LoadedModel,
-    PartialForward,
     find_target,
-    log_probabilities,
-    log_probability,
     promoted_tokens,
     read_prompt,
+)
+from ffmem.interventions.partial_forward import (
+    PartialForward,
+    log_probabilities,
+    log_probability,
+    run_copies,
+    switch_off,
 )
 from ffmem.interventions.results import (
     INPUT_VALUES,
@@ -64,10 +66,6 @@ from ffmem.progress import Progress, Step
 
 PREDICTIONS = 5
 """The model's own predictions to report."""
-
-OVERHEAD = 40
-"""What a batch costs in each layer beside its tokens, in tokens. Measured on SmolLM2-135M, one
-core: a prompt of 20 tokens takes 117 ms alone and 54 ms in a batch; the head comes on top."""
 
 
 def effect(
@@ -104,7 +102,7 @@ def effect(
                 f" {at},"
                 " where the prompt is read. Choose earlier positions, or a later --position."
             )
-    question = Question(
+    question = PromptTarget(
         read.ids[: at + 1],
         None if target is None else find_target(memories, target),
         None if off is None else tuple(one for one in off if one <= at),
@@ -299,13 +297,13 @@ READERS: dict[str, Callable[[str], tuple[str | list[Any], str | None]]] = {
 
 def _read_questions(
     loaded: LoadedModel, file: PromptFile, facts: list[Fact], chat: bool
-) -> "list[Question]":
+) -> "list[PromptTarget]":
     """Return the prompts and targets of a file; an error names its line."""
     found = []
     for fact in facts:
         try:
             target = None if fact.target is None else find_target(loaded.memories, fact.target)
-            found.append(Question(read_prompt(loaded, fact.prompt, chat).ids, target))
+            found.append(PromptTarget(read_prompt(loaded, fact.prompt, chat).ids, target))
         except FfmemError as error:
             raise CorpusError(f"Line {fact.line} of {file.path}: {error}") from None
     return found
@@ -314,7 +312,7 @@ def _read_questions(
 # Measurement
 
 
-class Question(NamedTuple):
+class PromptTarget(NamedTuple):
     """A prompt up to the position where it is read, and the token to measure there."""
 
     ids: list[int]
@@ -332,7 +330,7 @@ class Measurement(NamedTuple):
     """What the unchanged model predicts after the last prompt."""
     cells: list[Cell]
     estimates: Estimates
-    """Of these memories, the means over the prompts."""
+    """Estimates for these memories: means over the prompts."""
     changes: Float[Tensor, "prompt cell"]
     coefficients: Float[Tensor, " cell"]
     """The mean of m at the last token."""
@@ -342,7 +340,7 @@ class Measurement(NamedTuple):
 
 def measure(
     memories: Memories,
-    questions: Sequence[Question],
+    questions: Sequence[PromptTarget],
     named: Sequence[Cell],
     candidates: int,
     steps: int = 0,
@@ -378,7 +376,7 @@ def measure(
 
 def ablate_on_all(
     memories: Memories,
-    questions: Sequence[Question],
+    questions: Sequence[PromptTarget],
     cells: Sequence[Cell],
     progress: Progress,
     forward: "Callable[[int], PartialForward] | None" = None,
@@ -404,7 +402,9 @@ def ablate_on_all(
     return torch.stack(changes), coefficients.cpu(), outputs
 
 
-def _forwards(memories: Memories, questions: Sequence[Question]) -> Callable[[int], PartialForward]:
+def _forwards(
+    memories: Memories, questions: Sequence[PromptTarget]
+) -> Callable[[int], PartialForward]:
     """Return the passes over prompts by number: one prompt runs once, of many one is held."""
 
     @lru_cache(maxsize=1)
@@ -484,65 +484,3 @@ def ablate(
     for rows, output in run_copies(forward, [cell.layer for cell in cells], changes, step):
         found[rows] = log_probability(head, output, target).cpu() - clean
     return found
-
-
-def run_copies(
-    forward: PartialForward,
-    first_layers: Sequence[int],
-    changes: Callable[[list[int]], Mapping[int, Change]],
-    step: Step = lambda n: None,
-    layers: int | None = None,
-) -> Iterator[tuple[list[int], Float[Tensor, "copy hidden"]]]:
-    """Run many changed copies of a prompt; yield the numbers of some copies, and their outputs.
-
-    `first_layers` is the lowest layer that each copy changes. Copies with similar ones run
-    together, from the lowest up. `changes` returns those of some copies. With `layers`, only the
-    first so many run.
-    """
-    n_layers = forward.memories.n_layers if layers is None else layers
-    order = sorted(range(len(first_layers)), key=lambda number: first_layers[number])
-    lowest = [first_layers[number] for number in order]
-    for begin, end in pairwise(cheapest_cuts(lowest, n_layers, forward.n_tokens, forward.n_rows)):
-        batch = order[begin:end]
-        yield batch, forward.run(lowest[begin], len(batch), changes(batch), layers)
-        step(len(batch))
-
-
-def cheapest_cuts(layers: list[int], n_layers: int, n_tokens: int, max_rows: int) -> list[int]:
-    """Return where to cut rows, sorted by layer, into batches of at most `max_rows`: 0, …, n.
-
-    A batch of n rows from layer ℓ up costs (layers left + 1) · (n · tokens + OVERHEAD).
-    """
-    cheapest, before = [0.0], [0]
-    for end in range(1, len(layers) + 1):
-        first = max(0, end - max_rows)
-        costs = [
-            cheapest[begin] + (n_layers - layers[begin] + 1) * ((end - begin) * n_tokens + OVERHEAD)
-            for begin in range(first, end)
-        ]
-        best = min(range(len(costs)), key=costs.__getitem__)
-        cheapest.append(costs[best])
-        before.append(first + best)
-    cuts = [len(layers)]
-    while cuts[-1] > 0:
-        cuts.append(before[cuts[-1]])
-    return cuts[::-1]
-
-
-def switch_off(
-    cells: Sequence[Cell], n_tokens: int, positions: Sequence[int] | None
-) -> dict[int, Change]:
-    """Return the changes that switch off, in sentence b of a batch, the b-th memory."""
-
-    def change(layer: int, rows: BankRows) -> Tensor:
-        device = rows.tokens.device
-        own = [cell.memory if cell.layer == layer else -1 for cell in cells]
-        memory = torch.tensor(own, device=device)[rows.tokens // n_tokens] - rows.memories.start
-        off = (memory >= 0) & (memory < len(rows.memories))
-        if positions is not None:
-            off &= torch.isin(rows.tokens % n_tokens, torch.tensor(positions, device=device))
-        changed = rows.coefficients.clone()
-        changed[off.nonzero()[:, 0], memory[off]] = 0
-        return changed
-
-    return {layer: partial(change, layer) for layer in {cell.layer for cell in cells}}

@@ -22,13 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ffmem.cells import Cell, Layout
-from ffmem.interventions.forward import (
-    BankRows,
-    PartialForward,
-    log_probabilities,
-    log_probability,
-    post_norm_sigma,
-)
+from ffmem.interventions.forward import BankRows, post_norm_sigma
+from ffmem.interventions.partial_forward import PartialForward, log_probabilities, log_probability
 from ffmem.interventions.relevance import GradientPass
 from ffmem.models.families import RERUN
 from ffmem.progress import Step
@@ -132,7 +127,7 @@ def integrated(
     layout, n_tokens = forward.memories.layout, forward.n_tokens
     found = torch.zeros(len(layout), dtype=torch.float64)
     banks: list[tuple[Tensor, Tensor, slice]] = []
-    """Of each bank: m, 0 where it does not count; what the model computes with; its numbers."""
+    """By bank: m, 0 outside of the positions; m as the model uses it; the memories' numbers."""
 
     def scale(layer: int, alphas: Float[Tensor, " copy"], rows: BankRows) -> Tensor:
         m = rows.coefficients.detach()

@@ -13,7 +13,8 @@ import numpy as np
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, ModelError, NoStaticValues
 from ffmem.indexing.store import Index
-from ffmem.interventions.forward import LoadedModel, PartialForward
+from ffmem.interventions.forward import LoadedModel
+from ffmem.interventions.partial_forward import PartialForward
 from ffmem.interventions.written import Activity
 from ffmem.models.banks import Bank
 from ffmem.models.memories import Memories
@@ -24,7 +25,7 @@ N_LAYERS = 4
 """Layers to try by default."""
 
 
-class Place(NamedTuple):
+class WritePlace(NamedTuple):
     """A memory that may be overwritten."""
 
     cell: Cell
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
 def choose_places(
     loaded: LoadedModel, run: PartialForward, cell: object, layer: int | None, force: bool
-) -> list[Place]:
+) -> list[WritePlace]:
     """Return the memories to try: the given one, or the idlest of a layer or of some layers."""
     memories, layout = loaded.memories, loaded.memories.layout
     if not memories.has_values:
@@ -62,7 +63,7 @@ def choose_places(
         idle = idle_memories(loaded.index, memories, bank)
         if idle:
             number, activity = idle[0]
-            found.append(Place(layout.cell(one, number), bank, activity))
+            found.append(WritePlace(layout.cell(one, number), bank, activity))
     if not found:
         raise FfmemError(
             f"No memory of layer {', '.join(map(str, layers))} is idle: none contributes less than"
@@ -78,7 +79,7 @@ def _layers_to_try(layers: list[int]) -> list[int]:
     return [half[round(place)] for place in places.tolist()]
 
 
-def _given_place(loaded: LoadedModel, run: PartialForward, cell: Cell, force: bool) -> Place:
+def _given_place(loaded: LoadedModel, run: PartialForward, cell: Cell, force: bool) -> WritePlace:
     """Return the memory that the user chose; raise if it is not idle, unless forced."""
     memories, index = loaded.memories, loaded.index
     bank = memories.banks[cell.layer].at(cell.memory)
@@ -90,7 +91,7 @@ def _given_place(loaded: LoadedModel, run: PartialForward, cell: Cell, force: bo
                 " of"
                 " the model, or --force to overwrite it anyway."
             )
-        return Place(cell, bank, None)
+        return WritePlace(cell, bank, None)
     activity = activities(index, memories, bank)[cell.memory - bank.offset]
     if not (activity.is_idle or force):
         idle = idle_memories(index, memories, bank)[:3]
@@ -99,7 +100,7 @@ def _given_place(loaded: LoadedModel, run: PartialForward, cell: Cell, force: bo
             f"{cell} is not idle: {activity}. What it does would be lost. Choose an idle one"
             f" ({named or 'layer ' + str(cell.layer) + ' has none'}), or overwrite it with --force."
         )
-    return Place(cell, bank, activity)
+    return WritePlace(cell, bank, activity)
 
 
 def _reached_bank(memories: Memories, run: PartialForward, layer: int) -> Bank:

@@ -35,7 +35,7 @@ STEP = 16
 """Tokens that are added at a time."""
 MOST_STEPS = 100
 TOLERANCE = 1e-5
-"""Of the lead: how far a token may still be in the way."""
+"""Relative to the lead: how far a token may violate its constraint."""
 
 
 def solve_redirects(memories: Memories, edits: Edits) -> Edits:

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ffmem.interventions.forward import BankRows, PartialForward, Place
+from ffmem.interventions.forward import BankRows, Place
+from ffmem.interventions.partial_forward import PartialForward
 from ffmem.models.banks import Bank, DenseBank, ExpertBank
 from ffmem.models.experts import ExpertRows, RoutedExperts
 from ffmem.models.memories import Memories
@@ -238,7 +239,7 @@ BankSlopes = list[tuple[BankPass, Tensor]]
 
 
 class GradientPass:
-    """A pass over a prompt whose gradients can be asked for, by the rules unless told otherwise.
+    """A pass over a prompt with repeated gradients: by the rules, or plain ones.
 
     `cut` are places at which gradients end: the coefficient there is given, and does not depend on
     what is below.
@@ -334,7 +335,7 @@ class GradientPass:
         return list(zip(self.banks, found, strict=True))
 
     def slopes_of_place(self, number: int) -> "BankSlopes":
-        """Return the slopes of the coefficient at a cut place, likewise."""
+        """Return the same slopes of the coefficient at a cut place."""
         found = self._gradients([bank.used for bank in self.banks], self.computed[number], None)
         return list(zip(self.banks, found, strict=True))
 
@@ -343,7 +344,7 @@ class GradientPass:
         return self._ends(self.output, slope)
 
     def to_place(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return the slopes of the coefficient at a cut place, likewise."""
+        """Return the same slopes of the coefficient at a cut place."""
         computed = self.computed[number]
         return self._ends(computed, None)
 

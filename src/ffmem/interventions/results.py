@@ -525,10 +525,10 @@ class PromptSource:
 
     cell: str
     change: float
-    """Of the coefficient when the lower memory is off everywhere, exact; with a coefficient above
+    """Exact change of the coefficient with the lower memory off everywhere; for a coefficient above
     0, negative: it fed the memory."""
     estimate: float
-    """The change estimated by relp, or by a plain gradient if a note says so."""
+    """The change estimated by relp, or by a plain gradient (see notes)."""
     coefficient: float
     """Its own coefficient at the position."""
 

@@ -28,18 +28,17 @@ from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.store import Index
 from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import resolve_position
-from ffmem.interventions.effect import run_copies, switch_off
 from ffmem.interventions.estimates import rank_correlation
 from ffmem.interventions.forward import (
     BankRows,
     Change,
     LoadedModel,
-    PartialForward,
     Place,
     Prompt,
     open_model,
     read_prompt,
 )
+from ffmem.interventions.partial_forward import PartialForward, run_copies, switch_off
 from ffmem.interventions.relevance import GradientPass, is_pattern
 from ffmem.interventions.results import PromptSource, SourcesResult, WeightSource
 from ffmem.models.keys import find_input_norms

@@ -60,7 +60,7 @@ OVERFLOW = (
 
 T = TypeVar("T")
 Remember = Callable[[tuple[Hashable, ...], int, Callable[[], T]], T]
-"""Returns what is remembered under a key, of about so many numbers, or computes it."""
+"""Returns the cached value of a key, or computes it; the number is its approximate size."""
 
 Sample = Callable[[Cell], np.ndarray]
 """Returns the coefficients of a memory on the index's sampled prefixes."""

@@ -39,40 +39,40 @@ from ffmem.files import write_text
 from ffmem.indexing.chunks import batches
 from ffmem.indexing.store import Index
 from ffmem.interventions.checkpoint import (
-    BATCH_TOKENS,
     EditResult,
     check_free,
     check_stored,
     edit_checkpoint,
     edit_weights,
     key_views,
-    read_sentences,
-    side_effects_corpus,
-)
-from ffmem.interventions.drift import (
-    Question,
-    compare,
-    first_sentences,
-    measure_drift,
-    predict,
-    same_endings,
 )
 from ffmem.interventions.edits import Edit, Edits, MemoryWeights
 from ffmem.interventions.effect import read_predictions, read_prompt_file
 from ffmem.interventions.forward import (
     BankRows,
     LoadedModel,
-    PartialForward,
     find_target,
-    log_probabilities,
     open_model,
     post_norm_sigma,
     promoted_tokens,
     read_prompt,
 )
-from ffmem.interventions.idle import Place, choose_places, idle_memories, router_weight
+from ffmem.interventions.idle import WritePlace, choose_places, idle_memories, router_weight
+from ffmem.interventions.partial_forward import PartialForward, log_probabilities
 from ffmem.interventions.redirect import Readings, as_numbers, nearest_value
-from ffmem.interventions.written import PromptChange, TextChange, Trial, WriteResult
+from ffmem.interventions.side_effects import (
+    BATCH_TOKENS,
+    PromptChange,
+    PromptIds,
+    compare,
+    first_sentences,
+    measure_drift,
+    predict,
+    read_sentences,
+    same_endings,
+    side_effects_corpus,
+)
+from ffmem.interventions.written import TextChange, Trial, WriteResult
 from ffmem.models.banks import Bank, DenseBank, ExpertBank
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor
@@ -123,7 +123,7 @@ class Goal(NamedTuple):
 class Solution(NamedTuple):
     """A place, the new weights of its memory, and what they do at the prompt."""
 
-    place: Place
+    place: WritePlace
     edit: Edit
     memories: Memories
     """The model with these weights."""
@@ -292,7 +292,7 @@ def _check_numbers(margin: float, probability: float | None, controls: int) -> N
 # Text
 
 
-def _read_prompts(loaded: LoadedModel, path: str | Path | None) -> list[Question]:
+def _read_prompts(loaded: LoadedModel, path: str | Path | None) -> list[PromptIds]:
     """Return the prompts of a file; targets in it are not used."""
     if path is None:
         return []
@@ -417,7 +417,7 @@ def key_weights(memories: Memories, bank: Bank, key: Float64[Tensor, " width"]) 
 def solve(
     memories: Memories,
     run: PartialForward,
-    place: Place,
+    place: WritePlace,
     goal: Goal,
     moment: Float64[Tensor, "width width"],
 ) -> Solution | None:

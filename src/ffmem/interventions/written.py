@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ffmem.indexing.memory import visible, visible_token
-from ffmem.interventions.checkpoint import SideEffects
 from ffmem.interventions.results import TableResult, Target
+from ffmem.interventions.side_effects import PromptChange, SideEffects
 from ffmem.text import format_number, format_share, pluralize
 
 
@@ -37,23 +37,6 @@ class Trial:
     """|m| · ‖v‖ at the prompt, relative to the residual stream; None if no strength was enough."""
     kl: float | None
     """How much other text changes, in nats per token."""
-
-
-@dataclass(frozen=True)
-class PromptChange:
-    """The next token of a prompt, before and after."""
-
-    prompt: str
-    before: str
-    """The most probable token."""
-    after: str
-    probability_before: float
-    """Of the written token."""
-    probability_after: float
-    holds: bool
-    """Whether the written token is the most probable one after."""
-    changed: bool
-    """Whether the most probable token changed."""
 
 
 @dataclass(frozen=True)

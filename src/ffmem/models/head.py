@@ -15,6 +15,8 @@ There, U is the whole softmax; without a final norm, all readings are the same. 
 small network T between N and U: it reads vectors and parts alike, U · T(·), and is not linear.
 """
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ from ffmem.errors import ModelError
 from ffmem.models.modules import copy_without_hooks, device_of
 
 TILE = 2_048
-"""Tokens of the output embedding that are multiplied at a time, so that they stay in the cache."""
+"""Tokens of an embedding that are multiplied at a time, so that the result stays in the cache."""
 
 
 class Norm:
@@ -154,29 +156,37 @@ class Head:
         c = self._project(self.norm.offset[None]).squeeze(0)
         return c if self.bias is None else c.add_(self.bias.float())
 
-    def folded(
-        self,
-        part: Float[Tensor, "row hidden"],
-        out: Float32[Tensor, "row vocab"] | None = None,
-    ) -> Float[Tensor, "row vocab"]:
+    def folded(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return the logits of parts of the residual stream: no bias, no σ, no cap.
 
         γ is applied in float32, the projection runs in the dtype of the model, and the result is
-        float32: a bfloat16 model rounds it to bfloat16 on the way. The result is written to `out`
-        if given.
+        float32: a bfloat16 model rounds it to bfloat16 on the way.
         """
-        is_linear = not self.adaptive
-        if out is not None and is_linear and self.embedding.dtype == out.dtype:
-            rows = self.pre_unembed_part(part).contiguous()
-            if rows.device == out.device:
-                for tile in range(0, out.shape[1], TILE):
-                    tokens = slice(tile, tile + TILE)
-                    torch.mm(rows, self.embedding[tokens].T, out=out[:, tokens])
-                return out if self.scale == 1 else out.mul_(self.scale)
         folded = self._project(self.norm.fold(part))
-        if self.scale != 1 and is_linear:
-            folded.mul_(self.scale)
-        return folded if out is None else out.copy_(folded)
+        return folded if self.adaptive or self.scale == 1 else folded.mul_(self.scale)
+
+    def folded_tiles(
+        self, part: Float[Tensor, "row hidden"], tiles: Float32[Tensor, "tile row size"]
+    ) -> Iterator[int]:
+        """Write `folded` in tiles of consecutive tokens, and yield the number of each in turn.
+
+        Tiles are contiguous, so that each is written, and then read by the caller, in the cache.
+        Entries of the last tile beyond the vocabulary stay as they are.
+        """
+        size = tiles.shape[2]
+        if not self.adaptive and self.embedding.dtype == tiles.dtype:
+            rows = self.pre_unembed_part(part).contiguous()
+            if rows.device == tiles.device:
+                for number, tokens in enumerate(self.embedding.split(size)):
+                    tile = tiles[number, :, : len(tokens)]
+                    torch.mm(rows, tokens.T, out=tile)
+                    if self.scale != 1:
+                        tile.mul_(self.scale)
+                    yield number
+                return
+        for number, logits in enumerate(self.folded(part).split(size, dim=1)):
+            tiles[number, :, : logits.shape[1]] = logits
+            yield number
 
     def raw(self, part: Float[Tensor, "row hidden"]) -> Float[Tensor, "row vocab"]:
         """Return U · P · h, without norm, scale, bias and cap; dtypes as in `folded`."""

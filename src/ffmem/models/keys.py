@@ -142,22 +142,26 @@ class InputEmbedding:
             keys = keys @ linear_weight(self.project_in).to(keys.device).float()
         return keys.to(self.matrix.device, self.matrix.dtype).contiguous()
 
-    def scores(
+    def score_tiles(
         self,
         keys: Float[Tensor, "row width"],
         denominators: Float32[Tensor, " token"],
-        out: Float32[Tensor, "row token"],
-    ) -> Float32[Tensor, "row token"]:
-        """Return the scores of all tokens for keys that `before` gave, written to `out`."""
-        for first in range(0, out.shape[1], TILE):
-            tile = slice(first, first + TILE)
-            part = out[:, tile]
-            if self.matrix.dtype == out.dtype and self.matrix.device == out.device:
-                torch.mm(keys, self.matrix[tile].T, out=part)
+        tiles: Float32[Tensor, "tile row size"],
+    ) -> Iterator[int]:
+        """Write the scores of all tokens in tiles, and yield the number of each in turn.
+
+        `keys` are what `before` gave; entries beyond the last token stay as they are.
+        """
+        size = tiles.shape[2]
+        parts = zip(self.matrix.split(size), denominators.split(size), strict=True)
+        for number, (tokens, sigma) in enumerate(parts):
+            tile = tiles[number, :, : len(tokens)]
+            if self.matrix.dtype == tile.dtype and self.matrix.device == tile.device:
+                torch.mm(keys, tokens.T, out=tile)
             else:
-                part.copy_(keys @ self.matrix[tile].T)
-            part.div_(denominators[tile].to(out.device))
-        return out
+                tile.copy_(keys @ tokens.T)
+            tile.div_(sigma.to(tile.device))
+            yield number
 
     def scores_at(
         self,

@@ -76,7 +76,7 @@ from ffmem.signatures import check_arguments
 from ffmem.text import format_share
 
 N_CONTROLS = 4
-"""Layers whose triggers are shuffled beside a detection, to see what chance alone finds."""
+"""Layers to repeat with shuffled triggers, as a control."""
 
 MAX_EXPLAINED_P = 0.01
 """Shallow patterns up to this p-value explain their words, which then say nothing about a topic."""
@@ -90,7 +90,7 @@ class DetectionResult:
     lists: int = 0
     """With at least one trigger."""
     lists_too_short_to_test: int = 0
-    """Of these, lists with too few fresh held-out triggers for a test."""
+    """Lists with too few fresh held-out triggers for a test."""
     lists_with_pattern: int = 0
     memories: int = 0
     memories_with_pattern: int = 0
@@ -101,7 +101,7 @@ class DetectionResult:
     p_limit: float = 0.0
     """Largest p-value that false-discovery control let pass; 0: none."""
     shuffled_control: dict[str, int] | None = None
-    """Of shuffled lists under the same limit: lists, lists_with_pattern."""
+    """The same counts of shuffled lists: lists, lists_with_pattern."""
 
     @property
     def share_of_lists(self) -> float | None:
@@ -428,8 +428,8 @@ _SIGN_NAMES = {
 }
 
 
-Place = tuple[int, int]
-"""Where a feature stands in the corpus: its kind, and the row that ends with it; for a gram the
+Occurrence = tuple[int, int]
+"""Where a feature occurs in the corpus: its kind, and the row that ends with it; for a gram the
 feature."""
 
 
@@ -492,7 +492,7 @@ class PatternNamer:
             )
         return found
 
-    def _places(self, kept: LayerTests, place: int) -> list[Place]:
+    def _places(self, kept: LayerTests, place: int) -> list[Occurrence]:
         """Return where the features of a candidate are: in the first trigger that shows each."""
         some = kept.candidates
         kind, feature = int(some.kind[place]), int(some.feature[place])
@@ -508,10 +508,10 @@ class PatternNamer:
         shown = np.where(rows >= 0, self.features.endings[np.maximum(rows, 0), kind], -1)
         return [(kind, int(rows[(shown == one).argmax()])) for one in wanted if one >= 0]
 
-    def _read_texts(self, places: set[Place]) -> dict[Place, str]:
+    def _read_texts(self, places: set[Occurrence]) -> dict[Occurrence, str]:
         """Return what is in some places, as it is written there."""
         features, index = self.features, self.index
-        by_sentence: dict[int, list[Place]] = {}
+        by_sentence: dict[int, list[Occurrence]] = {}
         for kind, at in places:
             owner = features.examples[at, 0] if kind >= GRAM else features.sentence[at]
             by_sentence.setdefault(int(owner), []).append((kind, at))
@@ -532,7 +532,7 @@ class PatternNamer:
                     found[kind, at] = index.token(row.ids[length - 1])
         return found
 
-    def _what(self, kind: int, places: Sequence[Place]) -> str:
+    def _what(self, kind: int, places: Sequence[Occurrence]) -> str:
         """Return what the rule of a shallow pattern looks for."""
         if SHAPE <= kind < WORD_GROUP:
             return SHAPES[kind - SHAPE].name

@@ -1,11 +1,11 @@
-"""A language model as annotator: the paper's protocol, asked of a machine, and tested blind.
+"""A language model as annotator: the paper's protocol, with a blind test.
 
 It sees the 25 triggers of odd rank of a memory's main list, numbered, and names patterns. Then, for
 each pattern, it is asked which texts of a mixed list show it: the 25 triggers of even rank and as
 many random prefixes, in a random order. (The split is the detector's: SEEN and HELD_OUT.)
 
     recall = shown / held-out triggers,  base = shown / random prefixes,  lift = recall / base
-    p = P(Hypergeometric ≥ shown held-out triggers | all that were said to show the pattern)
+    p = P(Hypergeometric ≥ shown held-out triggers | all texts marked as showing it)
 
 Every pattern that at least three of the first 25 triggers show is stored with these scores, as
 source `explained`: you judge. Answers are logged one by one as they come, so that a stopped run
@@ -55,14 +55,14 @@ from ffmem.text import pluralize
 SOURCE = "explained"
 
 MAX_SILENT = 3
-"""Memories in a row for which the endpoint does not answer at all, before a run gives up."""
+"""Memories in a row without any answer before a run stops."""
 
 
 # Prompts. The model sees numbered texts and nothing else: no layer, no memory, no model. The texts
 # come from a corpus and may say anything; they are cut, put on one line each, and declared data.
 
 MAX_PATTERNS = 8
-"""That a model may name for one list."""
+"""Maximum number of patterns per list."""
 
 MAX_DESCRIPTION = 200
 """Characters of a description."""
@@ -121,7 +121,7 @@ class Question(NamedTuple):
 
 
 class InvalidAnswer(FfmemError):
-    """An answer does not have the asked form."""
+    """An answer does not have the required form."""
 
 
 def ask_for_patterns(triggers: Sequence[Trigger]) -> Question:
@@ -161,7 +161,7 @@ def _answer_forms(n: int) -> tuple[type[BaseModel], type[BaseModel]]:
 
 
 def prompts() -> dict[str, str]:
-    """Return everything that a model is told, word for word, and its hash."""
+    """Return the prompts, word for word, and their hash."""
     words = {"system": SYSTEM, "describe": DESCRIBE, "score": SCORE, "again": AGAIN}
     content = [words, MAX_PATTERNS, MAX_DESCRIPTION, MAX_TEXT, str(SEEN), str(HELD_OUT)]
     return words | {"hash": hashlib.sha256(json.dumps(content).encode()).hexdigest()}
@@ -198,7 +198,7 @@ class AnswerLog:
         self._start = "" if text.endswith("\n") or not text else "\n"
 
     def add(self, key: str, answer: str) -> None:
-        """Write one answer, down to the disk."""
+        """Write one answer, and sync it to disk."""
         self.answers[key] = answer
         line = f"{self._start}{json.dumps({'key': key, 'answer': answer})}\n"
         self._start = ""
@@ -210,22 +210,21 @@ class AnswerLog:
                 os.fsync(file.fileno())
 
 
-# The endpoint: OpenAI's chat completions. Its client repeats requests that fail for the moment (a
-# busy server, a broken connection). Answers of another form are asked for again here. A wrong key
-# or model ends the run.
+# The endpoint: OpenAI's chat completions. Its client retries transient failures (a busy server, a
+# broken connection); invalid answers are retried here. A wrong key or model ends the run.
 
 
 class NoAnswer(FfmemError):
-    """A question was asked as often as allowed, and no answer had the asked form."""
+    """All attempts failed: no answer had the required form."""
 
 
 class Unreachable(NoAnswer):
-    """A question was asked as often as allowed, and the endpoint did not answer at all."""
+    """All attempts failed: the endpoint did not answer."""
 
 
 @dataclass
 class Endpoint:
-    """Where a model is asked."""
+    """An OpenAI-compatible endpoint."""
 
     url: str
     model: str
@@ -234,7 +233,7 @@ class Endpoint:
     """Seconds for one answer."""
     retries: int = 3
     max_tokens: int = 1200
-    """Of an answer."""
+    """Maximum length of an answer."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -244,7 +243,7 @@ class Endpoint:
                 " Use one such as http://127.0.0.1:8080/v1."
             )
         self.host = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
-        """Without anything secret."""
+        """The host, without credentials."""
         try:
             import openai
         except ImportError:
@@ -252,7 +251,7 @@ class Endpoint:
                 "This needs the package `openai`, which is not installed:"
                 " pip install 'ffmem[explain]'."
             ) from None
-        # A local server wants no key, but the client does not start without one.
+        # A local server needs no key, but the client does.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         self._client: Any = openai.OpenAI(
             base_url=self.url, api_key=key, timeout=self.timeout, max_retries=self.retries
@@ -260,7 +259,7 @@ class Endpoint:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the answers, beside the questions."""
+        """The settings that determine the answers."""
         return {
             "endpoint": self.host,
             "model": self.model,
@@ -346,7 +345,7 @@ def add_scores(
 
 
 def add_q_values(patterns: Sequence[Pattern]) -> list[Pattern]:
-    """Return patterns with what their p-values are worth, given how many were tested."""
+    """Return patterns with q-values: p-values after false-discovery control."""
     from scipy.stats import false_discovery_control
 
     tested = [one.p_value for one in patterns if one.p_value is not None]
@@ -363,7 +362,7 @@ class ExplainResult:
 
     patterns: int = 0
     memories: int = 0
-    """That the model gave a usable answer for."""
+    """Memories with a usable answer."""
     failed: dict[str, str] = field(default_factory=dict)
     """Memories without one, and why."""
     unscored: int = 0
@@ -450,7 +449,7 @@ def ask_endpoint(
 
 
 class _Explainer:
-    """Asks about memories, one after the other, and holds what was found."""
+    """Explains memories one by one, and collects the results."""
 
     def __init__(self, index: Index, endpoint: Endpoint, log: AnswerLog, seed: int) -> None:
         self.index, self.endpoint, self.log, self.seed = index, endpoint, log, seed
@@ -470,7 +469,7 @@ class _Explainer:
         if sign == NO_SIGN:
             self.result.failed[str(cell)] = "it has no triggers, so there is nothing to explain."
             return
-        triggers = memory.triggers if sign > 0 else memory.negative_triggers
+        triggers = memory.triggers_of(sign)
         seen = triggers[SEEN]
         try:
             named = self.ask(ask_for_patterns(seen)).patterns
@@ -536,7 +535,7 @@ class _Explainer:
         return found
 
     def ask(self, question: Question) -> Any:
-        """Return the answer to a question: the logged one, or the model's, which is then logged."""
+        """Return the logged answer to a question; without one, query the model and log it."""
         key = question.key(self.endpoint.settings)
         if key in self.log.answers:
             self.n_logged += 1

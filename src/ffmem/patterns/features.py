@@ -57,7 +57,7 @@ PASSAGE = 200
 corpus."""
 
 BINS = np.array([0, 1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129])
-"""Least length of each bin of prefix lengths; the last is open."""
+"""Lower edges of bins of prefix lengths; the last bin is open."""
 
 NONE = np.uint64(0)
 """The code of nothing."""
@@ -103,7 +103,7 @@ _PROPERTIES = (
     *(shape.name for shape in SHAPES),
     *("word", "upper-first", "double", "opened", "closed", "hyphen"),
 )
-"""Of units: shapes, and what the shapes of whole prefixes follow from."""
+"""Properties of units: shapes, and what the shapes of whole prefixes are derived from."""
 _COLUMN = {name: column for column, name in enumerate(_PROPERTIES)}
 
 _TITLE_WORDS, _TITLE_SHARE = 4, 0.75
@@ -548,7 +548,7 @@ class CorpusFeatures:
     word_slices: Int64[ndarray, "row two"]
     """Which of `words` a prefix contains: from, to."""
     words: Int32[ndarray, " word"]
-    """Content words of the sentences, each where it first stands, in reading order."""
+    """Content words of the sentences in order of first occurrence."""
     sample: Int64[ndarray, " sampled"]
     """Rows of the random prefixes."""
 
@@ -559,13 +559,13 @@ class CorpusFeatures:
     totals: Int64[ndarray, " bin"]
     """Prefixes of the corpus, by length."""
     examples: Int64[ndarray, "feature three"]
-    """(sentence, first character, last + 1) of one place where a gram stands; −1: no gram."""
+    """(sentence, first character, last + 1) of one occurrence of a gram; −1: no gram."""
     content: Int32[ndarray, "feature part"]
     """Content words of a gram; −1: none, or no gram."""
     neighbors: Float32[ndarray, "feature axis"]
-    """Of last words: what stands before and after them in the corpus, as a unit vector."""
+    """Unit vectors of last words, from the words before and after them in the corpus."""
     stems: UInt64[ndarray, "feature stem"]
-    """Of last words: hashes of what they may be inflections of; 0: none, as of signs."""
+    """Hashes of the stems of last words; 0: none, as of signs."""
 
     @property
     def bins(self) -> Int64[ndarray, " row"]:
@@ -680,7 +680,7 @@ def _wanted_rows(block: SentenceBlock, wanted: Int64[ndarray, " row"]) -> dict[s
     grams = block.grams()
     inside = np.isin(grams.sentence, block.sentence[rows])
     place_of = np.concatenate([[0], np.cumsum(inside)])
-    # Grams lie in order of (sentence, length): those of a prefix are the first of its sentence.
+    # Grams are sorted by (sentence, length): those of a prefix are the first of its sentence.
     most = int(block.length.max(initial=0)) + 2
     keys = grams.sentence * most + grams.length
     first = np.searchsorted(keys, block.sentence[rows] * most)
@@ -705,7 +705,7 @@ class _FeatureCounter:
     """All features that at least three rows, or sentences of rows, share, and the shapes."""
 
     def __init__(self, rows: dict[str, ndarray]) -> None:
-        # What stands first in a sentence is capitalized: an example from within it reads better.
+        # The first word of a sentence is capitalized: prefer examples from within one.
         order = np.argsort(rows["gram_example"][:, 1] <= 0, kind="stable")
         endings = rows["endings"].T
         codes = np.concatenate([endings.reshape(-1), rows["gram"][order]])
@@ -752,7 +752,7 @@ class _FeatureCounter:
         self._count_neighbors(block)
 
     def _count_neighbors(self, block: SentenceBlock) -> None:
-        """Count which units, hashed, stand before and after each last word."""
+        """Count the units, hashed, before and after each last word."""
         from scipy.sparse import csr_matrix
 
         hashes = block.unit_hashes
@@ -768,7 +768,7 @@ class _FeatureCounter:
         )
 
     def neighbor_vectors(self) -> Float32[ndarray, "feature axis"]:
-        """Return what stands around each last word: counts of neighbors, reduced by an SVD."""
+        """Return a vector of each last word: counts of its neighbors, reduced by an SVD."""
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfTransformer
         from sklearn.preprocessing import normalize

@@ -3,8 +3,8 @@
     label of a trigger = kinds of the patterns that it shows;    none: uncovered
     share of a label   = triggers with it / all triggers, pooled over keys as in the paper
 
-A *key* is a memory's list of triggers, as in the paper. Intervals draw keys anew, with replacement:
-the triggers of one key are no independent draws.
+A *key* is a memory's list of triggers, as in the paper. Intervals resample keys with replacement,
+because the triggers of one key are not independent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ def labels(n: int, patterns: Iterable[tuple[str, Iterable[int]]]) -> list[str]:
 
 
 class KeyCounts(NamedTuple):
-    """What was seen in some keys, one element each; means where several people looked."""
+    """Counts of patterns per key; means where several people annotated it."""
 
     triggers: Float[ndarray, "key label"]
     """Triggers with each label."""
@@ -68,7 +68,7 @@ class KeyCounts(NamedTuple):
 
 
 def shares(keys: KeyCounts, seed: int = 0) -> dict[str, Any]:
-    """Return the share of triggers with each label, and what else is counted, with intervals."""
+    """Return the share of triggers with each label, and further counts, with intervals."""
     n_keys = len(keys.n)
     weights = bootstrap_weights(n_keys, seed)
     row: dict[str, Any] = {}

@@ -210,7 +210,7 @@ class Candidates(NamedTuple):
     owner: Int64[ndarray, " candidate"]
     """The list."""
     kind: Int64[ndarray, " candidate"]
-    """Of its feature; WORD_GROUP; TOPIC or TOPIC + 1."""
+    """Kind of its feature; WORD_GROUP; TOPIC or TOPIC + 1."""
     feature: Int64[ndarray, " candidate"]
     """−1 for groups and topics."""
     n_seen: Int64[ndarray, " candidate"]
@@ -462,7 +462,7 @@ def related_words(
 ) -> list[int]:
     """Return the first words of some that belong together, each with each; none if no two do.
 
-    Two words, or two signs, belong together if they stand between the same neighbors in the corpus,
+    Two words, or two signs, belong together if they have the same neighbors in the corpus,
     or are forms of one word.
     """
     vectors, stems = features.neighbors[words], features.stems[words]
@@ -497,18 +497,18 @@ class Option(NamedTuple):
     """A pattern that may be shown."""
 
     number: int
-    """Whatever the caller knows it by."""
+    """An identifier of the caller."""
     surprise: float
     marks: int
     """First triggers that show it, a bit each."""
     fresh: int
     """The same, without repetitions."""
     effort: int
-    """To read it: the least is best."""
+    """How hard it is to read; lower is better."""
 
 
 WIDER_SHARE, READABLE_SHARE = 0.5, 0.6
-"""Of the best pattern's surprise: what a wider one, and one that only reads better, must have."""
+"""Minimum surprise, relative to the best pattern, of a wider one and of a more readable one."""
 
 
 def select(options: list[Option]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Patterns, and where an index keeps them: `DIR/patterns/SOURCE/`, by who saw them.
+"""Patterns, and where an index keeps them, by source: `DIR/patterns/SOURCE/`.
 
 The paper's rule (Section 3.1): a pattern is seen in at least three of a memory's first 25 triggers,
 has a description, and is shallow (a recurring n-gram, say) or semantic (a recurring topic).
@@ -50,13 +50,13 @@ SOURCES = ("human", "explained", "automatic")
 """People after adjudication; a language model; the detector. They are shown in this order."""
 
 WHO = {"human": "people", "explained": "language model", "automatic": "detected"}
-"""Who saw a pattern, by source, in words."""
+"""Sources in words."""
 
 NOTES = {
     "explained": "Described by a language model; not the paper's protocol.",
     "automatic": "Found by a program; not the paper's protocol.",
 }
-"""What must be said about a source."""
+"""A caveat about each source."""
 
 _COMMANDS = {
     "human": "Write them with `ffmem annotate publish`.",
@@ -79,7 +79,7 @@ The halves are alike: a word that only 20 sentences contain is in 10 of each, wh
 would use up all 20."""
 
 SCORES = ("precision", "recall", "base", "lift", "p_value", "q_value")
-"""Numbers of a pattern that somebody may have measured."""
+"""Optional scores of a pattern."""
 
 
 class Pattern(NamedTuple):
@@ -90,7 +90,7 @@ class Pattern(NamedTuple):
 
     cell: Cell
     sign: int
-    """Of the coefficients in the list: +1, or −1 for the negative triggers of a gated model."""
+    """Sign of the coefficients: +1, or −1 for the negative triggers of a gated model."""
     number: int
     """Rank among the patterns of its list, from 1, best first."""
     kind: str
@@ -169,7 +169,7 @@ class Pattern(NamedTuple):
 
 
 class ExaminedList(NamedTuple):
-    """A list of triggers in which somebody looked for patterns, found or not."""
+    """A list of triggers that was searched for patterns, with or without success."""
 
     cell: Cell
     sign: int
@@ -496,14 +496,14 @@ def export_patterns(folder: str | Path | Index, out: str | Path) -> int:
     return len(table)
 
 
-# The list that stands for a memory
+# The main list of a memory
 
 NO_SIGN = 0
-"""Of a memory that nothing triggers."""
+"""The sign of a memory without triggers."""
 
 
 def main_sign(index: Index, layer: int) -> ndarray:
-    """Return the sign (int8) of each memory's main list, which stands for it in the paper's sense.
+    """Return the sign (int8) of each memory's main list: the paper's key.
 
     It is the sign of the larger |m| of the two first triggers, + of equals, NO_SIGN without
     triggers. Gated models keep a list for each sign of the coefficient; others have one.

@@ -63,7 +63,7 @@ MAX_CHOICE_P = 0.01
 """Largest p-value of a topic in the triggers where it was seen."""
 
 MAX_TOPICS = 2
-"""Of a list."""
+"""Maximum number of topics per list."""
 
 N_SEED, ROUNDS = 4, 2
 """A topic starts from the trigger with the closest neighbors, and this many of them, and grows."""
@@ -72,13 +72,13 @@ BLOCK = 512
 """Lists at a time."""
 
 POOL = 3000
-"""Triggers of the layer that stand for all of them."""
+"""Triggers sampled from a layer."""
 
 MARGIN = np.float32(1e-4)
 """Cosines that differ by less count as equal."""
 
 TOPIC_WORDS = 5
-"""That describe a topic."""
+"""Words in the description of a topic."""
 
 HALF_WEIGHT = 5
 """A word counts half if this many content words follow it in the prefix."""
@@ -178,7 +178,7 @@ class PrefixPool(NamedTuple):
     """
 
     vectors: Float32[ndarray, "prefix axis"]
-    """Those of one bin stand together."""
+    """Sorted by bin."""
     starts: Int64[ndarray, " start"]
     """Where the bins begin in `vectors`, and the end."""
     least: Int64[ndarray, " bin"]

@@ -66,7 +66,7 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if load_models:  # whoever builds an unfinished index needs the cores
+        if load_models:  # an unfinished index is still using the cores
             finished = [one for one in catalog.folders.values() if not one.is_growing]
             site.worker.load_all(one.current() for one in finished)
         yield

@@ -132,7 +132,7 @@ class Guard:
         return None if self._token is None else self._token_refusal(scope, headers, body)
 
     def _token_refusal(self, scope: Scope, headers: Headers, body: bytes) -> Response | None:
-        """Return the form for the token, or the way past it; None if the request has it."""
+        """Return the token form, or the redirect after a correct token; None if authenticated."""
         path: str = scope["path"]
         if path.startswith("/static/"):  # our own code, no data
             return None
@@ -201,7 +201,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body once more, and then what else comes."""
+    """Return a `receive` that replays a body, then passes on later messages."""
     unread = [body]
 
     async def receive_again() -> Message:

@@ -2,8 +2,8 @@
 
 An index may be unfinished, and reports and patterns may arrive while the server runs. Every request
 asks its `ServedFolder` for the `ServedIndex` of the moment, which does not change while the request
-uses it. The folder looks for news at most once a second, in the request that comes first; others
-get what was there before, so nobody waits.
+uses it. Once a second, a request checks the folder for changes; others get the previous state, so
+none waits.
 """
 
 import re
@@ -29,7 +29,7 @@ from ffmem.web.errors import NotFound, NotReady
 from ffmem.web.patterns import stored_patterns
 
 REFRESH_SECONDS = 1.0
-"""How often to look for news at most."""
+"""Minimum time between two checks for changes."""
 
 
 class IndexSearch:
@@ -117,10 +117,10 @@ class ServedIndex:
         """Its name in URLs."""
         self.index = index
         self.results = results
-        """Of experiments, by name."""
+        """Results by experiment."""
         self.search = search or IndexSearch(index)
         self._status = status
-        """Of the run, if the index is unfinished."""
+        """Status of the run, if the index is unfinished."""
         self._is_growing = is_growing
 
     def holds(
@@ -232,7 +232,7 @@ class ServedFolder:
         return self._current
 
     def refresh(self) -> bool:
-        """Look for news, unless another thread does; return whether the index has changed."""
+        """Check for changes, unless another thread does; return whether the index has changed."""
         if not self._lock.acquire(blocking=False):
             return False
         before = self._current

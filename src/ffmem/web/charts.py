@@ -10,9 +10,7 @@ The server draws the same charts as SVG for pages without scripts.
 """
 
 import hashlib
-import json
 import threading
-from collections import OrderedDict
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 Spec = dict[str, Any]
 """A chart in Vega-Lite's language, or a part of one."""
 
-VEGA_LITE = "6.4"
-
 STATIC_WIDTH = 460
 """Width of a plot that the server draws."""
 
@@ -50,9 +46,6 @@ LAYER_HEIGHT = 340
 
 FAINT = 0.1
 """Opacity of the memories that the filters leave out."""
-
-MAX_DRAWINGS = 64
-"""SVGs to keep in memory; the least recently used one makes room."""
 
 AGREEMENT_LABELS = {
     "agrees": "agrees",
@@ -87,11 +80,11 @@ def layer_spec(
 
     With a `bank`, only its memories are drawn.
     """
-    from ffmem.experiments.charts import GREY, SKY, VERMILION, config
+    from ffmem.experiments.charts import GRAY, SKY, VERMILION, config
 
     kind = index.manifest.model.kind
     rows = _points(index, table, passes, slice(None) if bank is None else bank.memories)
-    colors = {"agrees": VERMILION, "disagrees": SKY, "none": GREY}
+    colors = {"agrees": VERMILION, "disagrees": SKY, "none": GRAY}
     heights = [row["height"] for row in rows if row["height"] is not None]
     logarithm = "log" if heights and min(heights) > 0 else "symlog"
     scale: Spec = {"type": logarithm, "nice": False, "padding": 6}
@@ -190,7 +183,7 @@ def _overview_chart(index: Index) -> "Chart":
 def _points(
     index: Index, table: LayerTable, passes: Bool[ndarray, " memory"], drawn_memories: slice
 ) -> list[dict[str, Any]]:
-    """Return a point for each memory, those that agree last, so that they lie on top."""
+    """Return a point for each memory, those that agree last, so that they are drawn on top."""
     kind = index.manifest.model.kind
     height = table.largest if kind.gated else table.max
     first = {"top": table.top[:, :1], "bottom": table.bottom[:, :1]}  # none without values
@@ -288,8 +281,7 @@ class Bundle(NamedTuple):
     etag: str
 
 
-_bundle_lock, _drawing_lock = threading.Lock(), threading.Lock()
-_drawings: OrderedDict[str, str] = OrderedDict()
+_bundle_lock = threading.Lock()
 
 
 def bundle_version() -> str:
@@ -305,6 +297,8 @@ def bundle() -> Bundle:
 
 @cache
 def _bundle() -> Bundle:
+    from ffmem.experiments.charts import VEGA_LITE
+
     path = cache_folder() / "web" / f"vega-{bundle_version()}-{VEGA_LITE}.js"
     script = ""
     with suppress(OSError, UnicodeDecodeError):
@@ -317,18 +311,3 @@ def _bundle() -> Bundle:
             write_text(path, script)
     content = script.encode()
     return Bundle(content, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-
-
-def render_svg(spec: Spec) -> str:
-    """Return a chart as SVG, drawn once and kept for a while."""
-    key = hashlib.sha256(json.dumps(spec, allow_nan=False).encode()).hexdigest()
-    with _drawing_lock:
-        if key not in _drawings:
-            import vl_convert
-
-            svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[])
-            _drawings[key] = svg
-            while len(_drawings) > MAX_DRAWINGS:
-                _drawings.popitem(last=False)
-        _drawings.move_to_end(key)
-        return _drawings[key]

@@ -57,12 +57,12 @@ class PatternView(NamedTuple):
 
     @property
     def who(self) -> str:
-        """Who saw it."""
+        """Its source in words."""
         return WHO[self.pattern.source]
 
     @property
     def note(self) -> str:
-        """What must be said about its source."""
+        """A caveat about its source."""
         return NOTES.get(self.pattern.source, "")
 
     @property

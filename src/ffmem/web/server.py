@@ -109,7 +109,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    # What is loaded now stays: keep the garbage collector from walking it during requests.
+    # Loaded objects stay: keep the garbage collector from scanning them during requests.
     gc.freeze()
     with listening, suppress(KeyboardInterrupt):  # which is how it ends
         ready(server_url(listening, secret))
@@ -148,7 +148,7 @@ def start_server(
     """Serve one index in a process of its own, and return its URL and a handle to stop it.
 
     The index may be unfinished: pages show what there is, and fill up. The folder need not even
-    exist yet; until there is something to see, the page says so and reloads itself. When the
+    exist yet; until there is data, the page says so and reloads itself. When the
     manifest appears, the server switches to the finished index; patterns and the results in
     `report` (and in `DIR-report`) appear when they are written.
 

@@ -98,7 +98,7 @@ class State:
         return changed
 
     def edits(self) -> Edits:
-        """Return the edits, if they make sense together."""
+        """Return the edits; raise if they contradict each other."""
         if self.n_edits > MAX_EDITS:
             raise LimitExceeded(
                 f"{self.n_edits} memories are edited; the page takes {MAX_EDITS}. Remove some, or"

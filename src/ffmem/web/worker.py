@@ -2,8 +2,8 @@
 
 An edit is a hook on the model that everybody shares, so two requests must never run at once; and
 one forward pass uses all cores by itself. The queue is bounded by time: a request that would wait
-longer than `MAX_SECONDS` is refused at once. Work whose client has gone is dropped before it
-begins. Indexes of the same weights share one model.
+longer than `MAX_SECONDS` is refused at once. A job whose client has disconnected is dropped before
+it begins. Indexes of the same weights share one model.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ POLL_SECONDS = 0.25
 """How often to check whether a waiting client is still there."""
 
 Key = tuple[str, str, str, str]
-"""Of a model: the same weights may belong to two, one with ReLU and one with GELU."""
+"""Identifies a model: the same weights may be run with ReLU and with GELU."""
 
 JobQueue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
@@ -149,7 +149,7 @@ class ModelWorker:
         """Return the queue of the thread, starting it if there is none."""
         if self._queue is None:
             self._queue = SimpleQueue()
-            # A daemon: whoever stops the server does not wait for a prompt to end.
+            # A daemon: stopping the server does not wait for a running prompt.
             Thread(target=_work, args=(self._queue,), name="model", daemon=True).start()
         return self._queue
 
@@ -194,7 +194,7 @@ def _work(queue: JobQueue) -> None:
             continue
         try:
             future.set_result(job())
-        except BaseException as error:  # whatever it is, the request gets it
+        except BaseException as error:  # the request gets it
             future.set_exception(error)
 
 

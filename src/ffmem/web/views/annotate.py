@@ -83,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True)
 class SheetState:
-    """A sheet as it stands."""
+    """The current version of a sheet."""
 
     version: int
     sheet: Sheet
@@ -366,9 +366,9 @@ def align_patterns(sheets: Mapping[str, Sheet]) -> list[dict[str, tuple[int, She
 
 
 def copy_sheet(name: str, sheet: Sheet) -> Sheet:
-    """Return somebody's sheet for adjudicators to take patterns from.
+    """Return a copy of a sheet for adjudicators to take patterns from.
 
-    A pattern has the same new id whoever takes it, so that two adjudicators add it once.
+    Pattern ids depend on the source alone, so that two adjudicators add a pattern once.
     """
 
     def new_id(id: str) -> str:

@@ -3,10 +3,9 @@
 A name in a URL is looked up among the results that were read; it never becomes a path.
 """
 
-import tempfile
+import json
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -14,14 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from ffmem.experiments.base import ExperimentResult
 from ffmem.web.catalog import ServedIndex
-from ffmem.web.charts import (
-    Spec,
-    bundle,
-    bundle_version,
-    figure_spec,
-    fixed_width,
-    render_svg,
-)
+from ffmem.web.charts import Spec, bundle, bundle_version, figure_spec, fixed_width
 from ffmem.web.errors import NotFound
 from ffmem.web.site import Site
 from ffmem.web.state import State, StateParam
@@ -40,7 +32,9 @@ class SvgResponse(Response):
     @classmethod
     def of(cls, spec: Spec) -> "SvgResponse":
         """Draw a chart."""
-        return cls(render_svg(fixed_width(spec)))
+        from ffmem.experiments.charts import draw
+
+        return cls(draw(json.dumps(fixed_width(spec), allow_nan=False)))
 
 
 @dataclass(frozen=True)
@@ -170,8 +164,6 @@ def _figure(section: Any, state: State) -> Figure:
 @lru_cache(maxsize=MAX_FILES)
 def _render_files(served: ServedIndex, name: str) -> tuple[bytes, bytes]:
     """Return a figure as SVG and as PDF: the same bytes that `ffmem report` writes."""
-    from ffmem.experiments.charts import write_figure
+    from ffmem.experiments.charts import figure_svg, svg_and_pdf
 
-    with tempfile.TemporaryDirectory(prefix="ffmem-") as folder:
-        svg, pdf = write_figure(get_result(served, name), Path(folder))
-        return svg.read_bytes(), pdf.read_bytes()
+    return svg_and_pdf(figure_svg(get_result(served, name)))

@@ -14,10 +14,11 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from ffmem.cells import Cell
 from ffmem.errors import StoreError
 from ffmem.experiments.base import VERDICTS, check_claims
+from ffmem.experiments.examples import Excerpt, spread_layers, trigger_excerpt
 from ffmem.experiments.triggers import NONE, trigger_table
-from ffmem.indexing.memory import Trigger, visible, visible_token
+from ffmem.indexing.memory import visible_token
 from ffmem.indexing.store import Index
-from ffmem.text import format_number, format_share, shorten_prefix
+from ffmem.text import format_number, format_share
 from ffmem.web.catalog import IndexProgress, ServedIndex, short_source
 from ffmem.web.charts import home_spec
 from ffmem.web.errors import NotFound, NotReady
@@ -43,9 +44,6 @@ FEATURED = (
     "prediction-cases",
 )
 """Figures of the front page, if they were measured; the others are a click away."""
-
-N_EXAMPLES = 5
-"""Layers that show an example."""
 
 N_TRIGGERS = 25
 """Strongest triggers that an example is chosen by."""
@@ -97,22 +95,20 @@ class LayerBar(NamedTuple):
 
     layer: int
     height: float
-    """In percent of the strip."""
+    """Percent of the strip."""
     label: str
 
 
-class Example(NamedTuple):
-    """A memory worth a look: what its triggers share, and the strongest that shows it."""
+class FeaturedMemory(NamedTuple):
+    """An example memory: what its triggers share, and the strongest that shows it."""
 
     cell: str
     description: str
     kind: str | None
-    """Of the pattern; None where none was detected."""
+    """Kind of the pattern; None without one."""
     token: str | None
-    """What a search finds it by."""
-    before: str
-    last: str
-    next: str
+    """A query that finds it."""
+    excerpt: Excerpt
 
 
 def router(site: Site) -> APIRouter:
@@ -265,25 +261,22 @@ def layer_bars(served: ServedIndex) -> list[LayerBar]:
     ]
 
 
-def find_examples(index: Index) -> list[Example]:
-    """Return a memory worth a look from each of five layers, first to last."""
+def find_examples(index: Index) -> list[FeaturedMemory]:
+    """Return an example memory from each of five layers, first to last."""
     return _find_examples(index, patterns_version(index))
 
 
 @lru_cache(maxsize=8)
-def _find_examples(index: Index, version: Version) -> list[Example]:
-    layers = index.layout.memory_layers
-    places = {round(step * (len(layers) - 1) / (N_EXAMPLES - 1)) for step in range(N_EXAMPLES)}
-    examples: list[Example] = []
-    for place in sorted(places):
+def _find_examples(index: Index, version: Version) -> list[FeaturedMemory]:
+    examples: list[FeaturedMemory] = []
+    for layer in spread_layers(index.layout.memory_layers):
         taken = {text for one in examples for text in (one.description, one.token)}
-        layer = layers[place]
         best = _example_by_pattern(index, layer, taken) or _example_by_token(index, layer, taken)
         examples += [best] if best else []
     return examples
 
 
-def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> Example | None:
+def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> FeaturedMemory | None:
     """Return the memory with the pattern of largest lift that several words share.
 
     lift = share of held-out triggers that show the pattern / share of random prefixes that do.
@@ -301,21 +294,21 @@ def _example_by_pattern(index: Index, layer: int, taken: set[str | None]) -> Exa
         return None
     frequent = [one for one in patterns if one.n_shown >= MIN_SHARE * N_TRIGGERS] or patterns
     frequent.sort(key=lambda one: (-(one.lift or 0.0), one.cell.memory))
-    best: Example | None = None
+    best: FeaturedMemory | None = None
     for one in frequent[:N_CANDIDATES]:
         memory = index.memory(one.cell)
-        triggers = memory.triggers if one.sign > 0 else memory.negative_triggers
-        shown = [trigger for trigger in triggers if trigger.rank in one.ranks]
+        shown = [t for t in memory.triggers_of(one.sign) if t.rank in one.ranks]
         words = {(trigger.last_token or "").strip().casefold() for trigger in shown}
         token = shown[0].last_token if one.kind == "shallow" else None
-        example = _example(one.cell, one.description, one.kind, token, shown[0])
+        excerpt = trigger_excerpt(shown[0])
+        example = FeaturedMemory(str(one.cell), one.description, one.kind, token, excerpt)
         if len(words) >= MIN_WORDS:
             return example
         best = best or example
     return best
 
 
-def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> Example | None:
+def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> FeaturedMemory | None:
     """Return the memory whose strongest triggers end most unusually often with one token.
 
     score = n/25 · log(n/25 ÷ the token's share among the last tokens of all triggers of the layer)
@@ -338,24 +331,7 @@ def _example_by_token(index: Index, layer: int, taken: set[str | None]) -> Examp
         return None
     _, memory, sign, id, n, of = best
     cell, token = index.layout.cell(layer, -memory), index.token(id)
-    found = index.memory(cell)
-    triggers = found.triggers if sign > 0 else found.negative_triggers
+    triggers = index.memory(cell).triggers_of(sign)
     shown = next(one for one in triggers if one.last_token == token)
     description = f"{n} of {of} triggers end with {visible_token(token)}"
-    return _example(cell, description, None, token, shown)
-
-
-def _example(
-    cell: Cell, description: str, kind: str | None, token: str | None, trigger: Trigger
-) -> Example:
-    end = shorten_prefix(trigger.prefix)
-    before = end.removesuffix(trigger.last_token or "")
-    return Example(
-        str(cell),
-        description,
-        kind,
-        token,
-        visible(before),
-        visible(end[len(before) :]),
-        visible_token(trigger.next_token),
-    )
+    return FeaturedMemory(str(cell), description, None, token, trigger_excerpt(shown))

@@ -59,9 +59,9 @@ class LayerResponse:
     banks: list[BankRow]
     """Its experts, if it has some."""
     memories: int
-    """In the layer."""
+    """Memories in the layer."""
     found: int
-    """Of those, how many pass the filters."""
+    """Memories that pass the filters."""
     sort: str
     page: int
     pages: int

@@ -126,7 +126,7 @@ class Interval:
     examples: list[Example]
 
     def contains(self, m: Any) -> Any:
-        """Return whether coefficients lie in it; 0 is an interval of its own."""
+        """Return which coefficients are in it; 0 is an interval of its own."""
         if self.low == self.high:
             return m == self.low
         if self.high > 0:
@@ -148,7 +148,7 @@ class TintedToken(NamedTuple):
     """A token of a prefix, tinted by the coefficient there."""
 
     space: str
-    """Before the word: not tinted, so that words stand apart."""
+    """White space before the word, not tinted."""
     text: str
     shade: str
     title: str
@@ -183,9 +183,9 @@ class TriggerList(NamedTuple):
     groups: list[TriggerGroup]
     n: int
     followed: int
-    """How many are followed by the token that sign(m) · v promotes most."""
+    """Triggers followed by the token that sign(m) · v promotes most."""
     with_next: int
-    """Of how many; 0 if there is no static value to compare with."""
+    """Triggers with a next token; 0 without a static value to compare with."""
 
 
 Tinted = dict[tuple[int, int], list[TintedToken]]
@@ -209,7 +209,7 @@ class MemoryPage:
     case: SignCase | None
     """The sign case whose triggers alone are listed."""
     bars: list[tuple[float, ...]]
-    """Of the histogram."""
+    """Bars of the histogram."""
     snippets: dict[str, str]
 
     @property
@@ -442,7 +442,7 @@ def trigger_list(
     gate: int | None = None,
 ) -> TriggerList:
     """Return a memory's triggers of one sign, or those of them with one sign of the gate."""
-    triggers = memory.triggers if sign > 0 else memory.negative_triggers
+    triggers = memory.triggers_of(sign)
     if gate is not None:
         triggers = [trigger for trigger in triggers if trigger.gate == gate]
     end = memory.value.top if sign > 0 else memory.value.bottom

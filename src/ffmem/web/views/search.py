@@ -80,7 +80,7 @@ class Hit:
     matches: int | None = None
     """Entries of its lists that match; None if it was found by its name."""
     rank: int | None = None
-    """Of the best match, from 1."""
+    """Rank of the best match, from 1."""
     side: str | None = None
     """`top` or `bottom` of its value; `positive` or `negative` triggers."""
     before: str = ""
@@ -91,11 +91,11 @@ class Hit:
     tokens: list[str] = field(default_factory=list)
     """What its value promotes for this sign; empty while you type, and without static values."""
     kind: str | None = None
-    """Of the best pattern: `shallow` or `semantic`."""
+    """Kind of the best pattern: `shallow` or `semantic`."""
     source: str | None = None
     """Who found that pattern: `human`, `explained` or `automatic`."""
     bank: str | None = None
-    """Of an expert: its name in its layer, such as E12."""
+    """Name of an expert in its layer, such as E12."""
 
 
 @dataclass(frozen=True)

@@ -216,14 +216,14 @@ def check_top(top: int) -> None:
 
 
 class PartCache:
-    """Parts of recent traces and effects; the least recently used make room.
+    """An LRU cache of parts of traces and effects.
 
     Switching a memory off then costs the edited run alone, and another position no grid.
     """
 
     def __init__(self, capacity: int = 100_000) -> None:
         self.capacity = capacity
-        """Points of grids, or as much of something else, to keep: about 50 MB."""
+        """Total size in points of a grid; about 50 MB."""
         self.parts: OrderedDict[tuple[Hashable, ...], tuple[int, Any]] = OrderedDict()
         self.size = 0
 
@@ -241,7 +241,7 @@ class PartCache:
         return found
 
     def of_model(self, loaded: "LoadedModel", name: str) -> Callable[..., Any]:
-        """Return `remember` for one index as it is now, its weights, dtype and start token."""
+        """Return `remember` with keys bound to the current state of an index and its model."""
         index = loaded.index
         assert index is not None
         # Percentiles come from the index, and an unfinished one grows.
