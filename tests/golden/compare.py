@@ -28,7 +28,7 @@ LOOSE = {"correlation": 0.05, "sum": 3e-4}
 """Absolute tolerance below a name: changes of resting memories are noise, and their ranks too."""
 
 SCALES = {"change": 10.0, "gradient": 10.0}
-"""Least scale of a name: a change, and its estimate, is a difference of log p of about this size."""
+"""Least scale of a name: a change, like its estimate, is a difference of log p of this size."""
 
 
 def differences(recorded, found):
