@@ -27,8 +27,9 @@ RANKED = {
 LOOSE = {"correlation": 0.05, "sum": 3e-4}
 """Absolute tolerance below a name: changes of resting memories are noise, and their ranks too."""
 
-SCALES = {"change": 10.0, "gradient": 10.0}
-"""Least scale of a name: a change, like its estimate, is a difference of log p of this size."""
+SCALES = {"change": 10.0, "gradient": 10.0, "distance": 1.0}
+"""Least scale of a name: a change, like its estimate, is a difference of log p of this size; a
+distance is a share, and rounding where it is nearly 0."""
 
 
 def differences(recorded, found):
