@@ -187,7 +187,7 @@ def test_a_layer_and_a_limit_choose_among_all_hits(tiny_index, place):
         ("(?R)", {"regex": True, "place": "triggers"}, "searches do not support"),
         ("the", {"layer": 2}, "no layer 2: the model has layers 0 to 1"),
         ("the", {"layer": -1}, "no layer -1"),
-        ("the", {"layer": "1"}, "'1' is not a layer. Give a whole number"),
+        ("the", {"layer": "1"}, "layer is '1'. It must be int"),
         ("the", {"place": "patterns"}, "no patterns yet"),
         ("the", {"place": "keys"}, "`place` keys: unknown value"),
     ],

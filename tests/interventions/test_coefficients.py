@@ -99,7 +99,7 @@ def test_lists_of_prompts_give_lists():
         (["w3", "w4 " * 80], {}, r"Text 2 of 2: The prompt has 80 tokens; the model reads 64"),
         ("w3", {"layers": [7]}, "There is no layer 7"),
         ("w3", {"layers": 1}, r"layers is 1\. It must be Sequence\[int\]"),
-        ("w3", {"layers": ["1"]}, "'1' is not a layer"),
+        ("w3", {"layers": ["1"]}, r"layers is \['1'\]\. It must be"),
     ],
 )
 def test_bad_input_is_told(texts, options, message):

@@ -308,7 +308,7 @@ def test_a_folder_that_is_no_index_or_no_place_to_write_is_told(folders, tmp_pat
 
 
 def test_a_model_that_is_gone_is_told_with_the_option_that_helps(folders, tmp_path):
-    with pytest.raises(FfmemError, match=r"`first_model`\. `models=False` compares the"):
+    with pytest.raises(FfmemError, match=r"--first-model\. .* --no-models compares the"):
         run_compare(folders / "first", folders / "second", "--out", tmp_path)
 
 

@@ -316,5 +316,5 @@ def test_what_cannot_be_done_is_refused(plain, asked, message):
 
 
 def test_an_index_without_triggers_to_test_on_is_refused(tiny_index):
-    with pytest.raises(FfmemError, match=r"keeps 6 triggers of each memory.* -t 50"):
+    with pytest.raises(FfmemError, match=r"keeps 6 triggers of each memory.*index with `t` 50"):
         detect(tiny_index, progress=QUIET)
