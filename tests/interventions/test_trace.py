@@ -141,8 +141,8 @@ def test_a_planted_memory_dictates_and_switching_it_off_flips_the_prediction():
     assert found.output_top[0].token == "w11"
     assert found.saturation == 1
     assert found.edited.output_top[0].token != "w11"
-    assert found.generated.startswith("w11")
-    assert not found.edited_generated.startswith("w11")
+    assert found.generated.strip().startswith("w11")
+    assert not found.edited_generated.strip().startswith("w11")
 
 
 def test_a_prediction_that_never_changes_is_saturated_from_the_first_layer():

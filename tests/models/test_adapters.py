@@ -152,7 +152,7 @@ def test_an_adapter_of_a_model_with_another_name_is_refused(base, lora, tmp_path
         ("gpt2", r"does not fit its base model: Target modules"),
         (
             "llama wide",
-            r"does not fit its base model: \S*lora_[AB]\.weight is .*24.*, but this model needs .*40",
+            r"does not fit its base model: \S*lora_[AB]\.weight is .*24.*, but this model needs",
         ),
         ("llama deep", r"does not fit its base model: 6 missing weights, such as .*layers\.2\."),
         ("llama flat", r"does not fit its base model: 6 unexpected weights, such as .*layers\.1\."),
