@@ -89,7 +89,8 @@ def test_every_task_is_done_once_and_workers_are_made_once(config, tmp_path):
     assert sizes == [1] * 24
     flushed = " ".join(path.read_text() for path in tmp_path.glob("flushed-*")).split()
     assert sorted(map(int, flushed)) == list(range(24))
-    assert len(pids(tmp_path)) == 2
+    # One that starts late may find nothing left to do.
+    assert [path.read_text() for path in tmp_path.glob("made-*")] in (["x"], ["x", "x"])
     assert gone(pids(tmp_path))
 
 

@@ -16,7 +16,8 @@ class Worker:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.done = []
-        (self.folder / f"made-{os.getpid()}").touch()
+        with (self.folder / f"made-{os.getpid()}").open("a") as file:
+            file.write("x")
 
     def work(self, n):
         time.sleep(0.01)
