@@ -59,6 +59,11 @@ def test_a_study_is_made_beside_the_index_and_its_links_printed(folder):
     out = run("init", folder, *SMALL, "--names", "ana,ben")
     assert "Drew 4 memories, 4 controls and 0 cases of composition" in out
     study = AnnotationStudy.open(study_path(folder))
+    read = [
+        sum(len(text.prefix.split()) for one in study.queue(person) for text in one.item.texts)
+        for person in study.people()[:2]
+    ]
+    assert f"One person reads up to {max(read):,} words: {max(read) / 200 / 60:.1f} hours" in out
     people = study.people()
     assert [person.name for person in people] == ["ana", "ben", "adjudicator-1"]
     assert all(f"/annotate?code={person.code}\n" in out for person in people)

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,27 @@ def test_progress_counts_what_is_handed_in(study, ana):
     assert (first.name, first.role, first.done, first.of) == ("ana", "annotator", 1, 4)
     assert first.last_saved == study.history("ana", "k1")[0].saved_at
     assert (second.done, second.of, second.last_saved) == (0, 4, None)
+
+
+def test_time_per_item_is_the_time_between_saves_without_breaks(study, ana, monkeypatch):
+    minutes = iter([0, 1, 3, 4, 10, 12])
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2030, 1, 1, 12, next(minutes), tzinfo=tz)
+
+    monkeypatch.setattr(ffmem.annotation.study, "datetime", Clock)
+    assert study.seconds_per_item() == {}
+    study.save(ana, "k3", 0, sheet(1))  # at 0: nothing is known of what was before
+    hand_in(study, ana, "k3")  # at 1: k3 took 1 minute
+    study.save(ana, "k1", 0, sheet(1))  # at 3
+    hand_in(study, ana, "k1")  # at 4: k1 took 3
+    study.save(ana, "k2", 0, sheet(1))  # at 10, after a break
+    assert study.seconds_per_item() == {"ana": 120}
+    hand_in(study, ana, "k2")  # at 12: k2 took 2
+    assert study.seconds_per_item() == {"ana": 120}
+    assert [one.seconds_per_item for one in study.progress()][:2] == [120, None]
 
 
 # Adjudication

@@ -135,6 +135,9 @@ def write_report(study: AnnotationStudy, index: Index, out: Path, seed: int = 0)
     of_study = {name: study.settings[name] for name in ("options", "counts", "plan")}
     made = index_settings(index, index.manifest.dtype, seed) | {"study": of_study}
     content = {"settings": made, **summarize(judgments, machine, seed)}
+    taken = study.seconds_per_item()
+    for row in content["annotators"]:
+        row["seconds_per_item"] = taken.get(row["name"])
     rows = [row for row in content["figure2"] if row["layer"] is not None]
     figure_2 = ExperimentResult("patterns", "Fig. 2", made, rows)
     table, one_key = tables(judgments)

@@ -82,6 +82,8 @@ def draw_plan(
     ]
     cases = [_case(row) for row in composition or ()]
     items = _with_keys([*(one.item for one in memories), *control_items, *cases], rng)
+    orders = _orders(items, people, each, seed, rng)
+    words = {one.key: sum(len(text.prefix.split()) for text in one.texts) for one in items}
 
     options = {
         "per_layer": per_layer,
@@ -97,6 +99,7 @@ def draw_plan(
         "memories": len(memories),
         "controls": len(control_items),
         "compositions": len(cases),
+        "words": {name: sum(words[key] for key in keys) for name, keys in orders.items()},
         "lists_shorter_than_top": sum(len(one.triggers) < top for one in memories),
         "layers_with_fewer": {
             str(layer): len(some) for layer, some in by_layer.items() if len(some) < per_layer
@@ -111,7 +114,7 @@ def draw_plan(
         # Tells the items of one study from those of another.
         "plan": hashlib.sha256(json.dumps(items).encode()).hexdigest(),
     }
-    return Plan(items, _orders(items, people, each, seed, rng), tuple(leads), settings)
+    return Plan(items, orders, tuple(leads), settings)
 
 
 def read_cases(path: Path, index: Index) -> list[dict[str, Any]]:

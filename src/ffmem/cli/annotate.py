@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from ffmem.annotation.study import AnnotationStudy
 
 
+READ_PER_MINUTE = 200
+"""Words that people are taken to read."""
+
+
 def count_option(name: str, default: int | None, text: str) -> Callable[[Command], Command]:
     """Return an option that takes a number of 1 or more."""
     return click.option(name, type=AT_LEAST_1, default=default, help=text)
@@ -109,6 +113,11 @@ def init(
             f"Drew {pluralize(counts['memories'], 'memories')}, {counts['controls']} controls and"
             f" {counts['compositions']} cases of composition into {study.path}."
         )
+        most = max(counts["words"].values())
+        click.echo(
+            f"One person reads up to {pluralize(most, 'words')}: {most / READ_PER_MINUTE / 60:.1f}"
+            f" hours at {READ_PER_MINUTE} words a minute, plus the time to mark and describe."
+        )
     _print_people(study, as_json, {"settings": study.settings, "database": str(study.path)})
     if not as_json:
         click.echo(
@@ -140,8 +149,10 @@ def status(folder: Path, db: str | None, as_json: bool) -> None:
         return
     for one in progress:
         when = f"{one.last_saved[:16].replace('T', ' ')} UTC" if one.last_saved else "never"
+        taken = one.seconds_per_item
+        pace = "" if taken is None else f"   {taken / 60:.1f} minutes per item"
         click.echo(
-            f"{one.name:20} {one.role:12} {one.done:5} of {one.of:5} done   last saved {when}"
+            f"{one.name:20} {one.role:12} {one.done:5} of {one.of:5} done   last saved {when}{pace}"
         )
 
 
