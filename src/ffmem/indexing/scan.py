@@ -124,16 +124,15 @@ class _ChunkReader:
         self.n_prefixes = 0
         self.batch: Batch
         widths = [len(stats.active) for stats in scan.stats]
-        self.active = [np.zeros(width, np.int64) for width in widths]
+        n_cases = 3 if scan.memories.gated else 1
+        self.counts = [np.zeros((n_cases, width), np.int64) for width in widths]
+        """Prefixes that are active; in gated models also those with m > 0, and those with both."""
         self.sums = [np.zeros(width, np.float64) for width in widths]
         self.maximum = [np.full(width, -np.inf, np.float32) for width in widths]
         self.minimum = [np.full(width, np.inf, np.float32) for width in widths]
         self.sample = [np.zeros((width, len(sampled)), np.float32) for width in widths]
         self.routed = [np.zeros(width, np.int64) for width in widths if scan.has_experts]
         self.weights = [np.zeros(width, np.float64) for width in widths if scan.has_experts]
-        gated = scan.memories.gated
-        self.positive = [np.zeros(width, np.int64) for width in widths if gated]
-        self.open_positive = [np.zeros(width, np.int64) for width in widths if gated]
         self._masks = torch.empty(0)
         """Memory for comparisons."""
         self._candidates: dict[TopK, list[tuple[ndarray, ...]]] = {}
@@ -205,14 +204,16 @@ class _ChunkReader:
         shape = (len(self._counts), coefficients.shape[-1])
         highest, lowest = coefficients.new_empty(shape), coefficients.new_empty(shape)
         sums = torch.empty(shape, device=coefficients.device)
+        counts = []
         for begin, end, length in self._runs_of_equal_length(coefficients.is_cpu):
             part = slice(begin, end), slice(first, first + length)
             view = coefficients[part]
             torch.amax(view, 1, out=highest[begin:end])
             torch.amin(view, 1, out=lowest[begin:end])
             torch.sum(view, 1, dtype=torch.float32, out=sums[begin:end])
-            self._count(bank, view, None if gate is None else gate[part])
+            counts.append(self._count(view, None if gate is None else gate[part]))
         layer, memories = bank.layer, bank.memories
+        self._add_counts(bank, torch.stack(counts).sum(0))
         self.sums[layer][memories] += sums.sum(0, dtype=torch.float64).cpu().numpy()
         top, bottom = highest.amax(0).float().cpu().numpy(), lowest.amin(0).float().cpu().numpy()
         maximum, minimum = self.maximum[layer][memories], self.minimum[layer][memories]
@@ -220,27 +221,29 @@ class _ChunkReader:
         np.minimum(minimum, bottom, out=minimum)
         return highest, lowest
 
-    def _count(self, bank: Bank, coefficients: Tensor, gate: Tensor | None) -> None:
+    def _count(
+        self, coefficients: Float[Tensor, "*row memory"], gate: Float[Tensor, "*row memory"] | None
+    ) -> Float32[Tensor, "case memory"]:
         """Count the prefixes that are active, and in gated models those with m > 0, and both.
 
         Comparisons write 0 and 1 in the dtype of the coefficients into memory that is reused: on a
         CPU that takes a quarter of the time of booleans.
         """
-        n = coefficients.numel()
-        if len(self._masks) < 2 * n or self._masks.dtype != coefficients.dtype:
-            self._masks = coefficients.new_empty(2 * n)
-        is_active, is_positive = self._masks[: 2 * n].view(2, *coefficients.shape)
-        torch.gt(coefficients if gate is None else gate, 0, out=is_active)
-        self._add_count(self.active, bank, is_active)
+        n_cases = 1 if gate is None else 3
+        n = n_cases * coefficients.numel()
+        if len(self._masks) < n or self._masks.dtype != coefficients.dtype:
+            self._masks = coefficients.new_empty(n)
+        masks = self._masks[:n].view(n_cases, *coefficients.shape)
+        torch.gt(coefficients if gate is None else gate, 0, out=masks[0])
         if gate is not None:
-            torch.gt(coefficients, 0, out=is_positive)
-            self._add_count(self.positive, bank, is_positive)
-            self._add_count(self.open_positive, bank, is_positive.mul_(is_active))
+            torch.gt(coefficients, 0, out=masks[1])
+            torch.mul(masks[0], masks[1], out=masks[2])
+        return masks.flatten(1, -2).sum(1, dtype=torch.float32)
 
-    def _add_count(self, total: list[ndarray], bank: Bank, mask: Tensor) -> None:
-        """Add to each memory the number of prefixes whose mask is 1."""
-        count = mask.reshape(-1, bank.size).sum(0, dtype=torch.float32)
-        total[bank.layer][bank.memories] += count.cpu().numpy().astype(np.int64)
+    def _add_counts(self, bank: Bank, counts: Float32[Tensor, "case memory"]) -> None:
+        """Add what `_count` returned to the statistics."""
+        added = counts.cpu().numpy().astype(np.int64)
+        self.counts[bank.layer][: len(added), bank.memories] += added
 
     def _runs_of_equal_length(self, on_cpu: bool) -> Iterator[tuple[int, int, int]]:
         """Yield (begin, end, length) of runs of sentences of one length, which have no padding."""
@@ -355,7 +358,7 @@ class _ChunkReader:
 
     def _reduce_expert(self, bank: Bank, coefficients: Tensor, gate: Tensor | None) -> None:
         """Add the coefficients of an expert to the statistics."""
-        self._count(bank, coefficients, gate)
+        self._add_counts(bank, self._count(coefficients, gate))
         layer, memories = bank.layer, bank.memories
         sums = coefficients.sum(0, dtype=torch.float32)
         self.sums[layer][memories] += sums.double().cpu().numpy()
@@ -429,9 +432,9 @@ class _ChunkReader:
     def stats(self, chunk: Chunk) -> list[LayerStats]:
         """Return the chunk's statistics; raise if a coefficient is not finite."""
         self._add_candidates()
+        gated, experts = self.scan.memories.gated, self.scan.has_experts
         if not self.n_prefixes:
-            gated, experts = self.scan.memories.gated, self.scan.has_experts
-            return [LayerStats.empty(len(active), gated, experts) for active in self.active]
+            return [LayerStats.empty(counts.shape[1], gated, experts) for counts in self.counts]
         for layer, routed in enumerate(self.routed):  # a prefix that is not routed has m = 0
             elsewhere = routed < self.n_prefixes
             self.maximum[layer][elsewhere] = np.maximum(self.maximum[layer][elsewhere], 0)
@@ -451,7 +454,7 @@ class _ChunkReader:
                 )
         return [
             LayerStats(
-                active=self.active[layer],
+                active=self.counts[layer][0],
                 sums=np.rint(self.sums[layer] / UNIT).astype(np.int64),
                 maximum=self.maximum[layer],
                 minimum=self.minimum[layer],
@@ -459,8 +462,8 @@ class _ChunkReader:
                 weight_sums=(
                     np.rint(self.weights[layer] / UNIT).astype(np.int64) if self.weights else None
                 ),
-                positive=self.positive[layer] if self.positive else None,
-                open_positive=self.open_positive[layer] if self.open_positive else None,
+                positive=self.counts[layer][1] if gated else None,
+                open_positive=self.counts[layer][2] if gated else None,
             )
-            for layer in range(len(self.active))
+            for layer in range(len(self.counts))
         ]
