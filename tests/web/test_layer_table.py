@@ -86,7 +86,7 @@ def test_every_row_says_what_its_memory_says(index):
 
 def test_agreement_is_what_the_experiment_counts(index):
     """The same top triggers and signs as Figure 4; the index's values, not the model's."""
-    from ffmem.experiments.triggers import top_triggers
+    from ffmem.indexing.triggers import top_triggers
 
     for layer in range(index.n_layers):
         head, table = top_triggers(index, layer), layer_table(index, layer)

@@ -1,6 +1,6 @@
 """The numbers of all memories of a layer, as a table to sort, filter and page through.
 
-    agrees ⇔ top(sign·v) is the next token of the memory's top trigger (experiments/triggers.py)
+    agrees ⇔ top(sign·v) is the next token of the memory's top trigger (indexing/triggers.py)
     followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
 
 Memories without static values (a lambda layer's) have none of this, and asking for it is an error.
@@ -21,9 +21,9 @@ from pydantic import BeforeValidator, Field
 
 from ffmem.cells import BankRange
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.experiments.triggers import NO_SIGN, NONE, select_top, trigger_table
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
+from ffmem.indexing.triggers import NO_SIGN, NONE, select_top, trigger_table
 from ffmem.stats import spread
 from ffmem.web.errors import NotFound
 from ffmem.web.patterns import CHOICES, RowPattern, layer_patterns
