@@ -12,11 +12,12 @@ from ffmem.indexing.tables import (
     layer_file,
     read_columns,
     read_group,
+    read_rows,
     read_strings,
     write_table,
 )
 
-MATRIX = np.arange((GROUP + 9) * 3, dtype=np.int64).reshape(-1, 3)
+MATRIX = np.arange((2 * GROUP + 9) * 3, dtype=np.int64).reshape(-1, 3)
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def path(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("group", [0, 1, 2])
 def test_a_row_group_is_read_as_it_was_written(path, group):
     inside = slice(group * GROUP, (group + 1) * GROUP)
     found = read_group(path, group)
@@ -44,6 +45,22 @@ def test_columns_are_read_as_they_were_written(path):
     np.testing.assert_array_equal(columns["rows"], MATRIX)
     assert columns["vector"].shape == (len(MATRIX),)
     assert read_strings(path, "word")[GROUP + 3].as_py() == f"w{GROUP + 3}"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [0],
+        [2 * GROUP + 8, 3, 2 * GROUP],
+        [GROUP + 1, GROUP, GROUP + 1],
+        range(2 * GROUP + 8, -1, -1),
+    ],
+)
+def test_some_rows_of_columns_are_those_rows_in_their_order(path, rows):
+    found = read_rows(path, np.array(rows), ["vector", "rows"])
+    assert set(found) == {"rows", "vector"}
+    np.testing.assert_array_equal(found["rows"], MATRIX[list(rows)])
+    np.testing.assert_array_equal(found["vector"], read_columns(path)["vector"][list(rows)])
 
 
 def test_a_part_of_a_column_is_that_part():

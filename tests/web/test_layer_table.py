@@ -20,7 +20,7 @@ from ffmem.web.layer_table import (
     LayerQuery,
     filter_memories,
     layer_page,
-    layer_row,
+    layer_rows,
     layer_spreads,
     layer_table,
     sort_memories,
@@ -30,8 +30,7 @@ COLUMNS = list(SORTS)
 
 
 def every_row(index, layer):
-    table = layer_table(index, layer)
-    return [layer_row(index, table, memory) for memory in range(index.layout.widths[0])]
+    return layer_rows(index, layer_table(index, layer), range(index.layout.widths[0]))
 
 
 @functools.cache

@@ -46,6 +46,7 @@ from ffmem.indexing.tables import (
     layer_file,
     read_columns,
     read_group,
+    read_rows,
     read_strings,
 )
 from ffmem.indexing.weights import CLASSES, COSINES, weight_classes
@@ -279,6 +280,15 @@ class Index:
             return read_columns(path, None if names is None else list(names))
         columns = self.live.columns(kind, layer)
         return {name: columns[name] for name in names or columns}
+
+    def columns_at(
+        self, kind: str, layer: int, names: Sequence[str], memories: Sequence[int]
+    ) -> dict[str, ndarray]:
+        """Return columns of some memories of a layer, in any order, reading their row groups."""
+        rows = np.asarray(memories, np.int64)
+        if self.live is None:
+            return read_rows(self.file(layer_file(kind, layer)), rows, list(names))
+        return {name: column[rows] for name, column in self.columns(kind, layer, names).items()}
 
     def rows(self, kind: str, layer: int, memories: slice) -> dict[str, ndarray]:
         """Return the columns of consecutive memories of a layer, reading their row groups only."""

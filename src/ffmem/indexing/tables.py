@@ -77,6 +77,17 @@ def read_columns(path: TableFile, names: list[str] | None = None) -> dict[str, n
     return {name: as_array(table[name]) for name in table.column_names}
 
 
+def read_rows(path: TableFile, rows: ndarray, names: list[str]) -> dict[str, ndarray]:
+    """Return some rows of columns, in any order, reading their row groups only."""
+    groups, place = np.unique(rows // GROUP, return_inverse=True)
+    with read_errors(path):
+        file = open_table(path, groups.tolist())
+        table = file.read_row_groups(groups.tolist(), names, use_threads=False)
+    # Every row group has GROUP rows, except the last of the file, which is the last here too.
+    place = place * GROUP + rows % GROUP
+    return {name: as_array(table[name])[place] for name in table.column_names}
+
+
 def read_strings(path: TableFile, name: str) -> pa.ChunkedArray:
     """Return a whole column of text, to be decoded on access."""
     with read_errors(path):
