@@ -68,6 +68,13 @@ def test_a_part_of_a_column_is_that_part():
     np.testing.assert_array_equal(tables.as_array(part), MATRIX[[2, 3, 4, 7, 8]])
 
 
+@pytest.mark.parametrize(("group", "groups"), [(GROUP, 3), (len(MATRIX), 1)])
+def test_a_table_has_row_groups_of_the_size_asked_for(tmp_path, group, groups):
+    write_table(tmp_path / "table", pa.table({"rows": fixed(MATRIX)}), group)
+    assert tables.open_table(tmp_path / "table").metadata.num_row_groups == groups
+    np.testing.assert_array_equal(read_columns(tmp_path / "table")["rows"], MATRIX)
+
+
 def test_the_same_table_gives_the_same_bytes(path, tmp_path):
     again = pa.table({"rows": fixed(np.asfortranarray(MATRIX))})
     for name in ("one", "two"):

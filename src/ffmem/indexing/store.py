@@ -61,7 +61,7 @@ CACHED_GROUPS = 128
 """Row groups of all kinds to keep in memory, at about a quarter of a megabyte each."""
 
 KINDS = ("triggers", "stats", "samples", "keys", "values")
-"""Files of each layer; no values if memories have no static ones."""
+"""What each layer has a file of, in row groups; no values if memories have no static ones."""
 
 SHARED_FILE = "partials/shared.txt"
 """Names the storage of an unfinished run, if that is not the index folder itself."""
@@ -273,7 +273,7 @@ class Index:
     def columns(
         self, kind: str, layer: int, names: Sequence[str] | None = None
     ) -> dict[str, ndarray]:
-        """Return columns of a layer's file of one kind (`KINDS`), or all of them."""
+        """Return columns of a layer's file of one kind (`KINDS`, agreement), or all of them."""
         self.layout.check_layer(layer)
         if self.live is None:
             path = self.file(layer_file(kind, layer))

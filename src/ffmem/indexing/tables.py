@@ -39,15 +39,15 @@ def fixed(rows: ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
 
 
-def write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table, group: int = GROUP) -> None:
     """Commit a table to a file; the same table gives the same bytes."""
     with committing(path) as temporary:
-        write_parquet(temporary, table)
+        write_parquet(temporary, table, group)
 
 
-def write_parquet(path: Path, table: pa.Table) -> None:
+def write_parquet(path: Path, table: pa.Table, group: int = GROUP) -> None:
     """Write a table to a path that the caller commits."""
-    pq.write_table(table, path, row_group_size=GROUP, **WRITING)
+    pq.write_table(table, path, row_group_size=group, **WRITING)
 
 
 def layer_file(kind: str, layer: int) -> str:

@@ -1,15 +1,13 @@
 """The numbers of all memories of a layer, as a table to sort, filter and page through.
 
-    agrees ⇔ top(sign·v) is the next token of the memory's top trigger (indexing/triggers.py)
-    followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
-
-Memories without static values (a lambda layer's) have none of this, and asking for it is an error.
+Agreement is stored in the index (`indexing/agreement.py`). Memories without static values (a lambda
+layer's) have none of it, and asking for it is an error.
 Sorting is stable both ways: equals keep the order of their numbers, memories without a number come
 last.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, NamedTuple
 
@@ -21,9 +19,10 @@ from pydantic import BeforeValidator, Field
 
 from ffmem.cells import BankRange
 from ffmem.errors import FfmemError, NoStaticValues
+from ffmem.indexing.agreement import layer_agreement
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
-from ffmem.indexing.triggers import NO_SIGN, NONE, select_top, trigger_table
+from ffmem.indexing.triggers import NO_SIGN
 from ffmem.stats import spread
 from ffmem.web.errors import NotFound
 from ffmem.web.patterns import CHOICES, LayerPatterns, RowPattern, layer_patterns
@@ -60,8 +59,10 @@ class LayerTable:
     mean: Float64[ndarray, " memory"]
     sign: Int8[ndarray, " memory"]
     agreement: Int8[ndarray, " memory"]
-    followed: Int64[ndarray, " memory"]
-    followable: Int64[ndarray, " memory"]
+    followed: Int32[ndarray, " memory"]
+    followable: Int32[ndarray, " memory"]
+    has_values: bool
+    """Whether the values of the layer are there: an unfinished index may have none yet."""
 
     @cached_property
     def top(self) -> Int32[ndarray, "memory token"]:
@@ -83,7 +84,7 @@ class LayerTable:
 
     def _first(self, name: str) -> ndarray:
         """Return the first entry of each list in a column of the values, as a matrix."""
-        if not self.index.manifest.model.has_values:
+        if not self.has_values:
             return np.empty((len(self.sign), 0), np.int32)
         column = self.index.columns("values", self.layer, [name])[name]
         return column[:, :1].copy()  # a view would keep the whole column
@@ -208,30 +209,19 @@ def layer_table(index: Index, layer: int) -> LayerTable:
     check_layer(index, layer)
     names = ["active_share", "max", "min", "mean"]
     stats = layer_stats(index, layer)
-    n = index.layout.widths[layer]
-    positive, negative = (trigger_table(index, layer, sign) for sign in (1, -1))
-    triggers = select_top(positive, negative)
-    table = LayerTable(
+    found = layer_agreement(index, layer)
+    nothing = np.zeros(len(found.sign), np.int32)
+    return LayerTable(
         index=index,
         layer=layer,
         **{name: stats[name].to_numpy() for name in names},
         active_routed=_active_routed(index, layer, stats),
-        sign=triggers.sign,
-        agreement=np.full(n, -1, np.int8),
-        followed=np.zeros(n, np.int64),
-        followable=np.zeros(n, np.int64),
+        sign=found.sign,
+        agreement=np.full_like(found.sign, -1) if found.agreement is None else found.agreement,
+        followed=nothing if found.followed is None else found.followed,
+        followable=nothing if found.followable is None else found.followable,
+        has_values=found.agreement is not None,
     )
-    if not index.manifest.model.has_values:
-        return table
-    if not table.top.shape[1]:  # an unfinished index may have none yet
-        return table
-    first = {1: table.top[:, 0], -1: table.bottom[:, 0]}
-    for side, ids in ((positive, first[1]), (negative, first[-1])):
-        table.followed[:] += np.count_nonzero(side.next == ids[:, None], axis=1)
-        table.followable[:] += np.count_nonzero(side.next != NONE, axis=1)
-    predicted = np.where(triggers.sign < 0, first[-1], first[1])
-    agrees = np.where(triggers.exists, predicted == triggers.next_token, -1)
-    return replace(table, agreement=agrees.astype(np.int8))
 
 
 @lru_cache(maxsize=2)
@@ -344,7 +334,7 @@ def layer_rows(
 ) -> list[LayerRow]:
     """Return some memories of a table; numbers that are not finite as None."""
     patterns = layer_patterns(index, table.layer)
-    values = _first_values(index, table.layer, memories)
+    values = _first_values(table, memories)
     return [
         _layer_row(index, table, memory, value, patterns, has)
         for memory, value in zip(memories, values, strict=True)
@@ -360,16 +350,13 @@ class _FirstValues(NamedTuple):
     """Of the first top token."""
 
 
-def _first_values(index: Index, layer: int, memories: Sequence[int]) -> list[_FirstValues]:
+def _first_values(table: LayerTable, memories: Sequence[int]) -> list[_FirstValues]:
     """Return the first tokens of some memories' values; none where there are no values yet."""
-    nothing = [_FirstValues([], [], np.nan)] * len(memories)
-    if not index.manifest.model.has_values or not memories:
-        return nothing
+    if not table.has_values or not memories:
+        return [_FirstValues([], [], np.nan)] * len(memories)
     names = ["top_ids", "bottom_ids", "top_probabilities"]
-    columns = index.columns_at("values", layer, names, memories)
+    columns = table.index.columns_at("values", table.layer, names, memories)
     top, bottom, probabilities = (columns[name] for name in names)
-    if not probabilities.shape[1]:
-        return nothing
     first = (top[:, :N_TOKENS], bottom[:, :N_TOKENS], probabilities[:, 0])
     return [_FirstValues(*row) for row in zip(*(one.tolist() for one in first), strict=True)]
 
