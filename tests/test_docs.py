@@ -174,7 +174,7 @@ def test_the_formats_name_every_file_and_column(tiny_index):
     for name, schema in SCHEMAS.items():
         (row,) = re.findall(rf"^\| `{name}` \| [^|]* \| (.*) \|$", page, re.MULTILINE)
         assert re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", row)) == schema.names
-    for kind in KINDS:
+    for kind in (*KINDS, "agreement"):
         (row,) = re.findall(rf"^\| `{kind}/layer-000.parquet` \| (.*) \|$", page, re.MULTILINE)
         columns = set(re.findall(r"`(\w+)`", row))
         stored = set(tiny_index.columns(kind, 0)) - {"memory"}

@@ -14,7 +14,7 @@ import ffmem
 from ffmem.experiments.agreement import agrees, permutation
 from ffmem.experiments.base import find
 from ffmem.experiments.context import ExperimentContext
-from ffmem.experiments.triggers import corpus_tokens, trigger_table
+from ffmem.indexing.triggers import corpus_tokens, trigger_table
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,

@@ -19,7 +19,7 @@ from ffmem.experiments.token_removal import (
     sequences_of,
     unknown_token,
 )
-from ffmem.experiments.triggers import NONE, corpus_tokens
+from ffmem.indexing.triggers import NONE, corpus_tokens
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,

@@ -15,9 +15,9 @@ import torch
 import ffmem
 from ffmem.experiments import values
 from ffmem.experiments.context import ExperimentContext
-from ffmem.experiments.triggers import NO_SIGN, NONE, corpus_tokens, trigger_table
 from ffmem.experiments.values import read_values
 from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.indexing.triggers import NO_SIGN, NONE, corpus_tokens, trigger_table
 from ffmem.models.memories import Memories
 from tests.experiments.planting import (
     FAMILIES,

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import ffmem
 from ffmem.errors import StoreError
 from ffmem.indexing import estimate
+from ffmem.indexing.agreement import layer_agreement
 from ffmem.indexing.chunks import batches
 from ffmem.indexing.estimate import index_bytes
 from ffmem.indexing.partials import Partials
@@ -44,6 +46,10 @@ def test_an_unfinished_index_holds_what_was_committed(stopped, tmp_path):
     (tmp_path / "part.txt").write_text(lines + "\n")
     part = indexed(tmp_path / "part", tmp_path / "part.txt")
     assert part.n_prefixes == index.n_prefixes
+    for layer in range(index.n_layers):
+        ours, of_part = (layer_agreement(one, layer).columns() for one in (index, part))
+        assert ours.keys() == of_part.keys()
+        assert all(np.array_equal(ours[name], of_part[name]) for name in ours)
     for cell in part:
         mine, theirs = index[cell], part[cell]
         assert mine.value == theirs.value

@@ -12,11 +12,12 @@ from ffmem.indexing.tables import (
     layer_file,
     read_columns,
     read_group,
+    read_rows,
     read_strings,
     write_table,
 )
 
-MATRIX = np.arange((GROUP + 9) * 3, dtype=np.int64).reshape(-1, 3)
+MATRIX = np.arange((2 * GROUP + 9) * 3, dtype=np.int64).reshape(-1, 3)
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def path(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize("group", [0, 1, 2])
 def test_a_row_group_is_read_as_it_was_written(path, group):
     inside = slice(group * GROUP, (group + 1) * GROUP)
     found = read_group(path, group)
@@ -46,9 +47,32 @@ def test_columns_are_read_as_they_were_written(path):
     assert read_strings(path, "word")[GROUP + 3].as_py() == f"w{GROUP + 3}"
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [0],
+        [2 * GROUP + 8, 3, 2 * GROUP],
+        [GROUP + 1, GROUP, GROUP + 1],
+        range(2 * GROUP + 8, -1, -1),
+    ],
+)
+def test_some_rows_of_columns_are_those_rows_in_their_order(path, rows):
+    found = read_rows(path, np.array(rows), ["vector", "rows"])
+    assert set(found) == {"rows", "vector"}
+    np.testing.assert_array_equal(found["rows"], MATRIX[list(rows)])
+    np.testing.assert_array_equal(found["vector"], read_columns(path)["vector"][list(rows)])
+
+
 def test_a_part_of_a_column_is_that_part():
     part = pa.chunked_array([fixed(MATRIX)[2:5], fixed(MATRIX)[7:9]])
     np.testing.assert_array_equal(tables.as_array(part), MATRIX[[2, 3, 4, 7, 8]])
+
+
+@pytest.mark.parametrize(("group", "groups"), [(GROUP, 3), (len(MATRIX), 1)])
+def test_a_table_has_row_groups_of_the_size_asked_for(tmp_path, group, groups):
+    write_table(tmp_path / "table", pa.table({"rows": fixed(MATRIX)}), group)
+    assert tables.open_table(tmp_path / "table").metadata.num_row_groups == groups
+    np.testing.assert_array_equal(read_columns(tmp_path / "table")["rows"], MATRIX)
 
 
 def test_the_same_table_gives_the_same_bytes(path, tmp_path):

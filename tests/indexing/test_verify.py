@@ -19,7 +19,10 @@ from ffmem.progress import Progress
 
 KINDS = [
     *("sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"),
-    *(layer_file(kind, 1) for kind in ("triggers", "stats", "samples", "values", "keys")),
+    *(
+        layer_file(kind, 1)
+        for kind in ("triggers", "stats", "samples", "values", "keys", "agreement")
+    ),
 ]
 
 
@@ -182,6 +185,11 @@ TAMPERINGS = [
     ("keys", swapped("scores"), "tokens of keys are not in the order"),
     ("keys", set_row("cos_gate_up", 1.5), "cos_gate_up is not between"),
     ("keys", set_row("memory", 9), "keys do not cover the model"),
+    ("agreement", set_row("sign", 0), "agreement does not follow from"),
+    ("agreement", set_row("agreement", 2), "agreement does not follow from"),
+    ("agreement", set_row("followed", 99), "agreement does not follow from"),
+    ("agreement", set_row("memory", 9), "agreement does not cover the model"),
+    ("agreement", lambda columns: columns.pop("followable"), "agreement has the columns"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Charts of the pages are Vega-Lite that Vega can compile, in both themes, without a NaN."""
 
 import json
+from dataclasses import replace
 
 import altair as alt
 import numpy as np
@@ -147,7 +148,7 @@ def test_a_layer_with_memories_that_were_never_active_compiles(tiny_index):
     table = layer_table(tiny_index, 0)
     flat = np.zeros(tiny_index.layout.widths[0])
     for numbers in (flat, flat * np.nan, flat - 1):
-        dead = table._replace(max=numbers, min=numbers, active_share=flat)
+        dead = replace(table, max=numbers, min=numbers, active_share=flat)
         spec = layer_spec(tiny_index, dead, all_kept(tiny_index), "dark")
         json.dumps(spec, allow_nan=False)
         vl_convert.vegalite_to_vega(spec, vl_version=VEGA_LITE)

@@ -20,7 +20,7 @@ from ffmem.web.layer_table import (
     LayerQuery,
     filter_memories,
     layer_page,
-    layer_row,
+    layer_rows,
     layer_spreads,
     layer_table,
     sort_memories,
@@ -30,8 +30,7 @@ COLUMNS = list(SORTS)
 
 
 def every_row(index, layer):
-    table = layer_table(index, layer)
-    return [layer_row(index, table, memory) for memory in range(index.layout.widths[0])]
+    return layer_rows(index, layer_table(index, layer), range(index.layout.widths[0]))
 
 
 @functools.cache
@@ -86,7 +85,7 @@ def test_every_row_says_what_its_memory_says(index):
 
 def test_agreement_is_what_the_experiment_counts(index):
     """The same top triggers and signs as Figure 4; the index's values, not the model's."""
-    from ffmem.experiments.triggers import top_triggers
+    from ffmem.indexing.triggers import top_triggers
 
     for layer in range(index.n_layers):
         head, table = top_triggers(index, layer), layer_table(index, layer)

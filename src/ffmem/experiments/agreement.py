@@ -24,7 +24,7 @@ from ffmem.experiments.base import (
 )
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, rows_with, smallest_n
-from ffmem.experiments.triggers import TopTriggers
+from ffmem.indexing.triggers import TopTriggers
 from ffmem.stats import share, share_row
 from ffmem.text import format_interval, format_number, format_share
 

@@ -29,9 +29,9 @@ from ffmem.experiments.base import (
     index_settings,
 )
 from ffmem.experiments.sample import PromptSample, draw_sample
-from ffmem.experiments.triggers import TopTriggers, corpus_tokens, top_triggers
 from ffmem.files import sha256
 from ffmem.indexing.store import Index, check_weights
+from ffmem.indexing.triggers import TopTriggers, corpus_tokens, top_triggers
 from ffmem.progress import Progress
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from ffmem.experiments.base import (
 )
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, format_layers, rows_with, upper_layers
-from ffmem.experiments.triggers import NONE, trigger_table
 from ffmem.indexing.memory import visible_token
 from ffmem.indexing.store import Index
+from ffmem.indexing.triggers import NONE, trigger_table
 from ffmem.stats import share, wilson
 from ffmem.text import format_interval, format_number, format_share
 

@@ -31,8 +31,8 @@ from ffmem.experiments.base import (
 )
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, mean, smallest_n
-from ffmem.experiments.triggers import NONE, corpus_tokens, trigger_table
 from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.indexing.triggers import NONE, corpus_tokens, trigger_table
 from ffmem.stats import share, spread
 from ffmem.text import format_number, format_share
 

@@ -24,8 +24,8 @@ from jaxtyping import Float, Float32, Int8, Int32, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from ffmem.experiments.triggers import NONE
 from ffmem.indexing.store import Index
+from ffmem.indexing.triggers import NONE
 from ffmem.models.head import Head
 from ffmem.models.memories import Memories
 

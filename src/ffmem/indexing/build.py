@@ -17,6 +17,7 @@ from pathlib import Path
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import FfmemError, StoreError, WorkerError
 from ffmem.files import committing, locked, remove_temporaries, sha256, try_locked
+from ffmem.indexing.agreement import write_agreement
 from ffmem.indexing.config import (
     CONFIG_FILE,
     CORPUS_FILE,
@@ -196,7 +197,8 @@ def finish(plan: IndexPlan) -> None:
         for name in (*storage.names("values"), *storage.names("keys")):
             with storage.reading(name) as file, committing(folder / name) as temporary:
                 temporary.write_bytes(file.read())
-    remove_temporaries(folder, "triggers", "stats", "samples", "values", "keys")
+    write_agreement(folder, plan.run_config.model)
+    remove_temporaries(folder, "triggers", "stats", "samples", "values", "keys", "agreement")
     files = hash_files(folder)
     make_manifest(plan.run_config, plan.facts, skipped, skipped_tokens, files).write(folder)
     if is_shared:

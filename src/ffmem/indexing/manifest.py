@@ -20,7 +20,7 @@ from ffmem.indexing.memory import Kind
 from ffmem.models.arguments import AdapterRecord
 from ffmem.records import NotARecord, Record
 
-FORMAT = 3
+FORMAT = 4
 """Version of the index folder's layout."""
 
 PROJECTION = "folded"
@@ -247,6 +247,6 @@ def _why_missing(folder: Path) -> str:
 def hash_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file that belongs to an index, except the manifest."""
     files = [folder / "sentences.parquet", folder / "vocabulary.parquet"]
-    for kind in ("triggers", "stats", "samples", "values", "keys"):
+    for kind in ("triggers", "stats", "samples", "values", "keys", "agreement"):
         files += sorted((folder / kind).glob("*.parquet"))
     return {path.relative_to(folder).as_posix(): sha256(path) for path in files}

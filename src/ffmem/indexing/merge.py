@@ -4,7 +4,7 @@
 
 Sentences of the second part are numbered after those of the first. Triggers, statistics and
 samples merge as in `results.py`; values, keys and vocabulary depend on the model alone and are
-copied.
+copied; agreement follows from all of these.
 """
 
 import shutil
@@ -17,6 +17,7 @@ from pathlib import Path
 from ffmem.corpus.corpus import Corpus
 from ffmem.errors import StoreError
 from ffmem.files import locked, storage_errors, sync, write_text
+from ffmem.indexing.agreement import write_agreement
 from ffmem.indexing.build import build, lock_folder, remove_partials
 from ffmem.indexing.config import BuildOptions, IndexConfig, read_run
 from ffmem.indexing.manifest import CorpusRecord, SourceRecord, hash_files
@@ -131,6 +132,7 @@ def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> N
         if kind in ("values", "keys"):
             shutil.copytree(first.folder / kind, folder / kind, dirs_exist_ok=True)
     shutil.copy(first.folder / "vocabulary.parquet", folder / "vocabulary.parquet")
+    write_agreement(folder, first.manifest.model)
     replace(first.manifest, corpus=corpus, files=hash_files(folder)).write(folder)
 
 

@@ -46,6 +46,7 @@ from ffmem.indexing.tables import (
     layer_file,
     read_columns,
     read_group,
+    read_rows,
     read_strings,
 )
 from ffmem.indexing.weights import CLASSES, COSINES, weight_classes
@@ -60,7 +61,7 @@ CACHED_GROUPS = 128
 """Row groups of all kinds to keep in memory, at about a quarter of a megabyte each."""
 
 KINDS = ("triggers", "stats", "samples", "keys", "values")
-"""Files of each layer; no values if memories have no static ones."""
+"""What each layer has a file of, in row groups; no values if memories have no static ones."""
 
 SHARED_FILE = "partials/shared.txt"
 """Names the storage of an unfinished run, if that is not the index folder itself."""
@@ -272,13 +273,22 @@ class Index:
     def columns(
         self, kind: str, layer: int, names: Sequence[str] | None = None
     ) -> dict[str, ndarray]:
-        """Return columns of a layer's file of one kind (`KINDS`), or all of them."""
+        """Return columns of a layer's file of one kind (`KINDS`, agreement), or all of them."""
         self.layout.check_layer(layer)
         if self.live is None:
             path = self.file(layer_file(kind, layer))
             return read_columns(path, None if names is None else list(names))
         columns = self.live.columns(kind, layer)
         return {name: columns[name] for name in names or columns}
+
+    def columns_at(
+        self, kind: str, layer: int, names: Sequence[str], memories: Sequence[int]
+    ) -> dict[str, ndarray]:
+        """Return columns of some memories of a layer, in any order, reading their row groups."""
+        rows = np.asarray(memories, np.int64)
+        if self.live is None:
+            return read_rows(self.file(layer_file(kind, layer)), rows, list(names))
+        return {name: column[rows] for name, column in self.columns(kind, layer, names).items()}
 
     def rows(self, kind: str, layer: int, memories: slice) -> dict[str, ndarray]:
         """Return the columns of consecutive memories of a layer, reading their row groups only."""

@@ -39,15 +39,15 @@ def fixed(rows: ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
 
 
-def write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table, group: int = GROUP) -> None:
     """Commit a table to a file; the same table gives the same bytes."""
     with committing(path) as temporary:
-        write_parquet(temporary, table)
+        write_parquet(temporary, table, group)
 
 
-def write_parquet(path: Path, table: pa.Table) -> None:
+def write_parquet(path: Path, table: pa.Table, group: int = GROUP) -> None:
     """Write a table to a path that the caller commits."""
-    pq.write_table(table, path, row_group_size=GROUP, **WRITING)
+    pq.write_table(table, path, row_group_size=group, **WRITING)
 
 
 def layer_file(kind: str, layer: int) -> str:
@@ -75,6 +75,17 @@ def read_columns(path: TableFile, names: list[str] | None = None) -> dict[str, n
     with read_errors(path):
         table = open_table(path).read(columns=names)
     return {name: as_array(table[name]) for name in table.column_names}
+
+
+def read_rows(path: TableFile, rows: ndarray, names: list[str]) -> dict[str, ndarray]:
+    """Return some rows of columns, in any order, reading their row groups only."""
+    groups, place = np.unique(rows // GROUP, return_inverse=True)
+    with read_errors(path):
+        file = open_table(path, groups.tolist())
+        table = file.read_row_groups(groups.tolist(), names, use_threads=False)
+    # Every row group has GROUP rows, except the last of the file, which is the last here too.
+    place = place * GROUP + rows % GROUP
+    return {name: as_array(table[name])[place] for name in table.column_names}
 
 
 def read_strings(path: TableFile, name: str) -> pa.ChunkedArray:

@@ -21,6 +21,7 @@ from numpy import ndarray
 
 from ffmem.errors import FfmemError, NoStaticValues
 from ffmem.indexing.memory import is_flat
+from ffmem.indexing.results import EXPERT_STATS, GATED_STATS
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import UNIT
@@ -165,7 +166,7 @@ def _schema(name: str, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def _stats(index: Index, layer: int, top: int | None, names: list[str]) -> dict[str, Any]:
-    stats = index.columns("stats", layer)
+    stats = index.columns("stats", layer, _stored_stats(index, names))
     width = index.layout.widths[layer]
     columns = _memory_columns(index, layer, np.arange(width), names)
     n_prefixes = np.maximum(stats.get("n_prefixes", index.n_prefixes), 1)
@@ -183,6 +184,16 @@ def _stats(index: Index, layer: int, top: int | None, names: list[str]) -> dict[
     if {*COSINES, "weight_class"} & set(names):
         columns |= _weight_columns(index, layer)
     return columns | {"active": stats["active"], "active_share": stats["active"] / n_prefixes}
+
+
+def _stored_stats(index: Index, names: Iterable[str]) -> list[str]:
+    """Return the stored columns that some columns of the table follow from."""
+    stored = ["active", "mean", "max", "min"]
+    if index.layout.has_experts and {"routed_share", "mean_weight", *CASES} & set(names):
+        stored += EXPERT_STATS
+    if index.manifest.model.gated and set(CASES) & set(names):
+        stored += GATED_STATS
+    return stored if index.live is None else [*stored, "n_prefixes"]
 
 
 def _weight_columns(index: Index, layer: int) -> dict[str, Any]:

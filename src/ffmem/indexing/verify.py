@@ -9,11 +9,13 @@ from numpy import ndarray
 
 from ffmem.errors import StoreError
 from ffmem.files import sha256
+from ffmem.indexing.agreement import read_agreement
 from ffmem.indexing.manifest import hash_files
 from ffmem.indexing.results import draw_sample, merge_samples, read_sample
 from ffmem.indexing.sentences import NO_PREFIX, hash_input
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import SAMPLED_PREFIXES, UNIT, layer_file, read_columns
+from ffmem.indexing.triggers import CorpusTokens, corpus_tokens
 
 
 class _Sentences(NamedTuple):
@@ -60,7 +62,7 @@ def damaged_files(index: Index) -> list[str]:
         elif sha256(path) != expected:
             wrong.append(f"{name} was changed or damaged: its hash differs from the manifest's.")
     needed = {"sentences.parquet", "vocabulary.parquet", SAMPLED_PREFIXES}
-    for kind in index.kinds:
+    for kind in (*index.kinds, "agreement"):
         needed |= {layer_file(kind, layer) for layer in range(index.n_layers)}
     wrong += [f"{name} is not in the manifest." for name in sorted(needed - listed.keys())]
     if needed <= listed.keys() and all((index.folder / name).is_file() for name in needed):
@@ -76,10 +78,12 @@ def _check_tables(index: Index) -> Iterator[str]:
     yield from _check_sample(index, sentences)
     if len(index.tokens) != index.manifest.model.vocabulary:
         yield f"vocabulary.parquet has {len(index.tokens)} tokens."
+    corpus = corpus_tokens(index)
     for layer in range(index.n_layers):
         wrong = [*_check_triggers(index, layer, sentences)]
         if index.manifest.model.has_values:
             wrong += _check_values(index, layer)
+        wrong = wrong or [*_check_agreement(index, layer, corpus)]  # it follows from these
         wrong += _check_keys(index, layer)
         for line in wrong:
             yield f"layer {layer}: {line}"
@@ -234,6 +238,17 @@ def _check_values(index: Index, layer: int) -> Iterator[str]:
             yield f"{side} tokens are not in the order of their logits."
         if not ((probabilities >= 0) & (probabilities <= 1)).all():
             yield f"a probability of a {side} token is not between 0 and 1."
+
+
+def _check_agreement(index: Index, layer: int, corpus: CorpusTokens) -> Iterator[str]:
+    stored = read_columns(index.folder / layer_file("agreement", layer))
+    expected = read_agreement(index.folder, layer, index.manifest.model, corpus).columns()
+    if not np.array_equal(stored.pop("memory"), np.arange(index.layout.widths[layer])):
+        yield "the agreement does not cover the model's memories in order."
+    if stored.keys() != expected.keys():
+        yield f"the agreement has the columns {', '.join(stored)}, not {', '.join(expected)}."
+    elif not all(np.array_equal(stored[name], expected[name]) for name in expected):
+        yield "the agreement does not follow from the triggers and the values."
 
 
 def _check_keys(index: Index, layer: int) -> Iterator[str]:

@@ -46,7 +46,7 @@ UNKNOWN = "unknown"
 CARD = "README.md"
 
 _INDEX_FILE = re.compile(
-    r"(sentences|vocabulary)\.parquet|(triggers|stats|samples|values|keys)/[\w-]+\.parquet",
+    r"(sentences|vocabulary)\.parquet|(triggers|stats|samples|values|keys|agreement)/[\w-]+\.parquet",
     re.ASCII,
 )
 _PATTERN_FILE = re.compile(r"patterns/(human|explained|automatic)/(\w+/)?[\w-]+\.(parquet|json)")

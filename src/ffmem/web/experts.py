@@ -24,9 +24,9 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from ffmem.cells import BankRange
-from ffmem.experiments.triggers import NONE, corpus_tokens
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.store import Index
+from ffmem.indexing.triggers import NONE, corpus_tokens
 from ffmem.web.layer_table import check_layer, finite, layer_stats
 
 N_TOKENS = 12

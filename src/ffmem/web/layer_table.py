@@ -1,16 +1,14 @@
 """The numbers of all memories of a layer, as a table to sort, filter and page through.
 
-    agrees ⇔ top(sign·v) is the next token of the memory's top trigger (experiments/triggers.py)
-    followed = triggers whose next token is top(sign(m)·v),  followable = triggers that have one
-
-Memories without static values (a lambda layer's) have none of this, and asking for it is an error.
+Agreement is stored in the index (`indexing/agreement.py`). Memories without static values (a lambda
+layer's) have none of it, and asking for it is an error.
 Sorting is stable both ways: equals keep the order of their numbers, memories without a number come
 last.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -21,12 +19,13 @@ from pydantic import BeforeValidator, Field
 
 from ffmem.cells import BankRange
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.experiments.triggers import NO_SIGN, NONE, select_top, trigger_table
+from ffmem.indexing.agreement import layer_agreement
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
+from ffmem.indexing.triggers import NO_SIGN
 from ffmem.stats import spread
 from ffmem.web.errors import NotFound
-from ffmem.web.patterns import CHOICES, RowPattern, layer_patterns
+from ffmem.web.patterns import CHOICES, LayerPatterns, RowPattern, layer_patterns
 from ffmem.web.state import check_length, none_if_empty
 
 PAGE_SIZE = 50
@@ -42,26 +41,53 @@ AGREEMENT = {1: "agrees", 0: "disagrees", -1: "none"}
 """Whether a value predicts what follows its memory's top trigger; none: nothing follows."""
 
 
-class LayerTable(NamedTuple):
-    """One number of each memory in each column."""
+@dataclass(frozen=True, eq=False)
+class LayerTable:
+    """One number of each memory in each column.
 
+    What follows from the values is read when it is first needed: a page shows the values of its own
+    memories (`layer_rows`), and needs those of the whole layer only to sort by them.
+    """
+
+    index: Index
     layer: int
-    top: Int32[ndarray, "memory token"]
-    """The first tokens that the value promotes."""
-    bottom: Int32[ndarray, "memory token"]
-    """The first that it suppresses: what it promotes where m < 0."""
     active_share: Float64[ndarray, " memory"]
     active_routed: Float64[ndarray, " memory"]
     """The same of the prefixes that reach the memory's bank; NaN in layers without experts."""
     max: Float64[ndarray, " memory"]
     min: Float64[ndarray, " memory"]
     mean: Float64[ndarray, " memory"]
-    probability: Float64[ndarray, " memory"]
-    """Of top(v)."""
     sign: Int8[ndarray, " memory"]
     agreement: Int8[ndarray, " memory"]
-    followed: Int64[ndarray, " memory"]
-    followable: Int64[ndarray, " memory"]
+    followed: Int32[ndarray, " memory"]
+    followable: Int32[ndarray, " memory"]
+    has_values: bool
+    """Whether the values of the layer are there: an unfinished index may have none yet."""
+
+    @cached_property
+    def top(self) -> Int32[ndarray, "memory token"]:
+        """The first token that each value promotes; no column if there are no values yet."""
+        return self._first("top_ids")
+
+    @cached_property
+    def bottom(self) -> Int32[ndarray, "memory token"]:
+        """The first that it suppresses: what it promotes where m < 0."""
+        return self._first("bottom_ids")
+
+    @cached_property
+    def probability(self) -> Float64[ndarray, " memory"]:
+        """Of top(v)."""
+        column = self._first("top_probabilities")
+        if not column.shape[1]:
+            return np.full(len(column), np.nan)
+        return column[:, 0].astype(np.float64)
+
+    def _first(self, name: str) -> ndarray:
+        """Return the first entry of each list in a column of the values, as a matrix."""
+        if not self.has_values:
+            return np.empty((len(self.sign), 0), np.int32)
+        column = self.index.columns("values", self.layer, [name])[name]
+        return column[:, :1].copy()  # a view would keep the whole column
 
     @property
     def largest(self) -> Float64[ndarray, " memory"]:
@@ -183,37 +209,18 @@ def layer_table(index: Index, layer: int) -> LayerTable:
     check_layer(index, layer)
     names = ["active_share", "max", "min", "mean"]
     stats = layer_stats(index, layer)
-    n = index.layout.widths[layer]
-    positive, negative = (trigger_table(index, layer, sign) for sign in (1, -1))
-    triggers = select_top(positive, negative)
-    table = LayerTable(
+    found = layer_agreement(index, layer)
+    nothing = np.zeros(len(found.sign), np.int32)
+    return LayerTable(
+        index=index,
         layer=layer,
-        top=np.empty((n, 0), np.int32),
-        bottom=np.empty((n, 0), np.int32),
         **{name: stats[name].to_numpy() for name in names},
         active_routed=_active_routed(index, layer, stats),
-        probability=np.full(n, np.nan),
-        sign=triggers.sign,
-        agreement=np.full(n, -1, np.int8),
-        followed=np.zeros(n, np.int64),
-        followable=np.zeros(n, np.int64),
-    )
-    if not index.manifest.model.has_values:
-        return table
-    values = index.columns("values", layer, ["top_ids", "bottom_ids", "top_probabilities"])
-    if not values["top_ids"].shape[1]:  # an unfinished index may have none yet
-        return table
-    first = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
-    for side, ids in ((positive, first[1]), (negative, first[-1])):
-        table.followed[:] += np.count_nonzero(side.next == ids[:, None], axis=1)
-        table.followable[:] += np.count_nonzero(side.next != NONE, axis=1)
-    predicted = np.where(triggers.sign < 0, first[-1], first[1])
-    agrees = np.where(triggers.exists, predicted == triggers.next_token, -1)
-    return table._replace(
-        top=values["top_ids"][:, :N_TOKENS].copy(),  # a view would keep the whole column
-        bottom=values["bottom_ids"][:, :N_TOKENS].copy(),
-        probability=values["top_probabilities"][:, 0].astype(np.float64),
-        agreement=agrees.astype(np.int8),
+        sign=found.sign,
+        agreement=np.full_like(found.sign, -1) if found.agreement is None else found.agreement,
+        followed=nothing if found.followed is None else found.followed,
+        followable=nothing if found.followable is None else found.followable,
+        has_values=found.agreement is not None,
     )
 
 
@@ -318,28 +325,65 @@ def layer_page(index: Index, layer: int, query: LayerQuery, page: int = 1) -> La
     if not 1 <= page <= pages:
         raise NotFound(f"There is no page {page} of these memories: there are pages 1 to {pages}.")
     listed = memories[(page - 1) * PAGE_SIZE : page * PAGE_SIZE].tolist()
-    rows = [layer_row(index, table, memory, query.has) for memory in listed]
+    rows = layer_rows(index, table, listed, query.has)
     return LayerPage(rows, page, pages, len(memories))
 
 
-def layer_row(index: Index, table: LayerTable, memory: int, has: str = "") -> LayerRow:
-    """Return one memory of a table; numbers that are not finite as None."""
-    sign = int(table.sign[memory])
+def layer_rows(
+    index: Index, table: LayerTable, memories: Sequence[int], has: str = ""
+) -> list[LayerRow]:
+    """Return some memories of a table; numbers that are not finite as None."""
     patterns = layer_patterns(index, table.layer)
+    values = _first_values(table, memories)
+    return [
+        _layer_row(index, table, memory, value, patterns, has)
+        for memory, value in zip(memories, values, strict=True)
+    ]
+
+
+class _FirstValues(NamedTuple):
+    """What a row shows of a value."""
+
+    top: list[int]
+    bottom: list[int]
+    probability: float
+    """Of the first top token."""
+
+
+def _first_values(table: LayerTable, memories: Sequence[int]) -> list[_FirstValues]:
+    """Return the first tokens of some memories' values; none where there are no values yet."""
+    if not table.has_values or not memories:
+        return [_FirstValues([], [], np.nan)] * len(memories)
+    names = ["top_ids", "bottom_ids", "top_probabilities"]
+    columns = table.index.columns_at("values", table.layer, names, memories)
+    top, bottom, probabilities = (columns[name] for name in names)
+    first = (top[:, :N_TOKENS], bottom[:, :N_TOKENS], probabilities[:, 0])
+    return [_FirstValues(*row) for row in zip(*(one.tolist() for one in first), strict=True)]
+
+
+def _layer_row(
+    index: Index,
+    table: LayerTable,
+    memory: int,
+    value: _FirstValues,
+    patterns: LayerPatterns,
+    has: str,
+) -> LayerRow:
+    sign = int(table.sign[memory])
     kind = index.manifest.model.kind
     slot = kind.head_slot(memory)
     return LayerRow(
         cell=str(index.layout.cell(table.layer, memory)),
         memory=memory,
         place=None if slot is None else slot.to_dict(),
-        top=[index.token(id) for id in table.top[memory].tolist()],
-        bottom=[index.token(id) for id in table.bottom[memory].tolist()],
+        top=[index.token(id) for id in value.top],
+        bottom=[index.token(id) for id in value.bottom],
         active_share=finite(table.active_share[memory]),
         active_routed=finite(table.active_routed[memory]),
         max=finite(table.max[memory]),
         min=finite(table.min[memory]),
         mean=finite(table.mean[memory]),
-        probability=finite(table.probability[memory]),
+        probability=finite(value.probability),
         sign=sign if sign != NO_SIGN else None,
         agreement=AGREEMENT[int(table.agreement[memory])] if kind.has_values else None,
         followed=int(table.followed[memory]) if kind.has_values else None,

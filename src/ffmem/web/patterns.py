@@ -4,7 +4,7 @@ Patterns may be written while the server runs: what was read is cached until `pa
 changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -169,27 +169,36 @@ class LayerPatterns:
     """All patterns of a layer, by memory."""
 
     def __init__(self, sources: Sequence[Patterns], layer: int, n_memories: int) -> None:
-        self.rows: list[list[Pattern]] = [[] for _ in range(n_memories)]
+        self.n_memories = n_memories
+        self.rows: dict[int, list[Pattern]] = {}
+        """Of the memories that have some."""
         self.problems: list[str] = []
         for source in sources:
             for memory, patterns in source.layer(layer).items():
-                self.rows[memory] += patterns
+                self.rows.setdefault(memory, []).extend(patterns)
 
     def has(self, choice: str) -> Bool[ndarray, " memory"]:
         """Return which memories have a pattern of one of the `CHOICES`."""
-        if choice in KINDS:
-            return np.array([any(one.kind == choice for one in row) for row in self.rows], bool)
-        has_any = np.array([bool(row) for row in self.rows], bool)
-        return ~has_any if choice == "none" else has_any
+        if choice == "none":
+            return ~self.has("any")
+        return self._mask(
+            memory
+            for memory, row in self.rows.items()
+            if any(choice in ("any", one.kind) for one in row)
+        )
 
     def contains(self, text: str) -> Bool[ndarray, " memory"]:
         """Return which memories have a pattern whose description contains a text."""
-        found = [self.first(memory, text) is not None for memory in range(len(self.rows))]
-        return np.array(found, bool)
+        return self._mask(memory for memory in self.rows if self.first(memory, text) is not None)
+
+    def _mask(self, memories: Iterable[int]) -> Bool[ndarray, " memory"]:
+        mask = np.zeros(self.n_memories, bool)
+        mask[list(memories)] = True
+        return mask
 
     def first(self, memory: int, text: str = "") -> RowPattern | None:
         """Return the first pattern of a memory whose description contains a text."""
-        row = self.rows[memory]
+        row = self.rows.get(memory, [])
         for one in row:
             if text.casefold() in one.text.casefold():
                 return RowPattern(one.text, one.kind, one.source, one.sign, len(row) - 1)

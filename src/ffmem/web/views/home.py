@@ -15,9 +15,9 @@ from ffmem.cells import Cell
 from ffmem.errors import StoreError
 from ffmem.experiments.base import VERDICTS, check_claims
 from ffmem.experiments.examples import Excerpt, spread_layers, trigger_excerpt
-from ffmem.experiments.triggers import NONE, trigger_table
 from ffmem.indexing.memory import visible_token
 from ffmem.indexing.store import Index
+from ffmem.indexing.triggers import NONE, trigger_table
 from ffmem.text import format_number, format_share
 from ffmem.web.catalog import IndexProgress, ServedIndex, short_source
 from ffmem.web.charts import home_spec

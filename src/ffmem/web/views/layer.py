@@ -156,7 +156,7 @@ def router(site: Site) -> APIRouter:
             with_pattern={name: int(patterns.has(name)[inside].sum()) for name in CHOICES},
             problems=patterns.problems,
             n_memories=len(table.sign[inside]),
-            has_values=bool(table.top.shape[1]),
+            has_values=table.has_values,
             largest=float(table.largest.max(initial=0.0)),
         )
 

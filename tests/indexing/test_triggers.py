@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ffmem
-from ffmem.experiments.triggers import (
+from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
+from ffmem.indexing.triggers import (
     NO_SIGN,
     NONE,
     CorpusTokens,
@@ -17,8 +19,6 @@ from ffmem.experiments.triggers import (
     top_triggers,
     trigger_table,
 )
-from ffmem.indexing.sentences import NO_PREFIX
-from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from tests.experiments.planting import context_of, with_dead_memory
 from tests.indexing.folders import indexed, write_corpus
 

@@ -108,17 +108,16 @@ class TriggerTable:
 
 def trigger_table(index: Index, layer: int, sign: int) -> TriggerTable:
     """Return a layer's triggers of one sign; none of sign −1 in an ungated model."""
-    if sign > 0 or index.manifest.model.gated:
-        names = (
-            ["coefficient", "prefix"] if sign > 0 else ["negative_coefficient", "negative_prefix"]
-        )
-        columns = index.columns("triggers", layer, names)
-        coefficients, prefixes = columns[names[0]], columns[names[1]]
-    else:
-        shape = (index.layout.widths[layer], index.manifest.t)
-        coefficients = np.zeros(shape, np.float32)
-        prefixes = np.full(shape, NO_PREFIX, np.int64)
-    return TriggerTable(coefficients, prefixes, corpus_tokens(index))
+    if sign < 0 and not index.manifest.model.gated:
+        return empty_table((index.layout.widths[layer], index.manifest.t), corpus_tokens(index))
+    names = ["coefficient", "prefix"] if sign > 0 else ["negative_coefficient", "negative_prefix"]
+    columns = index.columns("triggers", layer, names)
+    return TriggerTable(columns[names[0]], columns[names[1]], corpus_tokens(index))
+
+
+def empty_table(shape: tuple[int, ...], corpus: CorpusTokens) -> TriggerTable:
+    """Return a table of memories without triggers."""
+    return TriggerTable(np.zeros(shape, np.float32), np.full(shape, NO_PREFIX, np.int64), corpus)
 
 
 class TopTriggers(NamedTuple):
