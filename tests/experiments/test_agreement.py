@@ -14,7 +14,7 @@ import ffmem
 from ffmem.experiments.agreement import agrees, permutation
 from ffmem.experiments.base import find
 from ffmem.experiments.context import ExperimentContext
-from ffmem.indexing.triggers import corpus_tokens, trigger_table
+from ffmem.indexing.triggers import corpus_tokens, last_tokens, trigger_table
 from tests.experiments.planting import (
     FAMILIES,
     KINDS,
@@ -130,10 +130,12 @@ def test_a_planted_value_is_found(tmp_path):
 
 def test_a_value_planted_for_the_last_token_is_found_by_the_published_target_alone(tmp_path):
     model = llama_with_unit_embeddings()
-    head = context_of(tmp_path / "before", model).top_triggers[-1]
-    different = np.flatnonzero(head.exists & (head.last_token != head.next_token))
+    before = context_of(tmp_path / "before", model)
+    head = before.top_triggers[-1]
+    last = last_tokens(before.index, head.prefix)
+    different = np.flatnonzero(head.exists & (last != head.next_token))
     for memory in different.tolist():
-        plant_value(model, memory, int(head.last_token[memory]), int(head.sign[memory]))
+        plant_value(model, memory, int(last[memory]), int(head.sign[memory]))
     row = agreement(context_of(tmp_path / "after", model)).rows[-1]
     assert len(different) > 10
     assert row["last_token_rate"] >= len(different) / row["n"]
@@ -160,7 +162,7 @@ def test_the_planted_memories_of_the_authors_model_agree_as_they_were_planted(tm
         assert value.top[memory] == plant["token_id"] == side[memory, slot]
         at_trigger[kind] += 1
         top = context.top_triggers[layer]
-        token = top.next_token if kind == "next" else top.last_token
+        token = top.next_token if kind == "next" else last_tokens(index, top.prefix)
         at_head[kind] += int(value.top[memory] == token[memory])
     assert at_trigger == {"next": 32, "current": 32}
     # Another prefix fires two of the keys even more; both were planted for the next token.

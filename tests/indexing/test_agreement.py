@@ -48,7 +48,7 @@ def test_a_memory_whose_triggers_are_whole_sentences_has_no_top_trigger():
         "prefix": np.array([[2, 1], [4, -1], [-1, -1], [1, 3]]),
     }
     values = {"top_ids": np.array([[8], [8], [8], [7]]), "bottom_ids": np.full((4, 1), 9)}
-    found = compare(triggers, values, corpus)
+    found = compare(triggers, values, lambda prefixes: corpus.following[prefixes])
     assert found.sign.tolist() == [1, 0, 0, 1]
     assert found.agreement.tolist() == [1, -1, -1, 0]
     assert found.followed.tolist() == [1, 0, 0, 0]

@@ -9,13 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ffmem
-from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.corpus.sentences import TokenSentence
+from ffmem.indexing import triggers
+from ffmem.indexing.sentences import NO_PREFIX, Sentences, write_sentences
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from ffmem.indexing.triggers import (
     NO_SIGN,
     NONE,
     CorpusTokens,
     corpus_tokens,
+    last_tokens,
+    read_following,
     top_triggers,
     trigger_table,
 )
@@ -58,6 +62,7 @@ def test_a_top_trigger_is_the_strongest_trigger_of_both_signs_that_has_a_next_to
     offsets = [row.offset for row in index.sentences.rows(0, index.sentences.n_sentences)]
     for layer in range(index.n_layers):
         found = top_triggers(index, layer)
+        ends = last_tokens(index, found.prefix)
         for number, memory in enumerate(index.memories(layer)):
             both = [
                 next((t for t in side if t.next_token is not None), None)
@@ -70,14 +75,27 @@ def test_a_top_trigger_is_the_strongest_trigger_of_both_signs_that_has_a_next_to
             if not some:
                 assert found.sign[number] == NO_SIGN
                 assert found.prefix[number] == NO_PREFIX
-                assert found.next_token[number] == found.last_token[number] == NONE
+                assert found.next_token[number] == ends[number] == NONE
                 continue
             head = max(some, key=lambda trigger: abs(trigger.coefficient))
             assert found.sign[number] == (1 if head is both[0] else -1)
             assert found.prefix[number] == offsets[head.sentence] + head.length
             assert index.token(int(found.next_token[number])) == head.next_token
-            last = found.last_token[number]
+            last = ends[number]
             assert (None if last == NONE else index.token(int(last))) == head.last_token
+
+
+def test_blocks_of_the_corpus_give_the_next_tokens_of_the_whole(tmp_path, monkeypatch):
+    rows = [TokenSentence(None, list(range(n, n + 1 + n % 4)), None, None) for n in range(300)]
+    write_sentences(tmp_path / "sentences.parquet", rows)
+    sentences = Sentences(tmp_path / "sentences.parquet")
+    assert sentences.n_groups == 3
+    following = CorpusTokens(*sentences.tokens()).following
+    prefixes = np.arange(NO_PREFIX, len(following) - 1)[:, None]
+    for groups in (1, 2, 64):
+        monkeypatch.setattr(triggers, "BLOCK", groups)
+        found = read_following(sentences, prefixes)
+        np.testing.assert_array_equal(found, following[prefixes])
 
 
 def test_listed_triggers_are_those_of_the_index_and_their_tokens(index):

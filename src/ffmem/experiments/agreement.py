@@ -24,7 +24,7 @@ from ffmem.experiments.base import (
 )
 from ffmem.experiments.context import ExperimentContext
 from ffmem.experiments.rows import NOTHING, Row, halves, layer_of, rows_with, smallest_n
-from ffmem.indexing.triggers import TopTriggers
+from ffmem.indexing.triggers import TopTriggers, last_tokens
 from ffmem.stats import share, share_row
 from ffmem.text import format_interval, format_number, format_share
 
@@ -66,13 +66,14 @@ def agreement_row(context: ExperimentContext, layer: int, baselines: Row) -> Row
     triggers, values = context.top_triggers[layer], context.values[layer]
     exists, agreeing = triggers.exists, agrees(triggers, values)
     n = int(exists.sum())
+    predicts_last = exists & (values.top == last_tokens(context.index, triggers.prefix))
     row = {
         **share_row("rate", agreeing[exists]),
         "no_next": int(triggers.no_next.sum()),
         "no_trigger": int(triggers.no_trigger.sum()),
         **baselines,
         "permutation": permutation(values.top[exists], triggers.next_token[exists]),
-        "last_token_rate": share(int((exists & (values.top == triggers.last_token)).sum()), n),
+        "last_token_rate": share(int(predicts_last.sum()), n),
         "rate_at_10": share(int((exists & (values.next_rank < 10)).sum()), n),
     }
     for name, sign in (("positive", 1), ("negative", -1)):  # one sign alone in ungated models

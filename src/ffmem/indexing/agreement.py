@@ -9,7 +9,7 @@ All of it follows from triggers, values and sentences. It is stored because deco
 hundred times as long; it is read whole, so a file is one row group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +19,14 @@ from jaxtyping import Int8, Int32
 from numpy import ndarray
 
 from ffmem.indexing.manifest import ModelRecord
-from ffmem.indexing.sentences import Sentences
+from ffmem.indexing.sentences import NO_PREFIX, Sentences
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.triggers import (
     NONE,
-    CorpusTokens,
-    TriggerTable,
+    FollowedTriggers,
     corpus_tokens,
-    empty_table,
+    read_following,
     select_top,
 )
 
@@ -57,20 +56,21 @@ def layer_agreement(index: Index, layer: int) -> Agreement:
     if index.manifest.model.has_values:
         values = index.columns("values", layer)
         values = values if values["top_ids"].shape[1] else None  # not computed yet
-    return compare(index.columns("triggers", layer), values, corpus_tokens(index))
+    following = corpus_tokens(index).following
+    return compare(index.columns("triggers", layer), values, lambda prefixes: following[prefixes])
 
 
 def write_agreement(folder: Path, model: ModelRecord) -> None:
     """Write the agreement of every layer, when all other tables are in the folder."""
-    corpus = CorpusTokens(*Sentences(folder / "sentences.parquet").tokens())
+    sentences = Sentences(folder / "sentences.parquet")
     for layer in range(model.layers):
-        columns = read_agreement(folder, layer, model, corpus).columns()
+        columns = read_agreement(folder, layer, model, sentences).columns()
         memory = np.arange(model.layout.widths[layer], dtype=np.int32)
         table = pa.table({"memory": memory, **columns})
         write_table(folder / layer_file("agreement", layer), table, max(len(memory), 1))
 
 
-def read_agreement(folder: Path, layer: int, model: ModelRecord, corpus: CorpusTokens) -> Agreement:
+def read_agreement(folder: Path, layer: int, model: ModelRecord, sentences: Sentences) -> Agreement:
     """Return the agreement of a layer, computed from its finished tables."""
     signs = ("", "negative_") if model.gated else ("",)
     names = [f"{sign}{name}" for sign in signs for name in ("coefficient", "prefix")]
@@ -79,26 +79,33 @@ def read_agreement(folder: Path, layer: int, model: ModelRecord, corpus: CorpusT
     if model.has_values:
         path = folder / layer_file("values", layer)
         values = read_columns(path, ["top_ids", "bottom_ids"])
-    return compare(triggers, values, corpus)
+    return compare(triggers, values, lambda prefixes: read_following(sentences, prefixes))
 
 
 def compare(
-    triggers: Mapping[str, ndarray], values: Mapping[str, ndarray] | None, corpus: CorpusTokens
+    triggers: Mapping[str, ndarray],
+    values: Mapping[str, ndarray] | None,
+    next_tokens: Callable[[ndarray], ndarray],
 ) -> Agreement:
     """Compare the columns of a layer's triggers with those of its values."""
-    positive = TriggerTable(triggers["coefficient"], triggers["prefix"], corpus)
-    negative = empty_table(positive.prefixes.shape, corpus)
+    coefficients, prefixes = triggers["coefficient"], triggers["prefix"]
+    positive = FollowedTriggers(coefficients, prefixes, next_tokens(prefixes))
+    negative = FollowedTriggers(
+        np.zeros_like(coefficients),
+        np.full_like(prefixes, NO_PREFIX),
+        np.full_like(positive.next, NONE),
+    )
     if "negative_prefix" in triggers:
-        columns = triggers["negative_coefficient"], triggers["negative_prefix"]
-        negative = TriggerTable(*columns, corpus)
+        coefficients, prefixes = triggers["negative_coefficient"], triggers["negative_prefix"]
+        negative = FollowedTriggers(coefficients, prefixes, next_tokens(prefixes))
     top = select_top(positive, negative)
     if values is None:
         return Agreement(top.sign)
     first = {1: values["top_ids"][:, 0], -1: values["bottom_ids"][:, 0]}
     followed, followable = np.zeros((2, len(top.sign)), np.int32)
-    for table, ids in ((positive, first[1]), (negative, first[-1])):
-        followed += np.count_nonzero(table.next == ids[:, None], axis=1).astype(np.int32)
-        followable += np.count_nonzero(table.next != NONE, axis=1).astype(np.int32)
+    for lists, ids in ((positive, first[1]), (negative, first[-1])):
+        followed += np.count_nonzero(lists.next == ids[:, None], axis=1).astype(np.int32)
+        followable += np.count_nonzero(lists.next != NONE, axis=1).astype(np.int32)
     predicted = np.where(top.sign < 0, first[-1], first[1])
     agrees = np.where(top.exists, predicted == top.next_token, -1)
     return Agreement(top.sign, agrees.astype(np.int8), followed, followable)

@@ -217,9 +217,12 @@ class Sentences:
             flags = [[True] * len(ids) if one is None else one for ids, one in rows]
             yield np.array([flag for one in flags for flag in one], bool)
 
-    def tokens(self) -> tuple[ndarray, ndarray]:
-        """Return the offset of every sentence (int64), and all tokens concatenated (int32)."""
-        table = self._read(list(range(self.n_groups)), ["offset", "ids"])
+    def tokens(self, groups: range | None = None) -> tuple[ndarray, ndarray]:
+        """Return the offset of every sentence (int64), and all tokens concatenated (int32).
+
+        Of all row groups, or of some consecutive ones.
+        """
+        table = self._read(list(groups or range(self.n_groups)), ["offset", "ids"])
         ids = table["ids"].combine_chunks()
         return table["offset"].to_numpy(), ids.values.to_numpy()
 

@@ -16,11 +16,14 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int32, Int64
 from numpy import ndarray
 
-from ffmem.indexing.sentences import NO_PREFIX
+from ffmem.indexing.sentences import NO_PREFIX, Sentences
 from ffmem.indexing.store import Index
 
 NONE = -1
 """No token: the last token of an empty prefix, the next one of a whole sentence."""
+
+BLOCK = 64
+"""Row groups of sentences to decode at a time: 8,192 sentences, a few megabytes."""
 
 NO_SIGN = 0
 """The sign of a memory without a top trigger."""
@@ -77,6 +80,21 @@ def corpus_tokens(index: Index) -> CorpusTokens:
     return CorpusTokens(*index.sentences.tokens())
 
 
+def read_following(
+    sentences: Sentences, prefixes: Int64[ndarray, "*place"]
+) -> Int32[ndarray, "*place"]:
+    """Return the next token of each prefix, holding only a block of the corpus at a time."""
+    found = np.full(prefixes.shape, NONE, np.int32)
+    for first in range(0, sentences.n_groups, BLOCK):
+        groups = range(first, min(first + BLOCK, sentences.n_groups))
+        offsets, ids = sentences.tokens(groups)
+        following = CorpusTokens(offsets - offsets[0], ids).following[:-1]
+        place = prefixes - offsets[0]
+        inside = (place >= 0) & (place < len(following))
+        found[inside] = following[place[inside]]
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class TriggerTable:
     """A layer's triggers of one sign, strongest first, vacant slots last."""
@@ -120,13 +138,20 @@ def empty_table(shape: tuple[int, ...], corpus: CorpusTokens) -> TriggerTable:
     return TriggerTable(np.zeros(shape, np.float32), np.full(shape, NO_PREFIX, np.int64), corpus)
 
 
+class FollowedTriggers(NamedTuple):
+    """A layer's triggers of one sign with the tokens that follow them."""
+
+    coefficients: Float32[ndarray, "memory top"]
+    prefixes: Int64[ndarray, "memory top"]
+    next: Int32[ndarray, "memory top"]
+
+
 class TopTriggers(NamedTuple):
     """The trigger of every memory of a layer that agreement is measured on."""
 
     sign: Int8[ndarray, " memory"]
     """Sign of the coefficient; NO_SIGN without a top trigger."""
     prefix: Int64[ndarray, " memory"]
-    last_token: Int64[ndarray, " memory"]
     next_token: Int64[ndarray, " memory"]
     no_next: Bool[ndarray, " memory"]
     """Has triggers, but none with a next token."""
@@ -141,28 +166,34 @@ class TopTriggers(NamedTuple):
 
 def top_triggers(index: Index, layer: int) -> TopTriggers:
     """Return the top triggers of a layer's memories."""
-    return select_top(*(trigger_table(index, layer, sign) for sign in (1, -1)))
+    tables = (trigger_table(index, layer, sign) for sign in (1, -1))
+    return select_top(
+        *(FollowedTriggers(table.coefficients, table.prefixes, table.next) for table in tables)
+    )
 
 
-def select_top(positive_table: TriggerTable, negative_table: TriggerTable) -> TopTriggers:
-    """Return the top triggers of the memories of two tables, of either sign."""
-    best = []  # of each sign: |m| (−1 where no trigger has a next token), prefix, tokens
-    for table in (positive_table, negative_table):
-        rows = np.arange(len(table.next))
-        slot = (table.next != NONE).argmax(axis=1)  # the first that has a next token, if any
-        prefix, following = table.prefixes[rows, slot], table.next[rows, slot].astype(np.int64)
-        last = table.corpus.following[prefix - 1].astype(np.int64)
-        strength = np.where(following != NONE, np.abs(table.coefficients[rows, slot]), -1)
-        best.append((strength, prefix, last, following, table.prefixes[:, 0] == NO_PREFIX))
+def last_tokens(index: Index, prefixes: Int64[ndarray, "*place"]) -> Int32[ndarray, "*place"]:
+    """Return the last token of each prefix; NONE of an empty one and of NO_PREFIX."""
+    tokens: ndarray = corpus_tokens(index).following[prefixes - 1]
+    return tokens
+
+
+def select_top(positive_lists: FollowedTriggers, negative_lists: FollowedTriggers) -> TopTriggers:
+    """Return the top triggers of memories with lists of either sign."""
+    best = []  # of each sign: |m| (−1 where no trigger has a next token), prefix, next token
+    for lists in (positive_lists, negative_lists):
+        rows = np.arange(len(lists.next))
+        slot = (lists.next != NONE).argmax(axis=1)  # the first that has a next token, if any
+        prefix, following = lists.prefixes[rows, slot], lists.next[rows, slot].astype(np.int64)
+        strength = np.where(following != NONE, np.abs(lists.coefficients[rows, slot]), -1)
+        best.append((strength, prefix, following, lists.prefixes[:, 0] == NO_PREFIX))
     (positive, *of_positive, no_positive), (negative, *of_negative, no_negative) = best
     sign = np.where(positive >= negative, 1, -1)
     sign[np.maximum(positive, negative) < 0] = NO_SIGN
-    prefix, last, following = (
+    prefix, following = (
         np.where(sign == NO_SIGN, nothing, np.where(sign > 0, plus, minus))
-        for nothing, plus, minus in zip(
-            (NO_PREFIX, NONE, NONE), of_positive, of_negative, strict=True
-        )
+        for nothing, plus, minus in zip((NO_PREFIX, NONE), of_positive, of_negative, strict=True)
     )
     no_trigger = no_positive & no_negative
     no_next = (sign == NO_SIGN) & ~no_trigger
-    return TopTriggers(sign.astype(np.int8), prefix, last, following, no_next, no_trigger)
+    return TopTriggers(sign.astype(np.int8), prefix, following, no_next, no_trigger)

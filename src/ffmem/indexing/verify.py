@@ -15,7 +15,6 @@ from ffmem.indexing.results import draw_sample, merge_samples, read_sample
 from ffmem.indexing.sentences import NO_PREFIX, hash_input
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import SAMPLED_PREFIXES, UNIT, layer_file, read_columns
-from ffmem.indexing.triggers import CorpusTokens, corpus_tokens
 
 
 class _Sentences(NamedTuple):
@@ -78,12 +77,11 @@ def _check_tables(index: Index) -> Iterator[str]:
     yield from _check_sample(index, sentences)
     if len(index.tokens) != index.manifest.model.vocabulary:
         yield f"vocabulary.parquet has {len(index.tokens)} tokens."
-    corpus = corpus_tokens(index)
     for layer in range(index.n_layers):
         wrong = [*_check_triggers(index, layer, sentences)]
         if index.manifest.model.has_values:
             wrong += _check_values(index, layer)
-        wrong = wrong or [*_check_agreement(index, layer, corpus)]  # it follows from these
+        wrong = wrong or [*_check_agreement(index, layer)]  # it follows from these
         wrong += _check_keys(index, layer)
         for line in wrong:
             yield f"layer {layer}: {line}"
@@ -240,9 +238,10 @@ def _check_values(index: Index, layer: int) -> Iterator[str]:
             yield f"a probability of a {side} token is not between 0 and 1."
 
 
-def _check_agreement(index: Index, layer: int, corpus: CorpusTokens) -> Iterator[str]:
+def _check_agreement(index: Index, layer: int) -> Iterator[str]:
     stored = read_columns(index.folder / layer_file("agreement", layer))
-    expected = read_agreement(index.folder, layer, index.manifest.model, corpus).columns()
+    found = read_agreement(index.folder, layer, index.manifest.model, index.sentences)
+    expected = found.columns()
     if not np.array_equal(stored.pop("memory"), np.arange(index.layout.widths[layer])):
         yield "the agreement does not cover the model's memories in order."
     if stored.keys() != expected.keys():
