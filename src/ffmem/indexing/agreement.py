@@ -62,12 +62,14 @@ def layer_agreement(index: Index, layer: int) -> Agreement:
 
 def write_agreement(folder: Path, model: ModelRecord) -> None:
     """Write the agreement of every layer, when all other tables are in the folder."""
-    sentences = Sentences(folder / "sentences.parquet")
-    for layer in range(model.layers):
-        columns = read_agreement(folder, layer, model, sentences).columns()
-        memory = np.arange(model.layout.widths[layer], dtype=np.int32)
-        table = pa.table({"memory": memory, **columns})
-        write_table(folder / layer_file("agreement", layer), table, max(len(memory), 1))
+    path = folder / "sentences.parquet"
+    with pa.OSFile(str(path)) as file:  # if mapped, its pages would stay in memory
+        sentences = Sentences(path, file)
+        for layer in range(model.layers):
+            columns = read_agreement(folder, layer, model, sentences).columns()
+            memory = np.arange(model.layout.widths[layer], dtype=np.int32)
+            table = pa.table({"memory": memory, **columns})
+            write_table(folder / layer_file("agreement", layer), table, max(len(memory), 1))
 
 
 def read_agreement(folder: Path, layer: int, model: ModelRecord, sentences: Sentences) -> Agreement:

@@ -22,8 +22,8 @@ from ffmem.indexing.store import Index
 NONE = -1
 """No token: the last token of an empty prefix, the next one of a whole sentence."""
 
-BLOCK = 64
-"""Row groups of sentences to decode at a time: 8,192 sentences, a few megabytes."""
+BLOCK = 16
+"""Row groups of sentences to decode at a time: 2,048 sentences, about a megabyte."""
 
 NO_SIGN = 0
 """The sign of a memory without a top trigger."""
