@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ffmem.indexing.agreement import compare, layer_agreement
+from ffmem.indexing.agreement import agreement_of, read_agreement
 from ffmem.indexing.triggers import NO_SIGN, CorpusTokens
 from tests.conftest import DENSE
 
@@ -33,7 +33,7 @@ def any_index(request, kind_index):
 
 def test_the_stored_agreement_is_that_of_every_memory_by_definition(any_index):
     for layer in range(any_index.n_layers):
-        found = layer_agreement(any_index, layer).columns()
+        found = read_agreement(any_index, layer).columns()
         expected = np.array([by_definition(any_index, one) for one in any_index.memories(layer)])
         names = ["sign", "agreement", "followed", "followable"]
         assert list(found) == names if any_index.manifest.model.has_values else ["sign"]
@@ -48,7 +48,7 @@ def test_a_memory_whose_triggers_are_whole_sentences_has_no_top_trigger():
         "prefix": np.array([[2, 1], [4, -1], [-1, -1], [1, 3]]),
     }
     values = {"top_ids": np.array([[8], [8], [8], [7]]), "bottom_ids": np.full((4, 1), 9)}
-    found = compare(triggers, values, lambda prefixes: corpus.following[prefixes])
+    found = agreement_of(triggers, values, lambda prefixes: corpus.following[prefixes])
     assert found.sign.tolist() == [1, 0, 0, 1]
     assert found.agreement.tolist() == [1, -1, -1, 0]
     assert found.followed.tolist() == [1, 0, 0, 0]

@@ -10,7 +10,7 @@ import pytest
 import ffmem
 from ffmem.errors import StoreError
 from ffmem.indexing import estimate
-from ffmem.indexing.agreement import layer_agreement
+from ffmem.indexing.agreement import read_agreement
 from ffmem.indexing.chunks import batches
 from ffmem.indexing.estimate import index_bytes
 from ffmem.indexing.partials import Partials
@@ -47,7 +47,7 @@ def test_an_unfinished_index_holds_what_was_committed(stopped, tmp_path):
     part = indexed(tmp_path / "part", tmp_path / "part.txt")
     assert part.n_prefixes == index.n_prefixes
     for layer in range(index.n_layers):
-        ours, of_part = (layer_agreement(one, layer).columns() for one in (index, part))
+        ours, of_part = (read_agreement(one, layer).columns() for one in (index, part))
         assert ours.keys() == of_part.keys()
         assert all(np.array_equal(ours[name], of_part[name]) for name in ours)
     for cell in part:

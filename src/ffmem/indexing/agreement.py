@@ -19,7 +19,7 @@ from jaxtyping import Int8, Int32
 from numpy import ndarray
 
 from ffmem.indexing.manifest import ModelRecord
-from ffmem.indexing.sentences import NO_PREFIX, Sentences
+from ffmem.indexing.sentences import Sentences
 from ffmem.indexing.store import Index
 from ffmem.indexing.tables import layer_file, read_columns, write_table
 from ffmem.indexing.triggers import (
@@ -29,6 +29,7 @@ from ffmem.indexing.triggers import (
     read_following,
     select_top,
 )
+from ffmem.progress import Progress
 
 
 class Agreement(NamedTuple):
@@ -47,7 +48,7 @@ class Agreement(NamedTuple):
         return {name: column for name, column in columns if column is not None}
 
 
-def layer_agreement(index: Index, layer: int) -> Agreement:
+def read_agreement(index: Index, layer: int) -> Agreement:
     """Return the agreement of a layer: as stored, or so far if the index is unfinished."""
     if index.live is None:
         columns = index.columns("agreement", layer)
@@ -57,22 +58,29 @@ def layer_agreement(index: Index, layer: int) -> Agreement:
         values = index.columns("values", layer)
         values = values if values["top_ids"].shape[1] else None  # not computed yet
     following = corpus_tokens(index).following
-    return compare(index.columns("triggers", layer), values, lambda prefixes: following[prefixes])
+    triggers = index.columns("triggers", layer)
+    return agreement_of(triggers, values, lambda prefixes: following[prefixes])
 
 
-def write_agreement(folder: Path, model: ModelRecord) -> None:
+def write_agreement(folder: Path, model: ModelRecord, progress: Progress) -> None:
     """Write the agreement of every layer, when all other tables are in the folder."""
     path = folder / "sentences.parquet"
-    with pa.OSFile(str(path)) as file:  # if mapped, its pages would stay in memory
+    with (
+        pa.OSFile(str(path)) as file,  # if mapped, its pages would stay in memory
+        progress.bar("Agreement", model.layers, "layers") as step,
+    ):
         sentences = Sentences(path, file)
         for layer in range(model.layers):
-            columns = read_agreement(folder, layer, model, sentences).columns()
+            columns = compute_agreement(folder, layer, model, sentences).columns()
             memory = np.arange(model.layout.widths[layer], dtype=np.int32)
             table = pa.table({"memory": memory, **columns})
             write_table(folder / layer_file("agreement", layer), table, max(len(memory), 1))
+            step(1)
 
 
-def read_agreement(folder: Path, layer: int, model: ModelRecord, sentences: Sentences) -> Agreement:
+def compute_agreement(
+    folder: Path, layer: int, model: ModelRecord, sentences: Sentences
+) -> Agreement:
     """Return the agreement of a layer, computed from its finished tables."""
     signs = ("", "negative_") if model.gated else ("",)
     names = [f"{sign}{name}" for sign in signs for name in ("coefficient", "prefix")]
@@ -81,25 +89,22 @@ def read_agreement(folder: Path, layer: int, model: ModelRecord, sentences: Sent
     if model.has_values:
         path = folder / layer_file("values", layer)
         values = read_columns(path, ["top_ids", "bottom_ids"])
-    return compare(triggers, values, lambda prefixes: read_following(sentences, prefixes))
+    return agreement_of(triggers, values, lambda prefixes: read_following(sentences, prefixes))
 
 
-def compare(
+def agreement_of(
     triggers: Mapping[str, ndarray],
     values: Mapping[str, ndarray] | None,
     next_tokens: Callable[[ndarray], ndarray],
 ) -> Agreement:
-    """Compare the columns of a layer's triggers with those of its values."""
-    coefficients, prefixes = triggers["coefficient"], triggers["prefix"]
-    positive = FollowedTriggers(coefficients, prefixes, next_tokens(prefixes))
-    negative = FollowedTriggers(
-        np.zeros_like(coefficients),
-        np.full_like(prefixes, NO_PREFIX),
-        np.full_like(positive.next, NONE),
+    """Return the agreement of a layer's triggers and values, both as columns."""
+    signs = [sign for sign in ("", "negative_") if f"{sign}prefix" in triggers]
+    prefixes = np.stack([triggers[f"{sign}prefix"] for sign in signs])
+    positive, *others = (
+        FollowedTriggers(triggers[f"{sign}coefficient"], *both)
+        for sign, *both in zip(signs, prefixes, next_tokens(prefixes), strict=True)
     )
-    if "negative_prefix" in triggers:
-        coefficients, prefixes = triggers["negative_coefficient"], triggers["negative_prefix"]
-        negative = FollowedTriggers(coefficients, prefixes, next_tokens(prefixes))
+    negative = others[0] if others else positive.without_triggers()
     top = select_top(positive, negative)
     if values is None:
         return Agreement(top.sign)

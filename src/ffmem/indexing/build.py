@@ -91,7 +91,7 @@ def build(
         except KeyboardInterrupt:
             progress.say("Stopped. Rerun the command to resume.")
             raise
-        finish(plan)
+        finish(plan, progress)
     return True
 
 
@@ -170,7 +170,7 @@ def _read_chunks(workers: Executor, plan: IndexPlan, progress: Progress) -> None
             step(-sum(chunk.n_tokens for chunk in missing))  # read, but lost with a worker
 
 
-def finish(plan: IndexPlan) -> None:
+def finish(plan: IndexPlan, progress: Progress) -> None:
     """Merge the partials into the finished files; write the manifest last."""
     folder, storage, partials = plan.folder, plan.storage, plan.partials.disjoint()
     covered = sorted(number for partial in partials for number in partial.chunks)
@@ -197,7 +197,7 @@ def finish(plan: IndexPlan) -> None:
         for name in (*storage.names("values"), *storage.names("keys")):
             with storage.reading(name) as file, committing(folder / name) as temporary:
                 temporary.write_bytes(file.read())
-    write_agreement(folder, plan.run_config.model)
+    write_agreement(folder, plan.run_config.model, progress)
     remove_temporaries(folder, "triggers", "stats", "samples", "values", "keys", "agreement")
     files = hash_files(folder)
     make_manifest(plan.run_config, plan.facts, skipped, skipped_tokens, files).write(folder)

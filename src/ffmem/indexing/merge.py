@@ -48,7 +48,7 @@ def merge(
     folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
 ) -> Index:
     """Merge indexes of parts of a corpus into the folder `out`; return the merged index."""
-    target = Path(out)
+    target, progress = Path(out), progress or Progress(quiet=True)
     indexes = [Index(folder) for folder in folders]
     if len(indexes) < 2:
         raise StoreError("Pass at least two indexes to merge.")
@@ -62,14 +62,12 @@ def merge(
             check_compatible(indexes[0], merged)
             if merged.manifest.corpus.sources != sources:
                 raise StoreError(f"{target} holds another index. Merge into a new folder.")
-            (progress or Progress(quiet=True)).say(
-                f"The index in {target} is finished: nothing to do."
-            )
+            progress.say(f"The index in {target} is finished: nothing to do.")
             return merged
         if (target / "partials" / "config.json").exists():
             raise StoreError(f"{target} holds an unfinished index. Merge into a new folder.")
         write_text(target / MERGE_MARK, "{}\n")
-        _write(indexes, sources, target)
+        _write(indexes, sources, target, progress)
         remove_partials(target)
     return Index(target)
 
@@ -104,7 +102,9 @@ def _check_distinct(indexes: list[Index]) -> None:
             folders[source.hash] = index.folder
 
 
-def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> None:
+def _write(
+    indexes: list[Index], sources: list[SourceRecord], folder: Path, progress: Progress
+) -> None:
     """Write all files of the merged index, the manifest last."""
     first = indexes[0]
     corpora = [index.manifest.corpus for index in indexes]
@@ -132,7 +132,7 @@ def _write(indexes: list[Index], sources: list[SourceRecord], folder: Path) -> N
         if kind in ("values", "keys"):
             shutil.copytree(first.folder / kind, folder / kind, dirs_exist_ok=True)
     shutil.copy(first.folder / "vocabulary.parquet", folder / "vocabulary.parquet")
-    write_agreement(folder, first.manifest.model)
+    write_agreement(folder, first.manifest.model, progress)
     replace(first.manifest, corpus=corpus, files=hash_files(folder)).write(folder)
 
 

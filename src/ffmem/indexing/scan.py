@@ -231,7 +231,9 @@ class _ChunkReader:
         """
         n_cases = 1 if gate is None else 3
         n = n_cases * coefficients.numel()
-        if len(self._masks) < n or self._masks.dtype != coefficients.dtype:
+        masks = self._masks
+        is_alike = masks.dtype == coefficients.dtype and masks.device == coefficients.device
+        if len(masks) < n or not is_alike:
             self._masks = coefficients.new_empty(n)
         masks = self._masks[:n].view(n_cases, *coefficients.shape)
         torch.gt(coefficients if gate is None else gate, 0, out=masks[0])

@@ -222,7 +222,8 @@ class Sentences:
 
         Of all row groups, or of some consecutive ones.
         """
-        table = self._read(list(groups or range(self.n_groups)), ["offset", "ids"])
+        chosen = range(self.n_groups) if groups is None else groups
+        table = self._read(list(chosen), ["offset", "ids"])
         ids = table["ids"].combine_chunks()
         return table["offset"].to_numpy(), ids.values.to_numpy()
 

@@ -22,8 +22,8 @@ from ffmem.indexing.store import Index
 NONE = -1
 """No token: the last token of an empty prefix, the next one of a whole sentence."""
 
-BLOCK = 16
-"""Row groups of sentences to decode at a time: 2,048 sentences, about a megabyte."""
+BLOCK = 64
+"""Row groups of sentences to decode at a time: 8,192 sentences, a few megabytes."""
 
 NO_SIGN = 0
 """The sign of a memory without a top trigger."""
@@ -84,15 +84,18 @@ def read_following(
     sentences: Sentences, prefixes: Int64[ndarray, "*place"]
 ) -> Int32[ndarray, "*place"]:
     """Return the next token of each prefix, holding only a block of the corpus at a time."""
-    found = np.full(prefixes.shape, NONE, np.int32)
+    order = np.argsort(prefixes, axis=None)
+    ascending = prefixes.ravel()[order]
+    found = np.full(len(ascending), NONE, np.int32)
     for first in range(0, sentences.n_groups, BLOCK):
         groups = range(first, min(first + BLOCK, sentences.n_groups))
         offsets, ids = sentences.tokens(groups)
         following = CorpusTokens(offsets - offsets[0], ids).following[:-1]
-        place = prefixes - offsets[0]
-        inside = (place >= 0) & (place < len(following))
-        found[inside] = following[place[inside]]
-    return found
+        begin, end = np.searchsorted(ascending, [offsets[0], offsets[0] + len(following)])
+        found[begin:end] = following[ascending[begin:end] - offsets[0]]
+    unsorted = np.empty_like(found)
+    unsorted[order] = found
+    return unsorted.reshape(prefixes.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +147,14 @@ class FollowedTriggers(NamedTuple):
     coefficients: Float32[ndarray, "memory top"]
     prefixes: Int64[ndarray, "memory top"]
     next: Int32[ndarray, "memory top"]
+
+    def without_triggers(self) -> "FollowedTriggers":
+        """Return lists of the same shape that are empty."""
+        return FollowedTriggers(
+            np.zeros_like(self.coefficients),
+            np.full_like(self.prefixes, NO_PREFIX),
+            np.full_like(self.next, NONE),
+        )
 
 
 class TopTriggers(NamedTuple):

@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from ffmem.errors import StoreError
 from ffmem.files import sha256
-from ffmem.indexing.agreement import read_agreement
+from ffmem.indexing.agreement import compute_agreement
 from ffmem.indexing.manifest import hash_files
 from ffmem.indexing.results import draw_sample, merge_samples, read_sample
 from ffmem.indexing.sentences import NO_PREFIX, hash_input
@@ -240,7 +240,7 @@ def _check_values(index: Index, layer: int) -> Iterator[str]:
 
 def _check_agreement(index: Index, layer: int) -> Iterator[str]:
     stored = read_columns(index.folder / layer_file("agreement", layer))
-    found = read_agreement(index.folder, layer, index.manifest.model, index.sentences)
+    found = compute_agreement(index.folder, layer, index.manifest.model, index.sentences)
     expected = found.columns()
     if not np.array_equal(stored.pop("memory"), np.arange(index.layout.widths[layer])):
         yield "the agreement does not cover the model's memories in order."

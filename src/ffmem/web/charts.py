@@ -186,7 +186,7 @@ def _points(
     """Return a point for each memory, those that agree last, so that they are drawn on top."""
     kind = index.manifest.model.kind
     height = table.largest if kind.gated else table.max
-    first = {"top": table.top[:, :1], "bottom": table.bottom[:, :1]}  # none without values
+    first = {"top": table.top, "bottom": table.bottom}  # none without values
     ids = {id for end in first.values() for id in end.reshape(-1).tolist()}
     tokens = {id: visible_token(index.token(id)) for id in ids}
     drawn = {tip["field"] for tip in _tooltips(kind)} | {"height", "passes", "url"}

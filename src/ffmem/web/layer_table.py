@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field
 
 from ffmem.cells import BankRange
 from ffmem.errors import FfmemError, NoStaticValues
-from ffmem.indexing.agreement import layer_agreement
+from ffmem.indexing.agreement import read_agreement
 from ffmem.indexing.memory import from_visible
 from ffmem.indexing.store import Index
 from ffmem.indexing.triggers import NO_SIGN
@@ -209,7 +209,7 @@ def layer_table(index: Index, layer: int) -> LayerTable:
     check_layer(index, layer)
     names = ["active_share", "max", "min", "mean"]
     stats = layer_stats(index, layer)
-    found = layer_agreement(index, layer)
+    found = read_agreement(index, layer)
     nothing = np.zeros(len(found.sign), np.int32)
     return LayerTable(
         index=index,
