@@ -19,7 +19,7 @@ from ffmem.indexing.build import build, lock_folder
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.partials import Partials
 from ffmem.progress import Progress
-from tests.indexing.folders import content, indexed, memories, write_corpus
+from tests.indexing.folders import Steps, content, indexed, memories, write_corpus
 
 
 class Killed(BaseException):
@@ -455,3 +455,13 @@ def test_a_finished_index_says_whether_the_weights_were_compared(tmp_path, model
         said = capsys.readouterr().err
         assert ("weights were not compared" in said) == (model is model_folder)
     assert "nothing to do" in said
+
+
+def test_the_bar_of_a_serial_run_moves_by_batches_to_the_tokens_of_the_corpus(tmp_path):
+    steps = Steps()
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    index = indexed(tmp_path / "index", corpus, chunk_tokens=10**6, progress=steps)
+    moves = steps.of["Triggers"]
+    assert sum(moves) == index.manifest.corpus.tokens
+    assert len([n for n in moves if n > 0]) > 5
+    assert max(moves) <= 40  # the tokens of a batch

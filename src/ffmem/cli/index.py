@@ -89,7 +89,8 @@ def index(
     """Index the memories of a model over a corpus.
 
     Finds which prefixes of CORPUS trigger each memory of MODEL, and which tokens its value
-    promotes. Resumes an unfinished run with the same settings.
+    promotes. Resumes an unfinished run with the same settings from its last finished chunk
+    (--chunk-tokens).
     """
     source = Corpus(corpus, **take_options(options, Corpus))
     config = take_options(options, IndexConfig)

@@ -151,7 +151,8 @@ def _read_chunks(workers: Executor, plan: IndexPlan, progress: Progress) -> None
     with progress.bar("Triggers", plan.facts.source.tokens, "tokens", done) as step:
         while missing:
             tasks = [
-                Task(chunk.name, "read_chunk", (chunk.number,), chunk.n_tokens) for chunk in missing
+                Task(chunk.name, "read_chunk", (chunk.number,), chunk.n_tokens, has_parts=True)
+                for chunk in missing
             ]
             workers.run(tasks, step)
             workers.flush()
