@@ -465,3 +465,14 @@ def test_the_bar_of_a_serial_run_moves_by_batches_to_the_tokens_of_the_corpus(tm
     assert sum(moves) == index.manifest.corpus.tokens
     assert len([n for n in moves if n > 0]) > 5
     assert max(moves) <= 40  # the tokens of a batch
+
+
+@pytest.mark.parametrize(("words", "share"), [("zebra", "25.0 %"), ("<unk>", None)])
+def test_a_text_of_unknown_words_brings_a_warning(tmp_path, capsys, words, share):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(f"w3 w4 w5 {words}\n" * 5)
+    indexed(tmp_path / "index", corpus, progress=Progress())
+    told = capsys.readouterr().err
+    assert ("Warning" in told) == (share is not None)
+    if share is not None:
+        assert f"does not know {share} of the corpus's tokens" in told

@@ -227,12 +227,13 @@ def test_an_edit_that_overflows_is_told_and_not_shown_as_numbers(number):
 def test_notes_say_what_the_table_does_not():
     memories = planted()
     behind = Edits.of(off=["L1N7"], positions=[4])
-    found = traced(memories, edits=behind, position=2, generate=1)
+    known = "w5 w9 w12 w17 w30"
+    found = traced(memories, known, behind, position=2, generate=1)
     assert len(found.notes) == 2
     assert "follows the whole prompt" in str(found)
     assert "come after position 2" in str(found)
     assert found.edited.layers == found.plain.layers
-    assert traced(memories, edits=behind, position=4).notes == []
+    assert traced(memories, known, behind, position=4).notes == []
 
 
 def test_how_a_continuation_was_sampled_is_kept():
@@ -582,3 +583,17 @@ def test_an_edit_without_effect_says_so():
     says = "No change: the edited coefficients already had these values here."
     assert says in str(traced(read("llama"), edits=Edits.of(scale={"L0N0": 1.0})))
     assert says not in str(traced(read("llama"), edits=Edits.of(scale={"L0N0": 100.0})))
+
+
+def test_unknown_words_of_prompts_are_named_once(tmp_path):
+    prompt = "w3 zebra w5 <unk> zebra lion w7"
+    named = "Not in the model's vocabulary, so read as unknown: 'zebra', 'lion'. "
+    memories = read("llama")
+    assert ffmem.trace(memories, prompt).notes[0].startswith(named)
+    assert ffmem.trace(memories, "w3 w5 <unk>").notes == []
+    few = {"candidates": 1, "top": 1}
+    assert ffmem.effect(memories, prompt, **few).notes[0].startswith(named)
+    (tmp_path / "prompts.txt").write_text("w3 zebra w5\nw3 w4\nlion zebra w4\n")
+    assert (
+        ffmem.effect(memories, prompts=tmp_path / "prompts.txt", **few).notes[0].startswith(named)
+    )

@@ -32,11 +32,15 @@ from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor, get_module
 from ffmem.models.routes import change_routes, switch_off
+from ffmem.models.tokenizer import AS_IN_TRAINING
 from ffmem.models.trace import LayerTrace
 from ffmem.progress import Progress
 
 BATCH_TOKENS = 1024
 """Tokens to run at once: enough to keep the processor busy, with little memory."""
+
+UNKNOWN_SHOWN = 10
+"""Unknown words of a prompt to name."""
 
 HEAD_ROWS = 64
 """Vectors whose logits are held at once."""
@@ -133,6 +137,18 @@ class Prompt:
     """Tokens that end a continuation."""
     answer: int | None = None
     """In a conversation: the position that predicts the first token of the answer."""
+    unknown: tuple[str, ...] = ()
+    """Words that the tokenizer does not know."""
+
+
+def note_unknown(words: Iterable[str]) -> list[str]:
+    """Return what to say about unknown words in prompts: one line, or none."""
+    different = list(dict.fromkeys(words))
+    if not different:
+        return []
+    more = f" and {len(different) - UNKNOWN_SHOWN} more" if len(different) > UNKNOWN_SHOWN else ""
+    named = ", ".join(map(repr, different[:UNKNOWN_SHOWN]))
+    return [f"Not in the model's vocabulary, so read as unknown: {named}{more}. {AS_IN_TRAINING}"]
 
 
 def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prompt:
@@ -142,6 +158,7 @@ def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prom
     template brings its own start token; one that is requested is not doubled.
     """
     memories, answer = loaded.memories, None
+    unknown: list[str] = []
     ends = {memories.tokenizer.eos}
     if chat:
         template = memories.tokenizer.chat
@@ -153,7 +170,7 @@ def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prom
         start = None if loaded.requested_start in (None, "auto") else loaded.start
         start = None if start == tokens[0] else start
     else:
-        text, tokens = _read_text(memories, prompt)
+        text, tokens, unknown = _read_text(memories, prompt)
         start = loaded.start
     ids = [*([] if start is None else [start]), *tokens]
     if answer is not None and start is not None:
@@ -171,11 +188,11 @@ def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prom
         )
     shown = memories.tokenizer.token_texts(memories.vocabulary)
     stops = frozenset(id for id in ends if id is not None)
-    return Prompt(text, ids, [shown[id] for id in ids], stops, answer)
+    return Prompt(text, ids, [shown[id] for id in ids], stops, answer, tuple(unknown))
 
 
-def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
-    """Return a plain prompt and its tokens."""
+def _read_text(memories: Memories, text: object) -> tuple[str, list[int], list[str]]:
+    """Return a plain prompt, its tokens, and the words that the tokenizer does not know."""
     if not isinstance(text, str):
         raise CorpusError(
             f"A prompt must be a string; got {type(text).__name__}. Messages need --chat."
@@ -185,7 +202,7 @@ def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
     (encoding,) = memories.tokenizer.encode([text])
     if not encoding.ids:
         raise CorpusError(f"The prompt {text!r} has no token for this model's tokenizer.")
-    return text, encoding.ids
+    return text, encoding.ids, memories.tokenizer.unknown_words(text, *encoding)
 
 
 def find_target(memories: Memories, target: object) -> int:

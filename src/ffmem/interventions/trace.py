@@ -23,6 +23,7 @@ from ffmem.interventions.forward import (
     LoadedModel,
     Prompt,
     apply_edits,
+    note_unknown,
     post_norm_sigma,
     promoted_tokens,
     read_prompt,
@@ -177,7 +178,7 @@ def _output_changes(plain: "RunResult", edited: "RunResult") -> list[OutputChang
 
 def _notes(loaded: LoadedModel, read: Prompt, at: int, edits: Edits, generate: int) -> list[str]:
     """Return what a reader of a trace should know."""
-    found = []
+    found = note_unknown(read.unknown)
     if generate and at != len(read.ids) - 1:
         found.append(
             f"The table is read at position {at}; the continuation follows the whole prompt."
