@@ -1,6 +1,7 @@
 """Traces against plain forward passes and the definitions, in several families; planted effects."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import apply_edits, find_target, read_prompt
 from ffmem.interventions.trace import continue_prompt, percentile, trace
+from ffmem.progress import Progress
 from tests.conftest import OURS, text_model
 from tests.indexing.folders import indexed, write_corpus
 from tests.interventions.planted import planted, with_start
@@ -597,3 +599,17 @@ def test_unknown_words_of_prompts_are_named_once(tmp_path):
     assert (
         ffmem.effect(memories, prompts=tmp_path / "prompts.txt", **few).notes[0].startswith(named)
     )
+
+
+def test_the_start_token_that_ffmem_chooses_is_printed(tiny_index, model_folder, capsys):
+    memories = read("llama")
+    ffmem.trace(memories, "w3 w5", progress=Progress())
+    assert re.fullmatch(
+        r"Start token: \S+ \(lowest loss of 3 on 6 English sentences\)\. Choose another with"
+        r" --start\.\n",
+        capsys.readouterr().err,
+    )
+    ffmem.trace(memories, "w3 w5", start="eos", progress=Progress())
+    assert "Start token" not in capsys.readouterr().err
+    ffmem.trace(tiny_index, "w3 w5", model=model_folder, progress=Progress())
+    assert "Start token" not in capsys.readouterr().err

@@ -9,7 +9,7 @@ again.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +64,10 @@ class LoadedModel:
     index: Index | None = None
     requested_start: str | None = None
     """How prompts start, as `--start` takes it. None: as the index, or `auto`."""
+    progress: Progress = field(
+        default_factory=lambda: Progress(quiet=True), repr=False, compare=False
+    )
+    """Where a start token is reported that ffmem chooses."""
 
     @cached_property
     def start(self) -> int | None:
@@ -73,7 +77,14 @@ class LoadedModel:
         requested = self.requested_start or "auto"
         texts = list(START_SENTENCES) if requested == "auto" else []
         sentences = [encoding.ids for encoding in self.memories.tokenizer.encode(texts)]
-        return choose_start(self.memories, sentences, requested)[0].id
+        chosen, _ = choose_start(self.memories, sentences, requested)
+        if requested == "auto":
+            token = "none" if chosen.token is None else chosen.token
+            how = chosen.chosen_by
+            if len(chosen.losses) > 1:
+                how = f"{how} of {len(chosen.losses)} on {len(texts)} English sentences"
+            self.progress.say(f"Start token: {token} ({how}). Choose another with --start.")
+        return chosen.id
 
 
 def find_index(model_or_index: object) -> Index | None:
@@ -122,7 +133,7 @@ def open_model(
             source = load(source, adapter=merged, dtype=dtype or stored, device=device)
     if index is not None:
         check_weights(index, source.fingerprint())
-    return LoadedModel(source, index, start)
+    return LoadedModel(source, index, start, progress or Progress(quiet=True))
 
 
 @dataclass(frozen=True)
