@@ -205,6 +205,21 @@ def test_an_interrupt_is_code_1_without_a_word(tiny_index, monkeypatch):
     assert run("show", tiny_index.folder, "L0N0") == (1, "", "")
 
 
+def test_an_interrupted_command_that_resumes_says_so_once(tmp_path, model_folder, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    (tmp_path / "text.txt").write_text("w3 w4 w5\n" * 4)
+    monkeypatch.setattr("ffmem.indexing.worker.IndexWorker.read_chunk", interrupt)
+    arguments = ("index", model_folder, tmp_path / "text.txt", "--out", tmp_path / "index")
+    code, _, told = run(*arguments)
+    assert code == 1
+    assert told.splitlines()[-1] == "Interrupted. Rerun the command to resume."
+    assert told.count("Rerun") == 1
+    monkeypatch.setattr(ffmem, "estimate", interrupt)
+    assert run(*arguments, "--dry-run")[::2] == (1, "")
+
+
 def test_an_error_is_one_line_and_code_1(tiny_index):
     done = ffmem_process("show", tiny_index.folder, "L9N0")
     assert done.returncode == 1

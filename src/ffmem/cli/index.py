@@ -18,6 +18,7 @@ from ffmem.cli.options import (
     model_argument,
     out_option,
     print_json,
+    resumable,
 )
 from ffmem.config_fields import dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
@@ -105,18 +106,19 @@ def index(
         return
     if out is None:
         raise click.MissingParameter(param_hint="'--out'", param_type="option")
-    made = ffmem.index(
-        model,
-        source,
-        out,
-        adapter=adapter,
-        dtype=dtype,
-        device=device,
-        progress=Progress(),
-        **config,
-        **execution,
-        **options,
-    )
+    with resumable():
+        made = ffmem.index(
+            model,
+            source,
+            out,
+            adapter=adapter,
+            dtype=dtype,
+            device=device,
+            progress=Progress(),
+            **config,
+            **execution,
+            **options,
+        )
     click.echo(repr(made))
 
 
@@ -146,6 +148,7 @@ def status(folder: Path, watch: bool, as_json: bool) -> None:
 @dataclass_options(Corpus)
 @index_model_option
 @dataclass_options(BuildOptions)
+@resumable()
 def extend(folder: Path, corpus: str, **options: Any) -> None:
     """Add a corpus to a finished index.
 

@@ -82,15 +82,11 @@ def build(
             make = _worker_factory(plan, options)
             del memories
             gc.collect()  # modules and hooks refer to each other
-        try:
-            with executor(options, make, progress, plan.run_config.threads) as workers:
-                if plan.run_config.model.has_values:  # a lambda layer computes them from the input
-                    _project(workers, plan, "values", progress)
-                _read_chunks(workers, plan, progress)
-                _project(workers, plan, "keys", progress)
-        except KeyboardInterrupt:
-            progress.say("Stopped. Rerun the command to resume.")
-            raise
+        with executor(options, make, progress, plan.run_config.threads) as workers:
+            if plan.run_config.model.has_values:  # a lambda layer computes them from the input
+                _project(workers, plan, "values", progress)
+            _read_chunks(workers, plan, progress)
+            _project(workers, plan, "keys", progress)
         finish(plan)
     return True
 
