@@ -356,6 +356,7 @@ class Index:
                 self.manifest.model.kind,
                 self._keys(fields["keys"]),
                 self._case_counts(fields["stats"]),
+                bool(fields["stats"].get("n_prefixes", self.n_prefixes)),
             )
 
     def _triggers(
