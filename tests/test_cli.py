@@ -329,7 +329,7 @@ def test_verify_names_what_is_damaged(tiny_index, tmp_path):
 
 def test_describe_prints_facts(model_folder):
     code, out, err = run("describe", model_folder, "--json")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"Loading {model_folder}.\n")
     facts = json.loads(out)
     assert (facts["family"], facts["layers"], facts["memories"]) == ("llama", 2, 24)
     code, out, _ = run("describe", model_folder)
@@ -365,7 +365,9 @@ def test_a_name_that_no_file_can_have_is_an_error_of_one_line(command):
 def test_a_dry_run_needs_no_folder_and_writes_none(tmp_path, model_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("the cat sat\na dog ran\n")
-    code, out, _ = run("index", model_folder, "corpus.txt", "--unit", "line", "--dry-run")
+    code, out, err = run("index", model_folder, "corpus.txt", "--unit", "line", "--dry-run")
+    stages = [f"Loading {model_folder}.", "Reading corpus.txt."]
+    assert err.splitlines() == [*stages, "Measuring start tokens and speed."]
     assert code == 0
     assert "2 sentences" in out
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]

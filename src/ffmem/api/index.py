@@ -119,6 +119,7 @@ def estimate(
     workers: int | None = BuildOptions.workers,
     ray: str | None = BuildOptions.ray,
     gpus_per_worker: float = BuildOptions.gpus_per_worker,
+    progress: Progress | None = None,
 ) -> "Estimate":
     """Return the tokens, time, memory and disk that `index` would take.
 
@@ -132,11 +133,13 @@ def estimate(
     from ffmem.indexing.estimate import estimate as estimate_index
     from ffmem.models.load import load
 
+    progress = progress or Progress(quiet=True)
     if isinstance(model, str | Path):
-        model = load(model, adapter=adapter, dtype=dtype, device=device)
+        with progress.waiting(f"Loading {model}"):
+            model = load(model, adapter=adapter, dtype=dtype, device=device)
     else:
         check_loaded(model, adapter)
-    return estimate_index(model, source, config, execution)
+    return estimate_index(model, source, config, execution, progress)
 
 
 def _open_finished(

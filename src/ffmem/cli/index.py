@@ -44,7 +44,8 @@ def describe(model: str, adapter: str | None, dtype: str, device: str, as_json: 
     Prints its family, layers, memories, activation, norms and output head, and the errors of the
     self-check of the paper's equations.
     """
-    memories = ffmem.load(model, adapter=adapter, dtype=dtype, device=device)
+    with Progress().waiting(f"Loading {model}"):
+        memories = ffmem.load(model, adapter=adapter, dtype=dtype, device=device)
     from ffmem.indexing.estimate import index_bytes
     from ffmem.models.load import describe as describe_model
 
@@ -102,7 +103,7 @@ def index(
         if out is not None and out.is_dir() and any(out.iterdir()):
             click.echo(f"{out}: {index_status(out)}\nAll of it would take:")
         settings = {"adapter": adapter, "dtype": dtype, "device": device, **config, **execution}
-        click.echo(ffmem.estimate(model, source, **settings))
+        click.echo(ffmem.estimate(model, source, progress=Progress(), **settings))
         return
     if out is None:
         raise click.MissingParameter(param_hint="'--out'", param_type="option")
