@@ -246,6 +246,10 @@ def errors():
     yield ["show", "nowhere", "L0N0"], "no index at nowhere: no such folder"
     yield ["show", "INDEX", "river"], "'river' is not the name of a memory"
     yield ["show", "INDEX", "L0N24"], "no memory L0N24"
+    yield ["show", "full.txt", "L0N1"], "full.txt is a file, not an index folder. Pass the folder"
+    yield ["serve", "full.txt"], "full.txt is a file, not an index folder"
+    yield ["index", "MODEL", "INDEX", "--out", "i"], "is an index, not a corpus"
+    yield ["trace", "MODEL", "a", "--force", "E3"], "'E3' is not the name of an expert"
     yield ["show", "INDEX", f"L{'9' * 5000}N1"], "no model has that many"
     yield ["search", "INDEX", "a(?R)?b", "--regex"], "searches do not support"
     yield ["search", "INDEX", "(?:(?:a{1000}){1000}){4}", "--regex"], "is too large"
@@ -299,7 +303,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     )
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert (code, "finished: nothing to do" in err) == (0, True)
-    assert run("verify", made)[:2] == (0, "OK: 13 files, 48 memories.\n")
+    assert run("verify", made)[:2] == (0, "OK: 15 files, 48 memories.\n")
     (tmp_path / "more.txt").write_text("A further river.\n")
     more = ("index", model_folder, tmp_path / "more.txt", "--out", tmp_path / "other", *common)
     start = ffmem.open(made).manifest.start
@@ -308,7 +312,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     assert run("extend", made, tmp_path / "more.txt", "--unit", "line")[0] == 0
     for name in ("made", "merged"):
         code, out, _ = run("verify", tmp_path / name)
-        assert (code, out) == (0, "OK: 13 files, 48 memories.\n")
+        assert (code, out) == (0, "OK: 15 files, 48 memories.\n")
     code, out, err = run("export", made, tmp_path / "out.jsonl", "--to", "jsonl")
     assert (code, out) == (0, "")
     assert err.startswith("Wrote 48 memories to ")
