@@ -188,9 +188,14 @@ def open(folder: str | Path | Index) -> Index:
     return index
 
 
+def _reopen(folder: str | Path | Index) -> Index:
+    """Return the finished index of a folder as it is now, also if it was opened before."""
+    return Index(folder.folder if isinstance(folder, Index) else folder)
+
+
 @check_arguments
 def extend(
-    folder: str | Path,
+    folder: str | Path | Index,
     corpus: "Corpus | str | Path",
     *,
     model: "Memories | str | Path | None" = None,
@@ -214,7 +219,7 @@ def extend(
     from ffmem.interventions.forward import open_model
 
     options.check()
-    before, source = Index(folder), as_corpus(corpus)
+    before, source = _reopen(folder), as_corpus(corpus)
     source.check()
 
     def load_model() -> "Memories":
@@ -340,7 +345,7 @@ def export(
 
 
 @check_arguments
-def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
+def verify(folder: str | Path | Index, progress: Progress | None = None) -> list[str]:
     """Return a list of problems with an index, one sentence each; empty if it is intact.
 
     Search files follow from the rest: if the index is intact, one that is out of date is rebuilt.
@@ -350,7 +355,7 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
     from ffmem.patterns import search as pattern_search
     from ffmem.patterns.store import damaged_files
 
-    opened = Index(folder)
+    opened = _reopen(folder)
     wrong = [*verify_index(opened), *damaged_files(opened)]
     if wrong:
         return wrong
