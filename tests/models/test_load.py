@@ -244,6 +244,10 @@ def test_a_device_that_is_not_there_is_refused():
     for device in ("nonsense", "cuda:99"):
         with pytest.raises(ModelError, match=f"`device` {device} is not available"):
             find_device(device)
+    for device in ("tpu", "xla"):
+        with pytest.raises(ModelError) as raised:
+            find_device(device)
+        assert len(str(raised.value)) < 200  # without the lists that torch adds
 
 
 def test_a_dtype_that_is_not_there_is_refused(folder):

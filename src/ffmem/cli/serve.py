@@ -34,7 +34,7 @@ from ffmem.cli.options import (
     flag_value="new",
     envvar="FFMEM_TOKEN",
     metavar="TOKEN",
-    help="Require this token; without a value, generate one. Required with --host.",
+    help="Require this token; new, or no value, generates one. Required with --host.",
 )
 @click.option(
     "--allow-host",

@@ -421,8 +421,8 @@ def check_sampling(temperature: float | None, seed: int) -> None:
     """Raise unless a continuation can be sampled so."""
     if temperature is not None and not 1e-3 <= temperature <= 1e3:
         raise FfmemError(
-            f"Temperature {temperature} is out of range. Use 0.001 to 1000, or none for greedy"
-            " decoding."
+            f"Temperature {temperature} is out of range. Use 0.001 to 1000, or drop --temperature"
+            " for greedy decoding."
         )
     check_seed(seed)
 

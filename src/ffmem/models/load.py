@@ -83,7 +83,7 @@ def load(
         model: What the command line takes as MODEL, or a transformers model in memory.
         tokenizer: The tokenizer of a model in memory.
         adapter: Adapter to merge into the model: a folder that peft wrote, such as LoRA.
-        dtype: "float32" or "bfloat16".
+        dtype: "float32" or "bfloat16"; or torch.float32 or torch.bfloat16.
         device: "auto", "cpu", "cuda", "cuda:N", "mps", "split" (layers over all GPUs), or a
             device map.
     """
@@ -219,15 +219,16 @@ def find_device(device: str) -> torch.device:
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator or torch.device("cpu")
+    known = "Use auto, cpu, cuda, cuda:N, mps or split."
     try:
         found = torch.device(device)
+    except RuntimeError:  # which lists all that torch was ever built for
+        raise ModelError(f"--device {device} is not available. {known}") from None
+    try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ModelError(
-            f"--device {device} is not available ({reason})."
-            " Use auto, cpu, cuda, cuda:N, mps or split."
-        ) from None
+        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise ModelError(f"--device {device} is not available ({reason}). {known}") from None
     return found
 
 
