@@ -85,6 +85,11 @@ class Tokenizer(ABC):
         """Return the text to display for every id below `size`."""
 
     @property
+    def has_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return False
+
+    @property
     def chat(self) -> ChatTemplate:
         """The tokenizer's chat template; raises if it has none."""
         raise no_template()
@@ -270,6 +275,11 @@ class SubwordTokenizer(Tokenizer):
                 special,
             ]
         )
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
 
     @cached_property
     def chat(self) -> ChatTemplate:
