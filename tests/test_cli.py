@@ -386,7 +386,7 @@ def test_a_dry_run_needs_no_folder_and_writes_none(tmp_path, model_folder, monke
     assert "Missing option '--out'" in err
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("shwo", "show"), ("neighbors", "neighbours")])
+@pytest.mark.parametrize(("typed", "meant"), [("shwo", "show"), ("neighbor", "neighbours")])
 def test_a_misspelled_command_is_suggested(typed, meant):
     done = CliRunner().invoke(cli.cli, [typed])
     assert done.exit_code == 2
@@ -399,3 +399,10 @@ def test_a_dry_run_onto_a_file_is_no_traceback(model_folder, corpus_file, tmp_pa
     done = CliRunner().invoke(cli.cli, [*arguments, "--out", str(tmp_path / "file")])
     assert done.exit_code == 0
     assert "tokens" in done.output
+
+
+def test_neighbors_is_another_spelling_that_help_does_not_list():
+    done = CliRunner().invoke(cli.cli, ["neighbors", "--help"])
+    assert done.exit_code == 0
+    assert "Find memories with similar values or keys." in done.output
+    assert "neighbors" not in CliRunner().invoke(cli.cli, ["--help"]).output
