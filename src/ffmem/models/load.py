@@ -7,7 +7,7 @@ MODEL is a local Hugging Face folder, a LoRA folder, a `.gguf` file, a fairseq c
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -332,6 +332,7 @@ def describe(memories: Memories) -> dict[str, Any]:
     tokenizer = memories.tokenizer
     tokens = tokenizer.token_texts(memories.vocabulary)
     some_layer = memories.layout.memory_layers[0]
+    dense = memories.banks[some_layer].dense
     kind = {"memory": memories.config.memory} if _is_adaptive(memories) else {}
 
     def show(id: int | None) -> str | None:
@@ -357,8 +358,8 @@ def describe(memories: Memories) -> dict[str, Any]:
         "activation": memories.activation,
         "gated": memories.gated,
         "biases": {
-            "keys": bool(memories.key_bias(some_layer).any()),
-            "values": bool(memories.bias(some_layer).any()),
+            "keys": _describe_bias(memories.key_bias(some_layer), [one.keys for one in dense]),
+            "values": _describe_bias(memories.bias(some_layer), [one.values for one in dense]),
         },
         "block": _describe_block(memories),
         "head": _describe_head(memories),
@@ -370,6 +371,14 @@ def describe(memories: Memories) -> dict[str, Any]:
         "self_check": memories.check._asdict(),
         "weights": memories.fingerprint(),
     }
+
+
+def _describe_bias(bias: torch.Tensor, maps: Sequence[nn.Module]) -> bool | str:
+    """Return whether there is a bias: True, False, or "zero" if there is one of zeros."""
+    if bool(bias.any()):
+        return True
+    has_parameter = any(getattr(one, "bias", None) is not None for one in maps)
+    return "zero" if has_parameter else False
 
 
 def _describe_adapter(memories: Memories) -> dict[str, Any]:
