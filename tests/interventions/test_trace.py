@@ -222,7 +222,7 @@ def test_a_prompt_without_tokens_is_refused(text, message):
 
 @pytest.mark.parametrize("number", [1e39, 1e30])
 def test_an_edit_that_overflows_is_told_and_not_shown_as_numbers(number):
-    with pytest.raises(ModelError, match="overflow its dtype"):
+    with pytest.raises(ModelError, match="Activations overflow float32"):
         traced(read("llama"), edits=Edits.of(set={"L0N1": number}))
 
 
@@ -382,7 +382,7 @@ def test_numbers_that_overflow_are_told(temperature):
     memories = read("llama")
     prompt = read_prompt(with_start(memories), TEXT)
     with (
-        pytest.raises(FfmemError, match="overflow its dtype"),
+        pytest.raises(FfmemError, match="Activations overflow float32"),
         apply_edits(memories, Edits.of(set={"L0N1": 1e39})),
     ):
         continue_prompt(memories, prompt, 3, temperature)
@@ -613,3 +613,13 @@ def test_the_start_token_that_ffmem_chooses_is_printed(tiny_index, model_folder,
     assert "Start token" not in capsys.readouterr().err
     ffmem.trace(tiny_index, "w3 w5", model=model_folder, progress=Progress())
     assert "Start token" not in capsys.readouterr().err
+
+
+def test_a_memory_that_is_off_anyway_is_named():
+    memories = ffmem.load(tiny("opt"), tiny_tokenizer())
+    with torch.no_grad():
+        memories.bank(1).keys.bias[7] = -1000.0
+        memories.bank(1).keys.bias[8] = 1.0
+    says = "The coefficient is 0 at every position of this prompt anyway: L1N7."
+    assert says in traced(memories, edits=Edits.of(off=["L1N7"])).notes
+    assert says not in traced(memories, edits=Edits.of(off=["L1N7", "L1N8"])).notes
