@@ -263,8 +263,11 @@ class SignCase:
         if n == self.count:
             return None
         sign = "m > 0" if self.sign > 0 else "m < 0"
-        kept = f"{n} of the kept triggers" if n else "none of the kept triggers"
-        return f"{self.count:,} prefixes; {kept}, the strongest with {sign}, are among them."
+        stored = f"{n} of the stored triggers" if n else "none of the stored triggers"
+        verb = "is" if n <= 1 else "are"
+        return (
+            f"{self.count:,} prefixes; {stored} (the strongest with {sign}) {verb} in this group."
+        )
 
     def to_dict(self, triggers: bool = False) -> dict[str, Any]:
         """Return what `show --json` prints, with the triggers on request."""
