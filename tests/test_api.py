@@ -71,7 +71,7 @@ def test_the_parameters_of_a_function_are_the_fields_of_its_config(name, config)
     ("name", "own"),
     [
         ("index", {"model", "corpus", "out", "adapter", "dtype", "progress"}),
-        ("estimate", {"model", "corpus", "adapter", "dtype", "device"}),
+        ("estimate", {"model", "corpus", "adapter", "dtype", "device", "progress"}),
         ("extend", {"folder", "corpus", "model", "adapter", "progress"}),
         ("train", {"corpus", "out", "valid", "progress"}),
     ],

@@ -205,6 +205,21 @@ def test_an_interrupt_is_code_1_without_a_word(tiny_index, monkeypatch):
     assert run("show", tiny_index.folder, "L0N0") == (1, "", "")
 
 
+def test_an_interrupted_command_that_resumes_says_so_once(tmp_path, model_folder, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    (tmp_path / "text.txt").write_text("w3 w4 w5\n" * 4)
+    monkeypatch.setattr("ffmem.indexing.worker.IndexWorker.read_chunk", interrupt)
+    arguments = ("index", model_folder, tmp_path / "text.txt", "--out", tmp_path / "index")
+    code, _, told = run(*arguments)
+    assert code == 1
+    assert told.splitlines()[-1] == "Interrupted. Rerun the command to resume."
+    assert told.count("Rerun") == 1
+    monkeypatch.setattr(ffmem, "estimate", interrupt)
+    assert run(*arguments, "--dry-run")[::2] == (1, "")
+
+
 def test_an_error_is_one_line_and_code_1(tiny_index):
     done = ffmem_process("show", tiny_index.folder, "L9N0")
     assert done.returncode == 1
@@ -231,6 +246,10 @@ def errors():
     yield ["show", "nowhere", "L0N0"], "no index at nowhere: no such folder"
     yield ["show", "INDEX", "river"], "'river' is not the name of a memory"
     yield ["show", "INDEX", "L0N24"], "no memory L0N24"
+    yield ["show", "full.txt", "L0N1"], "full.txt is a file, not an index folder. Pass the folder"
+    yield ["serve", "full.txt"], "full.txt is a file, not an index folder"
+    yield ["index", "MODEL", "INDEX", "--out", "i"], "is an index, not a corpus"
+    yield ["trace", "MODEL", "a", "--force", "E3"], "'E3' is not the name of an expert"
     yield ["show", "INDEX", f"L{'9' * 5000}N1"], "no model has that many"
     yield ["search", "INDEX", "a(?R)?b", "--regex"], "searches do not support"
     yield ["search", "INDEX", "(?:(?:a{1000}){1000}){4}", "--regex"], "is too large"
@@ -284,7 +303,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     )
     code, out, err = run("index", model_folder, corpus_file, "--out", made, *common)
     assert (code, "finished: nothing to do" in err) == (0, True)
-    assert run("verify", made)[:2] == (0, "OK: 13 files, 48 memories.\n")
+    assert run("verify", made)[:2] == (0, "OK: 15 files, 48 memories.\n")
     (tmp_path / "more.txt").write_text("A further river.\n")
     more = ("index", model_folder, tmp_path / "more.txt", "--out", tmp_path / "other", *common)
     start = ffmem.open(made).manifest.start
@@ -293,7 +312,7 @@ def test_an_index_is_made_shown_extended_merged_exported_and_verified(
     assert run("extend", made, tmp_path / "more.txt", "--unit", "line")[0] == 0
     for name in ("made", "merged"):
         code, out, _ = run("verify", tmp_path / name)
-        assert (code, out) == (0, "OK: 13 files, 48 memories.\n")
+        assert (code, out) == (0, "OK: 15 files, 48 memories.\n")
     code, out, err = run("export", made, tmp_path / "out.jsonl", "--to", "jsonl")
     assert (code, out) == (0, "")
     assert err.startswith("Wrote 48 memories to ")
@@ -314,7 +333,7 @@ def test_verify_names_what_is_damaged(tiny_index, tmp_path):
 
 def test_describe_prints_facts(model_folder):
     code, out, err = run("describe", model_folder, "--json")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"Loading {model_folder}.\n")
     facts = json.loads(out)
     assert (facts["family"], facts["layers"], facts["memories"]) == ("llama", 2, 24)
     code, out, _ = run("describe", model_folder)
@@ -350,7 +369,9 @@ def test_a_name_that_no_file_can_have_is_an_error_of_one_line(command):
 def test_a_dry_run_needs_no_folder_and_writes_none(tmp_path, model_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("the cat sat\na dog ran\n")
-    code, out, _ = run("index", model_folder, "corpus.txt", "--unit", "line", "--dry-run")
+    code, out, err = run("index", model_folder, "corpus.txt", "--unit", "line", "--dry-run")
+    stages = [f"Loading {model_folder}.", "Reading corpus.txt."]
+    assert err.splitlines() == [*stages, "Measuring start tokens and speed."]
     assert code == 0
     assert "2 sentences" in out
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
@@ -365,7 +386,7 @@ def test_a_dry_run_needs_no_folder_and_writes_none(tmp_path, model_folder, monke
     assert "Missing option '--out'" in err
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("shwo", "show"), ("neighbors", "neighbours")])
+@pytest.mark.parametrize(("typed", "meant"), [("shwo", "show"), ("neighbor", "neighbours")])
 def test_a_misspelled_command_is_suggested(typed, meant):
     done = CliRunner().invoke(cli.cli, [typed])
     assert done.exit_code == 2
@@ -378,3 +399,10 @@ def test_a_dry_run_onto_a_file_is_no_traceback(model_folder, corpus_file, tmp_pa
     done = CliRunner().invoke(cli.cli, [*arguments, "--out", str(tmp_path / "file")])
     assert done.exit_code == 0
     assert "tokens" in done.output
+
+
+def test_neighbors_is_another_spelling_that_help_does_not_list():
+    done = CliRunner().invoke(cli.cli, ["neighbors", "--help"])
+    assert done.exit_code == 0
+    assert "Find memories with similar values or keys." in done.output
+    assert "neighbors" not in CliRunner().invoke(cli.cli, ["--help"]).output

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffmem.records import NotARecord, Record
+from ffmem.errors import StoreError, name_parameters
+from ffmem.records import NotARecord, Record, check_same_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +66,43 @@ def test_a_missing_field_and_a_foreign_file_are_named():
         Outer.of({})
     with pytest.raises(NotARecord, match=r"it is \[\], not an object"):
         Outer.of([])
+
+
+CORPUS = {"source": "a.txt", "digest": "1" * 64, "content_only": True, "limit": None}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ({"t": 3}, {"t": 4}, "t: 3 → 4"),
+        ({"match": "relu"}, {"match": None}, "match: relu → none"),
+        ({"corpus": CORPUS}, {"corpus": CORPUS | {"limit": 5}}, "--limit: none → 5"),
+        (
+            {"corpus": CORPUS},
+            {"corpus": CORPUS | {"content_only": False}},
+            "--content-only: yes → no",
+        ),
+        (
+            {"corpus": CORPUS},
+            {"corpus": CORPUS | {"digest": "2" * 64}},
+            "the files of the corpus have changed",
+        ),
+        (
+            {"corpus": CORPUS},
+            {"corpus": CORPUS | {"source": "-", "digest": None}},
+            "corpus: a.txt → -",
+        ),
+        ({"model": {"hash": "1" * 64}}, {"model": {"hash": "2"}}, "the model has other weights"),
+    ],
+)
+def test_other_settings_are_named_in_words(old, new, said):
+    with pytest.raises(StoreError) as raised:
+        check_same_settings("out holds an index", old, new)
+    advice = "Use the same settings, or choose another folder."
+    assert str(raised.value) == name_parameters(
+        f"out holds an index with other settings: {said}. {advice}"
+    )
+
+
+def test_a_corpus_that_has_moved_is_the_same():
+    check_same_settings("out", {"corpus": CORPUS}, {"corpus": CORPUS | {"source": "b.txt"}})

@@ -1,17 +1,20 @@
 """Arguments of public functions are checked by the functions' own annotations."""
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import ffmem
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError
-from ffmem.signatures import check_arguments, is_kind, kind_name
+from ffmem.signatures import CORPUS_OPTIONS, check_arguments, is_kind, kind_name
 
 FUNCTIONS = [name for name in ffmem.__all__ if inspect.isfunction(getattr(ffmem, name))]
 
@@ -44,7 +47,11 @@ def test_every_public_function_names_the_parameter_and_what_it_takes(name):
 CASES = [
     (str, ["a", ""], [b"a", 3, None, ["a"]]),
     (int, [3, -1, np.int64(3)], [True, 3.0, "3", np.bool_(True)]),
-    (float, [3, 0.5, np.float32(1), float("nan")], [True, "3", 1j]),
+    (
+        float,
+        [3, 0.5, np.float32(1), float("nan"), np.array(3.0), torch.tensor(3)],
+        [True, "3", 1j, np.array([3.0]), torch.tensor([3.0]), torch.tensor(True)],
+    ),
     (bool, [True, False], [0, "no", None]),
     (int | None, [None, 1], ["1", False]),
     (str | Path, ["a", Path("a")], [1, b"a"]),
@@ -81,7 +88,31 @@ def test_a_checked_function_gets_its_arguments_as_they_were_passed():
 
     assert (add(1), add(1, two=None, three="x")) == ((1, 2, 3), (1, None, "x"))
     assert (add.__name__, add.__doc__) == ("add", "Add.")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'four'"):
+    with pytest.raises(TypeError, match=r"add\(\) got an unexpected keyword argument 'four'$"):
         add(1, four=4)
+    with pytest.raises(TypeError, match=r"add\(\) missing a required argument: 'one'$"):
+        add()
     with pytest.raises(FfmemError, match=r"add: one is a list\. It must be int\.$"):
         add(["x" * 100])
+    with pytest.raises(FfmemError, match=r"add: one is an OrderedDict\. It must be int\.$"):
+        add(OrderedDict({"x" * 100: 1}))
+
+
+def test_options_of_the_corpus_are_pointed_to_it():
+    assert {one.name for one in fields(ffmem.Corpus)} == CORPUS_OPTIONS | {"source"}
+    with pytest.raises(
+        TypeError, match=r"Pass these options to Corpus\(\), not to index\(\): limit, unit\.$"
+    ):
+        ffmem.index("mini-wiki", "text.txt", "out", limit=5, unit="line")
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'limits'$"):
+        ffmem.index("mini-wiki", "text.txt", "out", limits=5)
+
+
+def test_a_dtype_of_torch_is_passed_on_by_its_name():
+    @check_arguments
+    def cast(dtype: str):
+        """Cast."""
+        return dtype
+
+    assert (cast(torch.bfloat16), cast("float32")) == ("bfloat16", "float32")
+    assert ffmem.load("mini-wiki", dtype=torch.bfloat16).dtype == torch.bfloat16

@@ -34,6 +34,7 @@ def test_numbers_read_as_in_a_sentence():
     assert format_number(14280.3) == "14,280"
     assert format_number(0.58234) == "0.582"
     assert format_number(-7, signed=True) == "−7"
+    assert [format_number(zero, signed=True) for zero in (0, 0.0, -0.0)] == ["0", "0", "0"]
     assert format_number(None) == "–"
 
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ffmem.config_fields import check_options, option
 from ffmem.errors import ClusterGone, FfmemError, StorageFull, StoreError, WorkerError, one_line
-from ffmem.progress import Progress
+from ffmem.progress import Progress, TaskProgress
 from ffmem.text import pluralize
 
 MAX_DEATHS = 3
@@ -133,6 +133,8 @@ class Task:
     arguments: tuple[Any, ...]
     size: int = 1
     """Its share of the progress bar."""
+    has_parts: bool = False
+    """Whether the method's last parameter is a TaskProgress; only a serial run passes one."""
 
 
 class Executor(ABC):
@@ -140,7 +142,10 @@ class Executor(ABC):
 
     @abstractmethod
     def run(self, tasks: Iterable[Task], done: Callable[[int], None]) -> None:
-        """Do all tasks; call `done` with the size of each one that is done."""
+        """Do all tasks; call `done` with the size of each one that is done.
+
+        A serial run also calls it within a task that has parts, and takes them back if it fails.
+        """
 
     @abstractmethod
     def flush(self) -> None:
@@ -193,13 +198,16 @@ class SerialExecutor(Executor):
     def run(self, tasks: Iterable[Task], done: Callable[[int], None]) -> None:
         """Do all tasks, one after the other."""
         for task in tasks:
+            progress = TaskProgress(done)
+            parts = (progress,) if task.has_parts else ()
             try:
-                getattr(self.worker, task.method)(*task.arguments)
+                getattr(self.worker, task.method)(*task.arguments, *parts)
             except BaseException:
+                progress.take_back()
                 with suppress(Exception):  # report the first error
                     self.flush()
                 raise
-            done(task.size)
+            progress.complete(task.size)
 
     def flush(self) -> None:
         """Let the worker commit what it holds."""

@@ -14,7 +14,28 @@ WAIT_SECONDS = 2.0
 """A wait that took longer says how long it took."""
 
 LINE_SECONDS = 60.0
-"""Time between two lines of a bar with a note, if stderr is not a terminal."""
+"""Time between two lines of a bar, if stderr is not a terminal."""
+
+
+class TaskProgress:
+    """What a task has reported of its share of a bar."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._reported = 0
+
+    def advance(self, n: int) -> None:
+        """Report that n more units are done."""
+        self._reported += n
+        self._step(n)
+
+    def take_back(self) -> None:
+        """Take back what has been reported: the task failed, or starts again."""
+        self.advance(-self._reported)
+
+    def complete(self, size: int) -> None:
+        """Report what is missing of the task's size."""
+        self.advance(size - self._reported)
 
 
 class Progress:
@@ -73,20 +94,11 @@ class Progress:
     ) -> Iterator[Step]:
         """Show a bar of `total` units, of which `done` are done already.
 
-        `note` returns what to show instead of the rate. Without a terminal there is no bar, and a
-        note is a line now and then.
+        `note` returns what to show instead of the rate. Without a terminal, there is a line now and
+        then instead of the bar.
         """
         if self.quiet or not sys.stderr.isatty():
-            last_line = time.monotonic()
-
-            def say_note(n: int) -> None:
-                nonlocal done, last_line
-                done += n
-                if note is not None and time.monotonic() - last_line >= LINE_SECONDS:
-                    last_line = time.monotonic()
-                    self.say(f"{title} {done:,}/{total:,}: {note()}")
-
-            yield say_note
+            yield self._line_step(title, total, unit, done, note)
             return
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -101,10 +113,28 @@ class Progress:
             def step(n: int) -> None:
                 bars.advance(task, n)
                 speed = bars.tasks[task].speed
-                rate = format_rate(speed, unit) if speed else ""
+                rate = format_rate(speed, unit) if speed and speed > 0 else ""  # not taken back
                 bars.update(task, note=rate if note is None else note())
 
             yield step
+
+    def _line_step(
+        self, title: str, total: int, unit: str, done: int, note: Callable[[], str] | None
+    ) -> Step:
+        """Return the step of a bar that writes lines."""
+        before = done
+        started = last_line = time.monotonic()
+
+        def step(n: int) -> None:
+            nonlocal done, last_line
+            done += n
+            now = time.monotonic()
+            if now - last_line >= LINE_SECONDS and done > before:
+                last_line = now
+                rate = format_rate((done - before) / (now - started), unit)
+                self.say(f"{title} {done:,}/{total:,}: {rate if note is None else note()}")
+
+        return step
 
 
 _report: Callable[[str], None] | None = None

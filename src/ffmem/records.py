@@ -60,18 +60,42 @@ def check_same_settings(found: str, old: Mapping[str, Any], new: Mapping[str, An
         )
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return how settings differ, one line each: `t: 50 → 20`, `model.hash: … → …`."""
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], whole: str = "") -> list[str]:
+    """Return how settings differ, one line each: `t: 50 → 20`, `model: a → b`.
+
+    `whole` is what they are settings of: `corpus`, or nothing if they are the run's own.
+    """
     lines = []
-    is_same_corpus = new.get("digest") is not None and new["digest"] == old.get("digest")
+    before_digest, digest = old.get("digest"), new.get("digest")
+    is_same_corpus = digest is not None and digest == before_digest
+    has_other_source = not is_same_corpus and old.get("source") != new.get("source")
     for name in {**new, **old}:
         before, after = old.get(name), new.get(name)
         if isinstance(before, dict) or isinstance(after, dict):
-            lines += [f"{name}.{line}" for line in _differences(before or {}, after or {})]
-        elif before != after and not (is_same_corpus and name == "source"):  # it has moved
-            shown = "digest (its files have changed)" if name == "digest" else name
-            lines.append(f"{shown}: {before} → {after}")
+            lines += _differences(before or {}, after or {}, _IN_WORDS.get(name, name))
+        elif before == after or (name == "source" and is_same_corpus):  # it has moved
+            continue
+        elif name == "digest":
+            if not has_other_source:
+                lines.append(f"the files of the {whole} have changed")
+        elif name.endswith("hash"):
+            lines.append(f"the {whole or 'run'} has other weights")
+        else:
+            shown = whole if name == "source" else f"--{name.replace('_', '-')}"
+            shown = shown if whole else name
+            lines.append(f"{shown}: {_in_words(before)} → {_in_words(after)}")
     return lines
+
+
+_IN_WORDS = {"valid": "validation corpus"}
+"""What settings are of, where that is not their name."""
+
+
+def _in_words(value: Any) -> str:
+    """Return a setting as people write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return str(value)
 
 
 def _has_default(field: Field[Any]) -> bool:

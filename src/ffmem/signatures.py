@@ -6,7 +6,8 @@
     search(index, 3)      FfmemError: search: query is 3. It must be str.
 
 An annotation in quotes names classes that may not be imported yet, so a value is compared with it
-by the names of its classes. Numbers may be those of numpy.
+by the names of its classes. Numbers may be those of numpy, or tensors and arrays without
+dimensions; dtypes may be those of torch, and are passed on by name.
 """
 
 import inspect
@@ -21,6 +22,9 @@ from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from ffmem.errors import FfmemError
 
+CORPUS_OPTIONS = {"unit", "column", "detokenize", "limit", "content_only"}
+"""Options of `Corpus`, which people pass to the functions that read one."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -31,16 +35,49 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            advice = _corpus_advice(function.__name__, signature, kwargs)
+            raise TypeError(f"{function.__qualname__}() {error}{advice}") from None
+        for name, value in bound.arguments.items():
             kind = signature.parameters[name].annotation
+            if name == "dtype" and _is_torch_dtype(value):
+                value = bound.arguments[name] = str(value).removeprefix("torch.")
             if not is_kind(value, kind):
-                shown = repr(value) if len(repr(value)) <= 80 else f"a {type(value).__name__}"
+                shown = repr(value) if len(repr(value)) <= 80 else _with_article(value)
                 raise FfmemError(
                     f"{function.__qualname__}: {name} is {shown}. It must be {kind_name(kind)}."
                 )
-        return function(*args, **kwargs)
+        return function(*bound.args, **bound.kwargs)
 
     return checked
+
+
+def _corpus_advice(name: str, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
+    """Return advice about keyword arguments that belong to the corpus."""
+    given = kwargs.keys() - signature.parameters.keys()
+    if not given or not given <= CORPUS_OPTIONS or "corpus" not in signature.parameters:
+        return ""
+    return f". Pass these options to Corpus(), not to {name}(): {', '.join(sorted(given))}."
+
+
+def _is_torch_dtype(value: object) -> bool:
+    """Return whether a value is torch.float32 or the like; torch need not be installed."""
+    return (type(value).__module__, type(value).__name__) == ("torch", "dtype")
+
+
+def _with_article(value: object) -> str:
+    """Return the class of a value, as `a list` or `an Index`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def to_number(value: Any) -> Any:
+    """Return a tensor or array without dimensions as the number in it, and all else as it is."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    return value
 
 
 def is_kind(value: Any, kind: Any) -> bool:
@@ -54,7 +91,7 @@ def is_kind(value: Any, kind: Any) -> bool:
     if origin in (Union, UnionType):
         return any(is_kind(value, one) for one in inside)
     if kind in (int, float):
-        number = Integral if kind is int else Real
+        number, value = (Integral, value) if kind is int else (Real, to_number(value))
         return isinstance(value, number) and not isinstance(value, bool)
     if kind is Path:
         return isinstance(value, os.PathLike)

@@ -17,6 +17,8 @@ def format_number(value: int | float | None, digits: int = 3, signed: bool = Fal
     """Return 14,280, 0.00123 or −7: significant digits, thousands apart, a true minus sign."""
     if value is None:
         return MISSING
+    if value == 0:  # also −0
+        return "0"
     sign = "+" if signed else ""
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:{sign},.0f}".replace("-", "−")

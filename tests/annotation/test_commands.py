@@ -57,7 +57,7 @@ def test_every_command_and_option_has_help():
 
 def test_a_study_is_made_beside_the_index_and_its_links_printed(folder):
     out = run("init", folder, *SMALL, "--names", "ana,ben")
-    assert "Drew 4 memories, 4 controls and 0 cases of composition" in out
+    assert "Selected 4 memories and 4 controls; saved to " in out
     study = AnnotationStudy.open(study_path(folder))
     read = [
         sum(len(text.prefix.split()) for one in study.queue(person) for text in one.item.texts)
@@ -145,7 +145,7 @@ def test_cases_of_composition_are_judged_too(folder, tiny_index, tmp_path):
 def test_what_was_handed_in_is_reported_and_published(folder, tmp_path):
     run("init", folder, *SMALL, "--annotators", 2)
     pattern = SheetPattern("a", "ends alike", "shallow", frozenset({1, 2, 3}))
-    with pytest.raises(ffmem.FfmemError, match="Nobody has handed in"):
+    with pytest.raises(ffmem.FfmemError, match="No annotator has submitted a sheet"):
         run("report", folder, "--out", tmp_path / "report")
     study = AnnotationStudy.open(study_path(folder))
     for person in study.people()[:2]:

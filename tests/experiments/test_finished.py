@@ -87,7 +87,7 @@ def test_a_stopped_report_goes_on_to_the_same_bytes(
         interrupt(patched, stop)
         with pytest.raises(KeyboardInterrupt):
             report(made, tmp_path, progress=Progress())
-    assert "experiments finished in" in capsys.readouterr().err
+    capsys.readouterr()
     before = [name for name in ran if name != "patterns"]
     assert before == OTHERS[: OTHERS.index(stop)]
     ran.clear()

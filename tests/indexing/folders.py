@@ -1,9 +1,11 @@
 """What tests of index folders share: a small corpus, how to index it, the bytes of a folder."""
 
 import random
+from contextlib import contextmanager
 from pathlib import Path
 
 import ffmem
+from ffmem.progress import Progress
 from tests.tiny import tiny, tiny_tokenizer
 
 
@@ -36,3 +38,15 @@ def content(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "search.sqlite"
     }
+
+
+class Steps(Progress):
+    """Keeps the steps of every bar, by its title."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+        self.of = {}
+
+    @contextmanager
+    def bar(self, title, total, unit, done=0, note=None):
+        yield self.of.setdefault(title, []).append

@@ -19,7 +19,7 @@ from ffmem.indexing.build import build, lock_folder
 from ffmem.indexing.config import BuildOptions, IndexConfig
 from ffmem.indexing.partials import Partials
 from ffmem.progress import Progress
-from tests.indexing.folders import content, indexed, memories, write_corpus
+from tests.indexing.folders import Steps, content, indexed, memories, write_corpus
 
 
 class Killed(BaseException):
@@ -176,7 +176,7 @@ def test_a_finished_index_of_other_content_is_not_taken_for_this_one(tmp_path):
         indexed(tmp_path / "index", corpus)
     indexed(tmp_path / "other", corpus)
     write_corpus(corpus, seed=1)
-    with pytest.raises(StoreError, match=r"corpus\.digest \(its files have changed\)"):
+    with pytest.raises(StoreError, match="settings: the files of the corpus have changed"):
         indexed(tmp_path / "other", corpus)
 
 
@@ -238,14 +238,13 @@ def test_other_settings_are_refused_before_the_model_is_loaded(unfinished, corpu
         build(lambda: pytest.fail("loaded"), source, unfinished, config, options, quiet)
 
 
-def test_another_model_or_a_changed_corpus_is_refused_with_both_hashes(tmp_path, monkeypatch):
+def test_another_model_or_a_changed_corpus_is_refused_in_words(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.txt")
     killed(monkeypatch, 1, tmp_path / "index", corpus)
-    one, two = memories().fingerprint(), memories(seed=1).fingerprint()
-    with pytest.raises(StoreError, match=rf"model\.hash: {one} → {two}"):
+    with pytest.raises(StoreError, match=r"settings: the model has other weights\. Use"):
         indexed(tmp_path / "index", corpus, memories(seed=1))
     write_corpus(corpus, seed=1)
-    with pytest.raises(StoreError, match=r"changed\): [0-9a-f]{64} → [0-9a-f]{64}\. Use"):
+    with pytest.raises(StoreError, match=r"settings: the files of the corpus have changed\. Use"):
         indexed(tmp_path / "index", corpus)
 
 
@@ -297,7 +296,7 @@ def test_the_same_files_by_another_path_are_the_same_corpus(
     assert content(unfinished) == whole
     assert indexed(unfinished, Path("corpus.txt")).manifest == index.manifest
     write_corpus(tmp_path / "other.txt", seed=1)
-    with pytest.raises(StoreError, match=r"source: .*corpus\.txt → other\.txt"):
+    with pytest.raises(StoreError, match=r"settings: corpus: \S*corpus\.txt → other\.txt\. Use"):
         indexed(unfinished, Path("other.txt"))
 
 
@@ -455,3 +454,24 @@ def test_a_finished_index_says_whether_the_weights_were_compared(tmp_path, model
         said = capsys.readouterr().err
         assert ("weights were not compared" in said) == (model is model_folder)
     assert "nothing to do" in said
+
+
+def test_the_bar_of_a_serial_run_moves_by_batches_to_the_tokens_of_the_corpus(tmp_path):
+    steps = Steps()
+    corpus = write_corpus(tmp_path / "corpus.txt")
+    index = indexed(tmp_path / "index", corpus, chunk_tokens=10**6, progress=steps)
+    moves = steps.of["Triggers"]
+    assert sum(moves) == index.manifest.corpus.tokens
+    assert len([n for n in moves if n > 0]) > 5
+    assert max(moves) <= 40  # the tokens of a batch
+
+
+@pytest.mark.parametrize(("words", "share"), [("zebra", "25.0 %"), ("<unk>", None)])
+def test_a_text_of_unknown_words_brings_a_warning(tmp_path, capsys, words, share):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(f"w3 w4 w5 {words}\n" * 5)
+    indexed(tmp_path / "index", corpus, progress=Progress())
+    told = capsys.readouterr().err
+    assert ("Warning" in told) == (share is not None)
+    if share is not None:
+        assert f"does not know {share} of the corpus's tokens" in told

@@ -1,6 +1,7 @@
 """An index that is still being made: how far it is, and what can be read of it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from ffmem.indexing import estimate
 from ffmem.indexing.agreement import read_agreement
 from ffmem.indexing.chunks import batches
 from ffmem.indexing.estimate import index_bytes
+from ffmem.indexing.memory import NOTHING_READ
 from ffmem.indexing.partials import Partials
 from ffmem.indexing.results import SAMPLE_SIZE
 from ffmem.indexing.scan import Scan
@@ -21,6 +23,7 @@ from ffmem.indexing.tables import read_columns
 from tests.indexing import test_build
 from tests.indexing.folders import indexed, memories, write_corpus
 from tests.indexing.test_build import killed
+from tests.test_cli import run
 
 _commit_after_every_chunk = test_build._commit_after_every_chunk
 
@@ -76,6 +79,7 @@ def test_commands_that_need_a_finished_index_refuse_an_unfinished_one(stopped):
     assert shown.returncode == 0
     assert "L0N1" in shown.stdout
     assert shown.stdout.startswith("The index is unfinished: ")
+    assert "so far. All numbers are partial.\n" in shown.stdout
     with pytest.raises(StoreError, match="is not finished"):
         ffmem.verify(stopped)
     with pytest.raises(StoreError, match="is not finished"):
@@ -89,6 +93,21 @@ def test_an_index_before_its_first_commit_has_no_triggers_yet(tmp_path, monkeypa
     assert index.n_prefixes == 0
     assert index["L0N0"].triggers == []
     assert index["L0N0"].value.top
+
+
+def test_before_the_first_commit_show_prints_no_statistics(tmp_path, monkeypatch, capsys):
+    killed(monkeypatch, 0, tmp_path / "index", write_corpus(tmp_path / "corpus.txt"))
+    code, shown, _ = run("show", tmp_path / "index", "L0N1")
+    assert code == 0
+    assert "All numbers" not in shown
+    assert NOTHING_READ in shown
+    assert not re.search(r"\bmax\b|gate open|No prefix of the corpus triggers", shown)
+    cases = run("show", tmp_path / "index", "L0N1", "--cases")[1]
+    assert NOTHING_READ in cases
+    assert "0.0%" not in cases
+    page = ffmem.open(tmp_path / "index")["L0N1"]._repr_html_()
+    assert NOTHING_READ in page
+    assert "triggers it" not in page
 
 
 def test_an_unfinished_index_is_read_from_the_storage_that_its_workers_share(

@@ -98,7 +98,7 @@ def test_what_was_not_made_alike_is_refused_and_the_difference_named(tmp_path, p
     for name, difference in (
         ("other t", "t is 3 in the first and 4"),
         ("other start", "start token is 0 in the first and 1"),
-        ("other model", "model hash is "),
+        ("other model", "they are of different models, "),
         ("other dtype", "dtype is float32 in the first and bfloat16"),
     ):
         with pytest.raises(StoreError, match=f"Cannot merge .*: {difference}"):

@@ -1,11 +1,13 @@
 """Sentences that the model cannot read: found, named, and skipped only if that was asked."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 
 import ffmem
 from ffmem.errors import ModelError
-from tests.indexing.folders import content, indexed, write_corpus
+from tests.indexing.folders import Steps, content, indexed, write_corpus
 from tests.tiny import tiny, tiny_tokenizer
 
 POISON = 40
@@ -99,3 +101,21 @@ def test_left_out_sentences_stay_left_out_when_indexes_are_put_together(tmp_path
     both = ffmem.merge([tmp_path / "one", tmp_path / "two"], tmp_path / "both")
     assert [source.skipped for source in both.manifest.corpus.sources] == [[17], []]
     assert ffmem.verify(tmp_path / "both") == []
+
+
+@pytest.mark.parametrize("bad_sentences", ["skip", "stop"])
+def test_the_bar_takes_back_what_was_read_of_a_chunk_that_fails(tmp_path, bad_sentences):
+    steps = Steps()
+    corpus = with_poison(tmp_path / "corpus.txt", 17)
+    settings = {"chunk_tokens": 10**6, "bad_sentences": bad_sentences, "progress": steps}
+    if bad_sentences == "stop":
+        with pytest.raises(ModelError):
+            indexed(tmp_path / "index", corpus, poisoned(), **settings)
+        expected = 0
+    else:
+        index = indexed(tmp_path / "index", corpus, poisoned(), **settings)
+        expected = index.manifest.corpus.tokens
+    moves = steps.of["Triggers"]
+    assert min(moves) < 0
+    assert max(accumulate(moves)) <= len(corpus.read_text().split())
+    assert sum(moves) == expected

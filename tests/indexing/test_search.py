@@ -23,6 +23,7 @@ from ffmem.indexing.memory import visible_token
 from ffmem.indexing.query import Expression, Query
 from ffmem.indexing.search import PREFIX_END, Search, search_values
 from ffmem.indexing.search_db import NotSearchable
+from tests.indexing.folders import indexed, write_corpus
 from tests.texts import LINES
 
 ALL = 10_000
@@ -687,3 +688,15 @@ def test_hits_are_ranked_as_if_every_memory_were_sorted(tiny_index, data):
         (tiny_index.layout.at(cell), -count, rank, -side, key)
         for count, _, cell, (rank, side, key) in expected
     ]
+
+
+def test_a_search_says_that_a_file_is_missing_as_show_does(tmp_path):
+    index = indexed(tmp_path / "index", write_corpus(tmp_path / "corpus.txt"))
+    assert ffmem.search(index, "w3")["triggers"]
+    (index.folder / "values" / "layer-001.parquet").unlink()
+    says = r"Cannot read .*values/layer-001\.parquet.* missing"
+    with pytest.raises(StoreError, match=says) as one:
+        ffmem.search(index.folder, "w3")
+    with pytest.raises(StoreError, match=says) as two:
+        print(ffmem.open(index.folder)["L1N0"])
+    assert str(one.value).partition(". A file")[2] == str(two.value).partition(". A file")[2]

@@ -16,6 +16,7 @@ import ffmem
 from ffmem.indexing.manifest import hash_files as hashes
 from ffmem.indexing.tables import fixed, layer_file, read_columns, write_table
 from ffmem.progress import Progress
+from tests.indexing.folders import indexed, write_corpus
 
 KINDS = [
     *("sentences.parquet", "vocabulary.parquet", "samples/prefixes.parquet"),
@@ -304,3 +305,10 @@ def test_a_search_file_that_cannot_be_made_again_is_told(folder):
     (folder / "search.sqlite").mkdir()
     (wrong,) = ffmem.verify(folder)
     assert wrong.startswith("search.sqlite is out of date and cannot be rebuilt. ")
+
+
+def test_an_open_index_is_verified_as_it_is_now(tmp_path):
+    index = indexed(tmp_path / "index", write_corpus(tmp_path / "corpus.txt"))
+    assert ffmem.verify(index) == []
+    (index.folder / "stats" / "layer-001.parquet").unlink()
+    assert ffmem.verify(index) != []

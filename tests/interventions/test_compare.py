@@ -60,7 +60,7 @@ def with_manifest(index, **fields):
         ("memories", 7, "24", "architecture"),
         ("hidden", 7, "16", "architecture"),
         ("vocabulary", 7, "64", "architecture"),
-        ("gated", False, "True", "architecture"),
+        ("gated", False, "yes", "architecture"),
         ("t", 7, "3", "settings of the other"),
         ("prefixes", "all", "best", "settings of the other"),
         ("compat", "ff-layers", "none", "settings of the other"),
@@ -71,9 +71,11 @@ def test_indexes_that_do_not_match_are_refused_with_both_values(
     field, value, old, advice, finished
 ):
     other = with_manifest(finished, **{field: value})
+    value = "no" if value is False else value
     says = f"{field}: {old} in the first, {value} in the second.*{advice}"
-    with pytest.raises(StoreError, match=says):
+    with pytest.raises(StoreError, match=says) as raised:
         check_comparable(finished, other)
+    assert str(raised.value).count(" in the first") == 1  # no part of it looks the same
     with pytest.raises(StoreError, match=f"{field}: {value} in the first, {old} in the second"):
         check_comparable(other, finished)
 

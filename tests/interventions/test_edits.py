@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,3 +150,10 @@ def test_a_broken_file_is_refused_with_its_fault(content, says, tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(StoreError, match=r"No file .*edits\.json"):
         EditsFile.read(tmp_path)
+
+
+def test_numbers_may_be_tensors_and_arrays_without_dimensions():
+    numbers = {"L0N1": torch.tensor(3.0), "L0N2": np.array(2), "L0N3": np.float32(1.5)}
+    assert [edit.constant for edit in Edits.of(set=numbers)] == [3.0, 2.0, 1.5]
+    with pytest.raises(FfmemError, match="Use a finite number"):
+        Edits.of(set={"L0N1": torch.ones(2)})

@@ -1,6 +1,7 @@
 """Traces against plain forward passes and the definitions, in several families; planted effects."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from ffmem.errors import CorpusError, FfmemError, ModelError, StoreError
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import apply_edits, find_target, read_prompt
 from ffmem.interventions.trace import continue_prompt, percentile, trace
+from ffmem.progress import Progress
 from tests.conftest import OURS, text_model
 from tests.indexing.folders import indexed, write_corpus
 from tests.interventions.planted import planted, with_start
@@ -220,19 +222,20 @@ def test_a_prompt_without_tokens_is_refused(text, message):
 
 @pytest.mark.parametrize("number", [1e39, 1e30])
 def test_an_edit_that_overflows_is_told_and_not_shown_as_numbers(number):
-    with pytest.raises(ModelError, match="overflow its dtype"):
+    with pytest.raises(ModelError, match="Activations overflow float32"):
         traced(read("llama"), edits=Edits.of(set={"L0N1": number}))
 
 
 def test_notes_say_what_the_table_does_not():
     memories = planted()
     behind = Edits.of(off=["L1N7"], positions=[4])
-    found = traced(memories, edits=behind, position=2, generate=1)
+    known = "w5 w9 w12 w17 w30"
+    found = traced(memories, known, behind, position=2, generate=1)
     assert len(found.notes) == 2
     assert "follows the whole prompt" in str(found)
     assert "come after position 2" in str(found)
     assert found.edited.layers == found.plain.layers
-    assert traced(memories, edits=behind, position=4).notes == []
+    assert traced(memories, known, behind, position=4).notes == []
 
 
 def test_how_a_continuation_was_sampled_is_kept():
@@ -379,7 +382,7 @@ def test_numbers_that_overflow_are_told(temperature):
     memories = read("llama")
     prompt = read_prompt(with_start(memories), TEXT)
     with (
-        pytest.raises(FfmemError, match="overflow its dtype"),
+        pytest.raises(FfmemError, match="Activations overflow float32"),
         apply_edits(memories, Edits.of(set={"L0N1": 1e39})),
     ):
         continue_prompt(memories, prompt, 3, temperature)
@@ -582,3 +585,41 @@ def test_an_edit_without_effect_says_so():
     says = "No change: the edited coefficients already had these values here."
     assert says in str(traced(read("llama"), edits=Edits.of(scale={"L0N0": 1.0})))
     assert says not in str(traced(read("llama"), edits=Edits.of(scale={"L0N0": 100.0})))
+
+
+def test_unknown_words_of_prompts_are_named_once(tmp_path):
+    prompt = "w3 zebra w5 <unk> zebra lion w7"
+    named = "Not in the model's vocabulary, so read as unknown: 'zebra', 'lion'. "
+    memories = read("llama")
+    assert ffmem.trace(memories, prompt).notes[0].startswith(named)
+    assert ffmem.trace(memories, "w3 w5 <unk>").notes == []
+    few = {"candidates": 1, "top": 1}
+    assert ffmem.effect(memories, prompt, **few).notes[0].startswith(named)
+    (tmp_path / "prompts.txt").write_text("w3 zebra w5\nw3 w4\nlion zebra w4\n")
+    assert (
+        ffmem.effect(memories, prompts=tmp_path / "prompts.txt", **few).notes[0].startswith(named)
+    )
+
+
+def test_the_start_token_that_ffmem_chooses_is_printed(tiny_index, model_folder, capsys):
+    memories = read("llama")
+    ffmem.trace(memories, "w3 w5", progress=Progress())
+    assert re.fullmatch(
+        r"Start token: \S+ \(lowest loss of 3 on 6 English sentences\)\. Choose another with"
+        r" --start\.\n",
+        capsys.readouterr().err,
+    )
+    ffmem.trace(memories, "w3 w5", start="eos", progress=Progress())
+    assert "Start token" not in capsys.readouterr().err
+    ffmem.trace(tiny_index, "w3 w5", model=model_folder, progress=Progress())
+    assert "Start token" not in capsys.readouterr().err
+
+
+def test_a_memory_that_is_off_anyway_is_named():
+    memories = ffmem.load(tiny("opt"), tiny_tokenizer())
+    with torch.no_grad():
+        memories.bank(1).keys.bias[7] = -1000.0
+        memories.bank(1).keys.bias[8] = 1.0
+    says = "The coefficient is 0 at every position of this prompt anyway: L1N7."
+    assert says in traced(memories, edits=Edits.of(off=["L1N7"])).notes
+    assert says not in traced(memories, edits=Edits.of(off=["L1N7", "L1N8"])).notes

@@ -284,7 +284,7 @@ def test_an_index_names_base_and_adapter_and_finds_both_again(base, lora, corpus
     assert str(lora) in repr(made)
     # The same index, by its LoRA folder alone; then by another model.
     ffmem.index(lora, corpus, tmp_path / "index", t=3)
-    with pytest.raises(StoreError, match=rf"adapter: {lora} → None"):
+    with pytest.raises(StoreError, match=rf"adapter: {lora} → none"):
         ffmem.index(base, corpus, tmp_path / "index", t=3)
     assert ffmem.trace(made, "w5 w6").layers == ffmem.trace(lora, "w5 w6", start="</s>").layers or (
         made.manifest.start.token != "</s>"

@@ -19,7 +19,7 @@ from ffmem.mini_wiki import MODEL
 from ffmem.models.arguments import NAMED_MODELS, resolve_model
 from ffmem.models.checkpoint import convert_gguf
 from ffmem.models.families import FAMILIES
-from ffmem.models.load import find_device, load
+from ffmem.models.load import describe, find_device, load
 from ffmem.models.memories import fingerprint
 from tests.adapters import rename_base, write_lora
 from tests.tiny import TINY, read, tiny, tiny_tokenizer
@@ -244,6 +244,10 @@ def test_a_device_that_is_not_there_is_refused():
     for device in ("nonsense", "cuda:99"):
         with pytest.raises(ModelError, match=f"`device` {device} is not available"):
             find_device(device)
+    for device in ("tpu", "xla"):
+        with pytest.raises(ModelError) as raised:
+            find_device(device)
+        assert len(str(raised.value)) < 200  # without the lists that torch adds
 
 
 def test_a_dtype_that_is_not_there_is_refused(folder):
@@ -503,3 +507,15 @@ def test_a_misspelt_folder_is_not_only_blamed_on_the_hub(monkeypatch, online):
     with pytest.raises(ModelError, match="No model 'misspelt': no such file or folder, not in"):
         load("misspelt")
     assert asked == [not online]
+
+
+def test_biases_of_zeros_are_not_described_as_missing():
+    model = tiny("gpt2")
+    assert describe(load(model, tiny_tokenizer()))["biases"] == {"keys": True, "values": True}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".mlp." in name and name.endswith("bias"):
+                weight.zero_()
+    assert describe(load(model, tiny_tokenizer()))["biases"] == {"keys": "zero", "values": "zero"}
+    none = describe(load(tiny("llama"), tiny_tokenizer()))["biases"]
+    assert none == {"keys": False, "values": False}

@@ -300,6 +300,15 @@ def test_unknown_words_are_unk_and_every_word_keeps_its_place(dictionary):
     ]
 
 
+def test_unknown_words_are_named_but_not_the_unknown_token_itself(dictionary):
+    text = "Zembla, the <unk> sea , Zembla,"
+    (encoding,) = dictionary.encode([text])
+    assert dictionary.unknown_words(text, *encoding) == ["Zembla,", "sea", "Zembla,"]
+    assert dictionary.unknown_words(None, encoding.ids, None, None) == []
+    (known,) = dictionary.encode(["the <unk> ,"])
+    assert dictionary.unknown_words("the <unk> ,", *known) == []
+
+
 @given(st.text("ab \t\n\u00a0😀"))
 def test_words_are_those_of_str_split(text):
     [encoding] = WordTokenizer(["a", "b"]).encode([text])

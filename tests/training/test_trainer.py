@@ -1,4 +1,5 @@
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -147,7 +148,10 @@ def test_without_a_terminal_a_line_is_printed_now_and_then(monkeypatch, capsys):
         step(10)
         assert capsys.readouterr().err == "Training 12/100: loss 2.000\n"
     with Progress().bar("Values", 100, "layers") as step:
+        step(0)
+        assert capsys.readouterr().err == ""
         step(1)
+    assert re.fullmatch(r"Values 1/100: \S+ layers/s\n", capsys.readouterr().err)
     with Progress(quiet=True).bar("Training", 100, "steps", 1, lambda: "loss 2.000") as step:
         step(1)
     assert capsys.readouterr().err == ""

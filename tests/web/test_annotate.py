@@ -63,18 +63,21 @@ def ana(app, study):
 
 def test_without_a_study_the_page_says_how_to_make_one(catalog):
     answer = visitor(make_app(catalog)).get("/annotate")
-    assert answer.status_code == 404
-    assert "ffmem annotate init tiny" in answer.text
+    assert answer.status_code == 200
+    assert "<pre>ffmem annotate init tiny " in answer.text
+    assert "`" not in answer.text
+    for place in ("/layers", "/search", "/trace"):  # nobody annotates, so nothing is hidden
+        assert f'<a href="{place}"' in answer.text
 
 
 def test_a_study_made_or_removed_while_the_server_runs_is_noticed(catalog, tmp_path):
     place = tmp_path / "later.sqlite"
     client = visitor(site(catalog, place))
-    assert client.get("/annotate").status_code == 404
+    assert "No study yet" in client.get("/annotate").text
     made(place)
-    assert client.get("/annotate").status_code == 200
+    assert "No study yet" not in client.get("/annotate").text
     place.unlink()
-    assert client.get("/annotate").status_code == 404
+    assert "No study yet" in client.get("/annotate").text
 
 
 def test_without_a_code_there_is_a_form_and_nothing_else(app):

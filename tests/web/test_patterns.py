@@ -132,7 +132,7 @@ def test_a_memory_without_patterns_says_so_in_a_line(visited, client):
     assert "No pattern was found in these triggers." in page
     assert "patterns.js" not in page
     nobody = text_of(client.get("/m/L0N0").text)
-    assert "No patterns were detected in this index yet: run ffmem patterns detect" in nobody
+    assert "No patterns were detected in this index yet: run ffmem patterns detect tiny." in nobody
 
 
 @pytest.mark.parametrize("choice", CHOICES)

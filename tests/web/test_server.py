@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from ffmem.cli import cli
 from ffmem.errors import FfmemError
+from ffmem.web.server import listen
 
 
 @contextmanager
@@ -120,3 +121,8 @@ def test_what_cannot_be_served_is_told_in_one_line(served_folder, arguments, mes
     assert isinstance(done.exception, FfmemError)
     assert message in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+def test_a_port_that_does_not_exist_is_refused_in_one_sentence():
+    with pytest.raises(FfmemError, match=r"port must be 0-65535\. Choose another"):
+        listen("127.0.0.1", 99999)

@@ -5,11 +5,14 @@ from html.parser import HTMLParser
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from starlette.testclient import TestClient
 
 import ffmem
 from ffmem.cells import Cell
 from ffmem.interventions.edits import Edits
 from ffmem.interventions.forward import open_model
+from ffmem.models.tokenizer import SubwordTokenizer
+from ffmem.web.app import make_app
 from ffmem.web.state import MAX_CHARACTERS, MAX_EDITS, State
 from ffmem.web.views.trace import (
     MAX_ABLATED,
@@ -184,7 +187,7 @@ def test_a_hostile_prompt_is_text_and_nothing_else(client, hostile):
         ({"text": TEXT, "position": 99}, 422, "Position 99 is not in the prompt"),
         ({"text": TEXT, "off": "L7N1"}, 404, "There is no memory L7N1"),
         ({"text": TEXT, "off": "nothing"}, 404, "not the name of a memory"),
-        ({"text": TEXT, "set": "L0N1=1e39"}, 422, "overflow its dtype"),
+        ({"text": TEXT, "set": "L0N1=1e39"}, 422, "Activations overflow float32"),
         ({"text": TEXT, "set": "L0N1=1,L0N1=2"}, 422, "twice"),
         (
             {"text": TEXT, "off": ",".join(f"L0N{n}" for n in range(MAX_EDITS + 1))},
@@ -506,3 +509,12 @@ def test_an_address_holds_only_what_is_not_the_default():
     options = ViewOptions(view="ff", layer=0, effects=True, target=" in")
     assert options.extra() == {"view": "ff", "layer": 0, "effects": 1, "target": " in"}
     assert options.extra(view=None) == {"view": None, "layer": 0, "effects": 1, "target": " in"}
+
+
+def test_the_chat_checkbox_is_there_unless_the_model_has_no_template(catalog, monkeypatch):
+    with TestClient(make_app(catalog, ModelWorker(device="cpu")), "http://127.0.0.1:8800") as one:
+        assert 'type="checkbox" name="chat"' in one.get("/trace").text  # not loaded: unknown
+        assert "predicts" in one.get("/trace", params={"text": TEXT}).text.lower()
+        assert 'name="chat"' not in one.get("/trace").text
+        monkeypatch.setattr(SubwordTokenizer, "has_chat", True)
+        assert 'type="checkbox" name="chat"' in one.get("/trace").text

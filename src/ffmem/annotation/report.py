@@ -256,7 +256,7 @@ def _handed_in(study: AnnotationStudy, index: Index, what: str) -> list[Judgment
 
 def _nothing(study: AnnotationStudy, what: str) -> StoreError:
     return StoreError(
-        f"Nobody has handed in a sheet of the study {study.path} yet, so there is nothing to"
+        f"No annotator has submitted a sheet of the study {study.path} yet, so there is nothing to"
         f" {what}."
         " `ffmem annotate status` shows everyone's progress."
     )

@@ -119,6 +119,7 @@ def estimate(
     workers: int | None = BuildOptions.workers,
     ray: str | None = BuildOptions.ray,
     gpus_per_worker: float = BuildOptions.gpus_per_worker,
+    progress: Progress | None = None,
 ) -> "Estimate":
     """Return the tokens, time, memory and disk that `index` would take.
 
@@ -132,11 +133,13 @@ def estimate(
     from ffmem.indexing.estimate import estimate as estimate_index
     from ffmem.models.load import load
 
+    progress = progress or Progress(quiet=True)
     if isinstance(model, str | Path):
-        model = load(model, adapter=adapter, dtype=dtype, device=device)
+        with progress.waiting(f"Loading {model}"):
+            model = load(model, adapter=adapter, dtype=dtype, device=device)
     else:
         check_loaded(model, adapter)
-    return estimate_index(model, source, config, execution)
+    return estimate_index(model, source, config, execution, progress)
 
 
 def _open_finished(
@@ -185,9 +188,14 @@ def open(folder: str | Path | Index) -> Index:
     return index
 
 
+def _reopen(folder: str | Path | Index) -> Index:
+    """Return the finished index of a folder as it is now, also if it was opened before."""
+    return Index(folder.folder if isinstance(folder, Index) else folder)
+
+
 @check_arguments
 def extend(
-    folder: str | Path,
+    folder: str | Path | Index,
     corpus: "Corpus | str | Path",
     *,
     model: "Memories | str | Path | None" = None,
@@ -211,7 +219,7 @@ def extend(
     from ffmem.interventions.forward import open_model
 
     options.check()
-    before, source = Index(folder), as_corpus(corpus)
+    before, source = _reopen(folder), as_corpus(corpus)
     source.check()
 
     def load_model() -> "Memories":
@@ -337,7 +345,7 @@ def export(
 
 
 @check_arguments
-def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
+def verify(folder: str | Path | Index, progress: Progress | None = None) -> list[str]:
     """Return a list of problems with an index, one sentence each; empty if it is intact.
 
     Search files follow from the rest: if the index is intact, one that is out of date is rebuilt.
@@ -347,7 +355,7 @@ def verify(folder: str | Path, progress: Progress | None = None) -> list[str]:
     from ffmem.patterns import search as pattern_search
     from ffmem.patterns.store import damaged_files
 
-    opened = Index(folder)
+    opened = _reopen(folder)
     wrong = [*verify_index(opened), *damaged_files(opened)]
     if wrong:
         return wrong

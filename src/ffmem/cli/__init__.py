@@ -62,6 +62,10 @@ GROUPS = {
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 
 
+ALIASES = {"neighbors": "neighbours"}
+"""Other spellings of commands, which the help does not list."""
+
+
 class LazyGroup(click.Group):
     """A group that imports the module of a command when the command is called."""
 
@@ -71,6 +75,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, None if there is none of this name."""
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"ffmem.cli.{COMMANDS[cmd_name][0]}")
@@ -82,7 +87,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is called; suggest one if the name is misspelled."""
         close = get_close_matches(args[0], COMMANDS, n=1)
-        if args[0] not in COMMANDS and close and not args[0].startswith("-"):
+        if args[0] not in {*COMMANDS, *ALIASES} and close and not args[0].startswith("-"):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
         return super().resolve_command(ctx, args)
 

@@ -109,10 +109,11 @@ def init(
     for sentence in _warnings(counts, plan.settings["options"]):
         Progress(quiet=as_json).say(sentence)
     if not as_json:
-        click.echo(
-            f"Drew {pluralize(counts['memories'], 'memories')}, {counts['controls']} controls and"
-            f" {counts['compositions']} cases of composition into {study.path}."
-        )
+        drawn = f"{pluralize(counts['memories'], 'memories')} and"
+        drawn += f" {pluralize(counts['controls'], 'controls')}"
+        if counts["compositions"]:
+            drawn += f", with {pluralize(counts['compositions'], 'cases')} of composition"
+        click.echo(f"Selected {drawn}; saved to {study.path}.")
         most = max(counts["words"].values())
         click.echo(
             f"One person reads up to {pluralize(most, 'words')}: {most / READ_PER_MINUTE / 60:.1f}"

@@ -21,6 +21,7 @@ from ffmem.cli.options import (
     model_or_index_options,
     out_option,
     print_result,
+    resumable,
     seed_option,
 )
 from ffmem.config_fields import add_options, dataclass_options, option_name, take_options
@@ -198,9 +199,10 @@ def compare(
         if first_model or second_model or no_models:
             raise click.UsageError("--first-model, --second-model, --no-models need two indexes.")
         source = Corpus(corpus, **take_options(indexing, Corpus))
-        found = ffmem.compare_models(
-            first, second, source, out, adapter=adapter, **shared, **indexing
-        )
+        with resumable():
+            found = ffmem.compare_models(
+                first, second, source, out, adapter=adapter, **shared, **indexing
+            )
     print_result(found, as_json)
     if not as_json:
         click.echo(f"\nWrote compare.json, memories.parquet, compare.svg and compare.pdf to {out}.")

@@ -13,6 +13,7 @@ from ffmem.cli.options import (
     index_dtype_option,
     index_model_option,
     out_option,
+    resumable,
 )
 from ffmem.config_fields import add_options, dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
@@ -35,6 +36,7 @@ experiment_options = add_options(
 @out_option
 @click.option("--corpus", metavar="CORPUS", help="Corpus to draw Section 5's prefixes from.")
 @experiment_options
+@resumable()
 def experiment(name: str, folder: Path, out: Path, corpus: str | None, **options: Any) -> None:
     """Reproduce one figure or table of the paper.
 
@@ -89,7 +91,9 @@ def report(
         raise click.UsageError("Missing option '--corpus': Section 5 needs prefixes.")
     index, source = _take_corpus(Path(folders[0]), corpus, options)
     assert source is not None
-    click.echo(f"Wrote {ffmem.report(index, out, source, progress=Progress(), **options)}.")
+    with resumable():
+        page = ffmem.report(index, out, source, progress=Progress(), **options)
+    click.echo(f"Wrote {page}.")
 
 
 def _check_nothing_measured(context: click.Context, options: dict[str, Any]) -> None:

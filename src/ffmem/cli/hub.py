@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 import ffmem
-from ffmem.cli.options import PATH, folder_argument
+from ffmem.cli.options import PATH, folder_argument, resumable
 from ffmem.progress import Progress
 
 repository_argument = click.argument("repository", metavar="ORG/NAME")
@@ -37,6 +37,7 @@ def push(folder: Path, repository: str, **options: Any) -> None:
 @repository_argument
 @click.argument("folder", metavar="DIR", type=PATH)
 @click.option("--revision", metavar="REVISION", help="Branch, tag or commit.")
+@resumable()
 def pull(repository: str, folder: Path, revision: str | None) -> None:
     """Pull an index from the Hugging Face Hub.
 

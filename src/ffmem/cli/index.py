@@ -18,6 +18,7 @@ from ffmem.cli.options import (
     model_argument,
     out_option,
     print_json,
+    resumable,
 )
 from ffmem.config_fields import dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
@@ -43,7 +44,8 @@ def describe(model: str, adapter: str | None, dtype: str, device: str, as_json: 
     Prints its family, layers, memories, activation, norms and output head, and the errors of the
     self-check of the paper's equations.
     """
-    memories = ffmem.load(model, adapter=adapter, dtype=dtype, device=device)
+    with Progress().waiting(f"Loading {model}"):
+        memories = ffmem.load(model, adapter=adapter, dtype=dtype, device=device)
     from ffmem.indexing.estimate import index_bytes
     from ffmem.models.load import describe as describe_model
 
@@ -89,7 +91,8 @@ def index(
     """Index the memories of a model over a corpus.
 
     Finds which prefixes of CORPUS trigger each memory of MODEL, and which tokens its value
-    promotes. Resumes an unfinished run with the same settings.
+    promotes. Resumes an unfinished run with the same settings from its last finished chunk
+    (--chunk-tokens).
     """
     source = Corpus(corpus, **take_options(options, Corpus))
     config = take_options(options, IndexConfig)
@@ -100,22 +103,23 @@ def index(
         if out is not None and out.is_dir() and any(out.iterdir()):
             click.echo(f"{out}: {index_status(out)}\nAll of it would take:")
         settings = {"adapter": adapter, "dtype": dtype, "device": device, **config, **execution}
-        click.echo(ffmem.estimate(model, source, **settings))
+        click.echo(ffmem.estimate(model, source, progress=Progress(), **settings))
         return
     if out is None:
         raise click.MissingParameter(param_hint="'--out'", param_type="option")
-    made = ffmem.index(
-        model,
-        source,
-        out,
-        adapter=adapter,
-        dtype=dtype,
-        device=device,
-        progress=Progress(),
-        **config,
-        **execution,
-        **options,
-    )
+    with resumable():
+        made = ffmem.index(
+            model,
+            source,
+            out,
+            adapter=adapter,
+            dtype=dtype,
+            device=device,
+            progress=Progress(),
+            **config,
+            **execution,
+            **options,
+        )
     click.echo(repr(made))
 
 
@@ -145,6 +149,7 @@ def status(folder: Path, watch: bool, as_json: bool) -> None:
 @dataclass_options(Corpus)
 @index_model_option
 @dataclass_options(BuildOptions)
+@resumable()
 def extend(folder: Path, corpus: str, **options: Any) -> None:
     """Add a corpus to a finished index.
 

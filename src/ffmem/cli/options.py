@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,16 @@ edit_options = add_options(
     ),
 )
 """Edits of memories; each may be given several times, all but --redirect with commas too."""
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say how to resume a command that is interrupted; also a decorator of the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("Interrupted. Rerun the command to resume.", err=True)
+        raise
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

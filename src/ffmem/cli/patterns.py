@@ -14,6 +14,7 @@ from ffmem.cli.options import (
     json_option,
     print_json,
     print_result,
+    resumable,
     seed_option,
 )
 from ffmem.config_fields import dataclass_options
@@ -108,6 +109,7 @@ def export(folder: Path, out: Path) -> None:
     help="Seconds to wait for an answer.",
 )
 @json_option
+@resumable()
 def explain(folder: Path, cells: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Ask a language model for patterns.
 

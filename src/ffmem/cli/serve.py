@@ -15,6 +15,7 @@ from ffmem.cli.options import (
     device_option,
     index_model_option,
     reports_option,
+    resumable,
 )
 
 
@@ -33,7 +34,7 @@ from ffmem.cli.options import (
     flag_value="new",
     envvar="FFMEM_TOKEN",
     metavar="TOKEN",
-    help="Require this token; without a value, generate one. Required with --host.",
+    help="Require this token; new, or no value, generates one. Required with --host.",
 )
 @click.option(
     "--allow-host",
@@ -79,6 +80,7 @@ def serve(folders: tuple[Path, ...], open_browser: bool, **options: Any) -> None
     help="Read at most this many sentences. Default: 2000; with --tiny, all.",
 )
 @click.option("--no-serve", is_flag=True, help="Do not open the explorer.")
+@resumable()
 def demo(tiny: bool, out: Path | None, limit: int | None, no_serve: bool) -> None:
     """Index a model, run the paper's figures, open the explorer.
 

@@ -53,8 +53,8 @@ def show(
 
     index = ffmem.open(folder)
     if index.live is not None:
-        so_far = f"The index is unfinished: {index.live.progress}. All numbers are so far."
-        click.echo(so_far, err=as_json)
+        partial = " All numbers are partial." if index.live.n_prefixes else ""
+        click.echo(f"The index is unfinished: {index.live.progress}.{partial}", err=as_json)
     memory = index[cell]
     if cases and not memory.gated:
         raise FfmemError(

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from ffmem.cli.options import json_option, out_option, print_json
+from ffmem.cli.options import json_option, out_option, print_json, resumable
 from ffmem.config_fields import dataclass_options, take_options
 from ffmem.corpus.corpus import Corpus
-from ffmem.errors import FfmemError
 from ffmem.models.arguments import require_models
 from ffmem.progress import Progress
 from ffmem.training.config import TrainConfig
@@ -39,12 +38,8 @@ def train(corpus: str, out: Path, valid: str | None, as_json: bool, **options: A
     from ffmem.training.report import format_result
     from ffmem.training.train import train as run
 
-    try:
+    with resumable():
         result = run(config, train_corpus, out, valid_corpus, progress=Progress())
-    except KeyboardInterrupt:
-        raise FfmemError(
-            f"Interrupted. Rerun the same command to resume from the last checkpoint in {out}."
-        ) from None
     if as_json:
         print_json(asdict(result))
     else:

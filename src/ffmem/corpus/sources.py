@@ -147,6 +147,11 @@ def _named_part(source: str) -> registry.Package | Path:
 
 def _folder(folder: Path) -> list[tuple[str, Path]]:
     """Return all files under a folder, sorted by their path within it."""
+    if (folder / "sentences.parquet").exists() and (folder / "triggers").is_dir():
+        raise CorpusError(
+            f"{str(folder)!r} is an index, not a corpus. Pass the text that it was made from, or"
+            " another one."
+        )
     paths = {}
     for path in folder.rglob("*"):
         within = path.relative_to(folder)

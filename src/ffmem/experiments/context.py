@@ -212,28 +212,24 @@ def run_experiments(
         context.progress.say(f"Already measured in {out}, so skipped: {', '.join(done)}.")
     context.metrics = {m for one in experiments if one.name not in done for m in one.metrics}
     results = []
-    try:
-        for experiment in experiments:
-            result = done.get(experiment.name)
-            if result is None:
-                context.progress.say(f"Measuring {experiment.name}.")
-                try:
-                    result = experiment.run(context)
-                except NoPatterns as error:
-                    if len(experiments) == 1:
-                        raise
-                    context.progress.say(f"Skipping Figure 2. {error}")
-                    continue
-                if experiment.needs_model:
-                    result = replace(result, fingerprint=context.fingerprint(experiment))
-                result.write(out)
-                write_figure(result, out)
-            elif not all((out / f"{experiment.name}.{end}").is_file() for end in ("svg", "pdf")):
-                write_figure(result, out)  # a stop came between
-            results.append(result)
-    except KeyboardInterrupt:
-        context.progress.say(f"Stopped. Rerun the command: experiments finished in {out} are kept.")
-        raise
+    for experiment in experiments:
+        result = done.get(experiment.name)
+        if result is None:
+            context.progress.say(f"Measuring {experiment.name}.")
+            try:
+                result = experiment.run(context)
+            except NoPatterns as error:
+                if len(experiments) == 1:
+                    raise
+                context.progress.say(f"Skipping Figure 2. {error}")
+                continue
+            if experiment.needs_model:
+                result = replace(result, fingerprint=context.fingerprint(experiment))
+            result.write(out)
+            write_figure(result, out)
+        elif not all((out / f"{experiment.name}.{end}").is_file() for end in ("svg", "pdf")):
+            write_figure(result, out)  # a stop came between
+        results.append(result)
     return results
 
 

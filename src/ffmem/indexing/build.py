@@ -82,15 +82,11 @@ def build(
             make = _worker_factory(plan, options)
             del memories
             gc.collect()  # modules and hooks refer to each other
-        try:
-            with executor(options, make, progress, plan.run_config.threads) as workers:
-                if plan.run_config.model.has_values:  # a lambda layer computes them from the input
-                    _project(workers, plan, "values", progress)
-                _read_chunks(workers, plan, progress)
-                _project(workers, plan, "keys", progress)
-        except KeyboardInterrupt:
-            progress.say("Stopped. Rerun the command to resume.")
-            raise
+        with executor(options, make, progress, plan.run_config.threads) as workers:
+            if plan.run_config.model.has_values:  # a lambda layer computes them from the input
+                _project(workers, plan, "values", progress)
+            _read_chunks(workers, plan, progress)
+            _project(workers, plan, "keys", progress)
         finish(plan, progress)
     return True
 
@@ -151,7 +147,8 @@ def _read_chunks(workers: Executor, plan: IndexPlan, progress: Progress) -> None
     with progress.bar("Triggers", plan.facts.source.tokens, "tokens", done) as step:
         while missing:
             tasks = [
-                Task(chunk.name, "read_chunk", (chunk.number,), chunk.n_tokens) for chunk in missing
+                Task(chunk.name, "read_chunk", (chunk.number,), chunk.n_tokens, has_parts=True)
+                for chunk in missing
             ]
             workers.run(tasks, step)
             workers.flush()

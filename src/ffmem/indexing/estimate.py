@@ -19,6 +19,7 @@ from ffmem.indexing.values import ENDS, KEY_TOKENS, Ends
 from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
 from ffmem.parallel import ExecutionConfig
+from ffmem.progress import Progress
 
 MEASURED_VALUES = 256
 """Values to project in order to estimate the time for all."""
@@ -69,9 +70,14 @@ class Estimate:
 
 @torch.inference_mode()
 def estimate(
-    memories: Memories, corpus: Corpus, config: IndexConfig, execution: ExecutionConfig
+    memories: Memories,
+    corpus: Corpus,
+    config: IndexConfig,
+    execution: ExecutionConfig,
+    progress: Progress,
 ) -> Estimate:
     """Read the corpus, time one batch and some values, and extrapolate."""
+    progress.say(f"Reading {corpus.source}.")
     first: list[list[int]] = []
     n_sentences = n_tokens = n_characters = 0
     for sentence in TruncatedRows(corpus.sentences(memories.tokenizer), memories):
@@ -80,6 +86,7 @@ def estimate(
         n_sentences += 1
         n_tokens += len(sentence.ids)
         n_characters += len(sentence.text or "")
+    progress.say("Measuring start tokens and speed.")
     n_threads = config.threads or execution.threads or torch.get_num_threads()
     with use_threads(n_threads):
         start = choose_start(memories, first, config.start)[0].id

@@ -228,8 +228,6 @@ def _why_missing(folder: Path) -> str:
             f"{folder} is on the Hub, but this needs a local index. Run `ffmem pull"
             f" {name} DIR`, then use DIR. (`ffmem show` and ffmem.open read it from the Hub.)"
         )
-    if folder.is_file():
-        return f"{folder} is a file; an index is a folder. Build one with `ffmem index`."
     if not folder.is_dir():
         return f"There is no index at {folder}: no such folder. Build one with `ffmem index`."
     if (folder / "partials").is_dir():

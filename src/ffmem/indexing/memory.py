@@ -263,8 +263,11 @@ class SignCase:
         if n == self.count:
             return None
         sign = "m > 0" if self.sign > 0 else "m < 0"
-        kept = f"{n} of the kept triggers" if n else "none of the kept triggers"
-        return f"{self.count:,} prefixes; {kept}, the strongest with {sign}, are among them."
+        stored = f"{n} of the stored triggers" if n else "none of the stored triggers"
+        verb = "is" if n <= 1 else "are"
+        return (
+            f"{self.count:,} prefixes; {stored} (the strongest with {sign}) {verb} in this group."
+        )
 
     def to_dict(self, triggers: bool = False) -> dict[str, Any]:
         """Return what `show --json` prints, with the triggers on request."""
@@ -285,6 +288,10 @@ def is_flat(top: ndarray, bottom: ndarray) -> ndarray:
     if not top.shape[-1]:
         return np.ones(top.shape[:-1], bool)
     return np.asarray((top[..., 0] == top[..., -1]) & (bottom[..., 0] == bottom[..., -1]))
+
+
+NOTHING_READ = "No prefix has been read yet, so there are no triggers and statistics."
+"""Said at the start of an unfinished index."""
 
 
 class ExpertStats(NamedTuple):
@@ -334,6 +341,8 @@ class Memory:
     case_counts: tuple[int, int, int, int] | None = None
     """Prefixes with an open gate and m > 0, open and m ≤ 0, closed and m > 0, closed and m ≤ 0;
     None in ungated models."""
+    is_read: bool = True
+    """Whether a prefix of the corpus has been read; False at the start of an unfinished index."""
 
     def triggers_of(self, sign: int) -> list[Trigger]:
         """Return the triggers of one sign of the coefficient; without a gate, none are negative."""
@@ -400,7 +409,7 @@ class Memory:
     def format_cases(self, n: int = 10) -> str:
         """Return the memory as text, with a list of triggers for each sign case."""
         lines = [*_heading(self), *_key_lines(self, n)]
-        for case in self.sign_cases:
+        for case in self.sign_cases if self.is_read else ():
             lines += ["", f"{case.name}: {case.share:.1%} of prefixes"]
             lines += [case.note] if case.note else []
             lines += [
@@ -435,7 +444,7 @@ class Memory:
 
     def _triggers_html(self, triggers: list[Trigger], n: int = 10) -> str:
         if not triggers:
-            return "<p>No prefix of the corpus triggers it.</p>"
+            return "<p>No prefix of the corpus triggers it.</p>" if self.is_read else ""
         rows = [
             f"<tr><td style='text-align:right'>{_format(self, trigger.coefficient)}</td>"
             f"<td style='text-align:left'>{_trigger_html(trigger)}</td></tr>"
@@ -515,6 +524,8 @@ def _heading(memory: Memory) -> list[str]:
     lines = [f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}"]
     lines += [f"place: {memory.head_slot}"] if memory.head_slot else []
     lines += [memory.kind.note] if memory.kind.note else []
+    if not memory.is_read:
+        return [*lines, NOTHING_READ]
     active = "gate open" if memory.gated else "active"
     if stats.expert is not None:
         share, weight, active_share = stats.expert
@@ -539,6 +550,8 @@ def _format(memory: Memory, coefficient: float) -> str:
 def _footer(memory: Memory, n: int) -> list[str]:
     """Return how many triggers the first n leave out."""
     lists = [memory.triggers, memory.negative_triggers]
+    if not memory.is_read:
+        return []
     if not any(lists):
         return ["No prefix of the corpus triggers this memory."]
     if max(map(len, lists)) <= n:

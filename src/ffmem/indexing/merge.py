@@ -30,7 +30,7 @@ from ffmem.indexing.results import (
     write_sample,
 )
 from ffmem.indexing.sentences import join_sentences
-from ffmem.indexing.store import Index, check_weights, finish_swap, sibling
+from ffmem.indexing.store import Index, as_index, check_weights, finish_swap, sibling
 from ffmem.indexing.tables import layer_file, read_columns
 from ffmem.models.memories import Memories
 from ffmem.progress import Progress
@@ -45,11 +45,11 @@ MERGE_MARK = "partials/merge.json"
 
 @check_arguments
 def merge(
-    folders: Sequence[str | Path], out: str | Path, *, progress: Progress | None = None
+    folders: Sequence[str | Path | Index], out: str | Path, *, progress: Progress | None = None
 ) -> Index:
     """Merge indexes of parts of a corpus into the folder `out`; return the merged index."""
     target, progress = Path(out), progress or Progress(quiet=True)
-    indexes = [Index(folder) for folder in folders]
+    indexes = [as_index(folder) for folder in folders]
     if len(indexes) < 2:
         raise StoreError("Pass at least two indexes to merge.")
     for other in indexes[1:]:
@@ -75,10 +75,15 @@ def merge(
 def check_compatible(first: Index, other: Index) -> None:
     """Raise if two indexes were made differently, and name the difference."""
     mine, theirs = first.manifest, other.manifest
+    if mine.model.hash != theirs.model.hash and mine.dtype == theirs.dtype:
+        raise StoreError(
+            f"Cannot merge {first.folder} and {other.folder}: they are of different models,"
+            f" {mine.model.shown} and {theirs.model.shown} (their weights differ). Merge indexes of"
+            " one model."
+        )
     pairs = {name: (getattr(mine, name), getattr(theirs, name)) for name in _MUST_MATCH}
     # Not part of the weights: a ReLU and a GELU model may share them all.
     pairs["activation"] = (mine.model.activation, theirs.model.activation)
-    pairs["model hash"] = (mine.model.hash, theirs.model.hash)
     pairs["start token"] = (mine.start.id, theirs.start.id)
     for name, (one, two) in pairs.items():
         if one != two:

@@ -41,13 +41,17 @@ from ffmem.indexing.tables import write_table
 from ffmem.indexing.topk import MAX_PREFIXES
 from ffmem.models.arguments import use_threads
 from ffmem.models.memories import Memories
+from ffmem.models.tokenizer import AS_IN_TRAINING
 from ffmem.progress import Progress
 from ffmem.records import check_same_settings
 from ffmem.storage import Storage, open_storage
-from ffmem.text import pluralize
+from ffmem.text import format_share, pluralize
 
 SENTENCES = "sentences.parquet"
 VOCABULARY = "vocabulary.parquet"
+
+MIN_UNKNOWN = 0.01
+"""Share of unknown tokens that calls for a warning."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,7 @@ def _read_corpus(
         device=run.device,
         control=reading.n_control,
     )
-    for line in _summary(source, start):
+    for line in _summary(source, start, rows.n_unknown):
         progress.say(line)
     return CorpusFacts(source=source, start=start)
 
@@ -234,10 +238,16 @@ def _write_vocabulary(path: Path, memories: Memories) -> None:
     write_table(path, pa.table({"id": ids, "token": pa.array(shown, pa.string())}))
 
 
-def _summary(source: SourceRecord, start: StartRecord) -> Iterator[str]:
+def _summary(source: SourceRecord, start: StartRecord, n_unknown: int) -> Iterator[str]:
     """Yield what to tell the user about the corpus."""
     sentences, tokens = pluralize(source.sentences, "sentences"), pluralize(source.tokens, "tokens")
     yield f"Corpus: {sentences}, {tokens}."
+    if n_unknown >= MIN_UNKNOWN * source.tokens:
+        share = format_share(n_unknown / source.tokens)
+        yield (
+            f"Warning: the model does not know {share} of the corpus's tokens and reads them as an"
+            f" unknown token. {AS_IN_TRAINING}"
+        )
     if source.headings_dropped:
         yield f"Dropped {pluralize(source.headings_dropped, 'headings')}."
     if source.without_tokens:
@@ -274,6 +284,8 @@ class TruncatedRows:
         self.n_cut = self.n_cut_tokens = 0
         self.n_empty = 0
         """Sentences dropped because no prefix is left."""
+        self.n_unknown = 0
+        """Tokens that stand for words that the tokenizer does not know."""
         self._reading = reading
         self._memories = memories
 
@@ -287,6 +299,7 @@ class TruncatedRows:
                 self.n_cut_tokens += len(sentence.ids) - most
                 sentence = sentence.cut(most)
             if sentence.n_prefixes:
+                self.n_unknown += len(memories.tokenizer.unknown_words(*sentence[:4]))
                 yield sentence
             else:
                 self.n_empty += 1

@@ -29,6 +29,7 @@ from ffmem.indexing.tables import UNIT
 from ffmem.indexing.topk import TopK, pack_keys
 from ffmem.models.banks import Bank, Routing
 from ffmem.models.memories import Memories
+from ffmem.progress import Step
 
 REDUCED_POSITIONS = 256
 """Positions to reduce at a time on a CPU, so that they stay in the cache meanwhile. Measured for
@@ -66,11 +67,13 @@ class Scan:
         batches: Iterable[Batch],
         sampled: Int64[ndarray, " prefix"],
         contents: Mapping[int, list[bool]] | None = None,
+        done: Step | None = None,
     ) -> list[Float32[ndarray, "_ prefix"]]:
         """Read a chunk, and return every layer's coefficients on the sampled prefixes.
 
         `contents` says, by the offset of a sentence, at which of its tokens a prefix ends; in
-        sentences that it does not name, at every token.
+        sentences that it does not name, at every token. `done` is called with the tokens of each
+        batch that has been read.
         """
         self.rollback()
         reader = _ChunkReader(self, sampled, contents or {})
@@ -79,6 +82,8 @@ class Scan:
                 reader.begin(batch)
                 with self.memories.skip_padding(batch.is_token):
                     self.memories.forward(batch.tokens)
+                if done is not None:
+                    done(sum(batch.lengths))
         self._pending = reader.n_prefixes, reader.stats(chunk)
         return reader.sample
 

@@ -199,6 +199,7 @@ class Search:
     """Searches one index."""
 
     def __init__(self, index: Index) -> None:
+        index.check_files()  # the search file alone would answer without them
         self.index = index
         self._file = SearchFile(
             index.folder / "search.sqlite",

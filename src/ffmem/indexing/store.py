@@ -45,6 +45,7 @@ from ffmem.indexing.tables import (
     TableFile,
     layer_file,
     read_columns,
+    read_errors,
     read_group,
     read_rows,
     read_strings,
@@ -142,6 +143,11 @@ class Index:
         self._group = lru_cache(CACHED_GROUPS)(self._read_group)
 
     def _open_folder(self, unfinished: bool) -> Manifest:
+        if self.folder.is_file():
+            raise StoreError(
+                f"{self.folder} is a file, not an index folder. Pass the folder that `ffmem index"
+                " --out` made."
+            )
         recover(self.folder)
         if unfinished and not (self.folder / "manifest.json").exists():
             from ffmem.indexing.status import open_live
@@ -165,6 +171,15 @@ class Index:
         if self.remote is None:
             return (self.folder / name).exists()
         return name in self.remote.files
+
+    def check_files(self) -> None:
+        """Raise if a file of a layer is missing, as reading it would."""
+        for kind in self.kinds:
+            for layer in range(self.n_layers):
+                path = self.file(layer_file(kind, layer))
+                with read_errors(path):
+                    if not self.has_file(layer_file(kind, layer)):
+                        raise FileNotFoundError("no such file")
 
     def read_bytes(self, name: str) -> bytes:
         """Return a small file of the folder."""
@@ -356,6 +371,7 @@ class Index:
                 self.manifest.model.kind,
                 self._keys(fields["keys"]),
                 self._case_counts(fields["stats"]),
+                bool(fields["stats"].get("n_prefixes", self.n_prefixes)),
             )
 
     def _triggers(

@@ -28,6 +28,7 @@ from ffmem.indexing.values import write_keys, write_values
 from ffmem.models.arguments import use_threads
 from ffmem.models.keys import KeySide
 from ffmem.models.memories import Memories
+from ffmem.progress import TaskProgress
 from ffmem.storage import Storage, open_storage
 
 COMMIT_SECONDS = 30.0
@@ -95,8 +96,11 @@ class IndexWorker:
             self._key_side = self._key_side or KeySide(self.memories)
             write_keys(path, self._key_side, layer)
 
-    def read_chunk(self, number: int) -> None:
-        """Add a chunk to the cumulative result, unless it is covered; commit if it is time."""
+    def read_chunk(self, number: int, progress: TaskProgress | None = None) -> None:
+        """Add a chunk to the cumulative result, unless it is covered; commit if it is time.
+
+        `progress` advances by the tokens of each batch.
+        """
         self._require_whole()
         if number in self._covered or number in self._covered_by_others:
             return
@@ -105,11 +109,14 @@ class IndexWorker:
         bad: dict[int, str] = {}
         with use_threads(self.run_config.threads):
             try:
-                self._scan_rows(chunk, rows)
+                self._scan_rows(chunk, rows, progress)
             except ForwardError as error:
+                if progress is not None:
+                    progress.take_back()
                 bad = self._find_bad_sentences(chunk, rows)
                 self._check_may_skip(chunk, bad, error)
-                self._scan_rows(chunk, [row for row in rows if row.sentence not in bad])
+                good = [row for row in rows if row.sentence not in bad]
+                self._scan_rows(chunk, good, progress)
         # If this is interrupted, the result holds parts of a chunk and must not be committed.
         self._is_whole = False
         self._is_committed = False
@@ -141,7 +148,9 @@ class IndexWorker:
                 " committed. Rerun the command to resume."
             )
 
-    def _scan_rows(self, chunk: Chunk, rows: list[StoredSentence]) -> None:
+    def _scan_rows(
+        self, chunk: Chunk, rows: list[StoredSentence], progress: TaskProgress | None
+    ) -> None:
         """Read some sentences of a chunk, and write their coefficients on sampled prefixes.
 
         The cumulative result is the same as before: a file that cannot be written changes nothing.
@@ -157,7 +166,11 @@ class IndexWorker:
             sample = sample.select(read)
         with _forward_errors(chunk):
             coefficients = self.scan.read(
-                chunk, self._batches(rows), sample.prefixes, _contents(rows)
+                chunk,
+                self._batches(rows),
+                sample.prefixes,
+                _contents(rows),
+                None if progress is None else progress.advance,
             )
         if is_sampled:
             self.partials.commit_sample(chunk.number, sample, coefficients)

@@ -181,11 +181,17 @@ def check_comparable(first: Index, second: Index) -> None:
         ("corpus", "Index both models over the same corpus, read in the same way."),
         ("settings", "Index one of them again with the settings of the other."),
     ):
-        unlike = [
-            f"{name}: {shown} in the first, {other[group][name][1]} in the second"
-            for name, (value, shown) in one[group].items()
-            if value != other[group][name][0]
+        pairs = {name: (shown, other[group][name][1]) for name, (_, shown) in one[group].items()}
+        unequal = [
+            name for name, (value, _) in one[group].items() if value != other[group][name][0]
         ]
+        unlike = [
+            f"{name}: {pairs[name][0]} in the first, {pairs[name][1]} in the second"
+            for name in unequal
+            if pairs[name][0] != pairs[name][1]
+        ]
+        if unequal and not unlike:
+            unlike = [f"They differ in {', '.join(unequal)}"]
         if unlike:
             raise StoreError(
                 f"{first.folder} and {second.folder} cannot be compared. {'; '.join(unlike)}."
@@ -197,13 +203,14 @@ def _binding(manifest: Manifest) -> dict[str, dict[str, tuple[Any, Any]]]:
     """Return what two indexes must have in common: each value, and how it is shown."""
     model, corpus, start = manifest.model, manifest.corpus, manifest.start
     names = ", ".join(source.source for source in corpus.sources)
-    shape = {
-        name: getattr(model, name) for name in ("family", "layers", "hidden", "vocabulary", "gated")
+    shape: dict[str, Any] = {
+        name: getattr(model, name) for name in ("family", "layers", "hidden", "vocabulary")
     }
+    shape["gated"] = "yes" if model.gated else "no"
     shape["memories"] = model.layout.per_layer
     banks = [[(bank.kind, bank.size, bank.count) for bank in one] for one in model.layout.layers]
     # Older indexes of our own models name the activation alone.
-    shape["memory"] = model.memory or model.activation
+    shape["kind of memory"] = model.memory or model.activation
     settings = {name: getattr(manifest, name) for name in ("t", "prefixes", "projection")}
     shown = f"{names} ({corpus.sentences:,} sentences, hash {corpus.hash[:12]})"
     return {

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from ffmem.cells import Cell, Expert, Layout
-from ffmem.errors import FfmemError, StoreError
+from ffmem.errors import FfmemError, StoreError, UnknownCell
 from ffmem.indexing.store import Index
 from ffmem.records import NotARecord, Record
+from ffmem.signatures import to_number
 
 EDITS_FILE = "edits.json"
 FORMAT = "ffmem-edits-1"
@@ -154,7 +155,7 @@ class Edits:
         found = [
             Edit(str(one), how, 0.0, 0.0)
             for how, names in (("off", off), ("forbid", forbid), ("force", force))
-            for one in _parse_names(how, names)
+            for one in (_parse_names if how == "off" else _parse_experts)(how, names)
         ]
         found += [Edit(cell, "set", 0.0, number) for cell, number in _parse_numbers("set", set)]
         found += [Edit(cell, "scale", a, 0.0) for cell, a in _parse_numbers("scale", scale)]
@@ -229,6 +230,20 @@ def _parse_names(name: str, names: Any) -> list[Cell | Expert]:
     return [Expert.parse(one) or Cell.of(one) for one in _as_list(name, names)]
 
 
+def _parse_experts(name: str, names: Any) -> list[Cell | Expert]:
+    """Return the experts of a list of names; a memory's is refused once there is a model."""
+    found: list[Cell | Expert] = []
+    for one in _as_list(name, names):
+        try:
+            found += _parse_names(name, [one])
+        except UnknownCell:
+            raise UnknownCell(
+                f"{one!r} is not the name of an expert. Write layer and expert, counting from 0,"
+                " like L5E12."
+            ) from None
+    return found
+
+
 def _as_list(name: str, cells: Any) -> list[Any]:
     if isinstance(cells, str | Cell):
         return [cells]
@@ -253,6 +268,7 @@ def _parse_numbers(name: str, numbers: Any) -> list[tuple[str, float]]:
         raise FfmemError(f"{name} takes memories with numbers, like {{'L5N1234': 2.5}}.")
     found = []
     for cell, number in (numbers or {}).items():
+        number = to_number(number)
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
             raise FfmemError(f"Cannot {name} {cell} to {number!r}. Use a finite number.")
         found.append((str(Cell.of(cell)), float(number)))

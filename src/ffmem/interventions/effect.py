@@ -37,6 +37,7 @@ from ffmem.interventions.forward import (
     Change,
     LoadedModel,
     find_target,
+    note_unknown,
     promoted_tokens,
     read_prompt,
 )
@@ -106,6 +107,7 @@ def effect(
         read.ids[: at + 1],
         None if target is None else find_target(memories, target),
         None if off is None else tuple(one for one in off if one <= at),
+        read.unknown,
     )
     found = measure(memories, [question], named, candidates, integrated * steps, progress)
     changes = found.changes[0]
@@ -124,7 +126,7 @@ def effect(
         memories=[MemoryEffect(**row) for row in _rows(memories, found, order)],
         values="static" if memories.has_values else "input",
         answer=read.answer,
-        notes=_notes(memories, found),
+        notes=_notes(memories, found, [question]),
     )
 
 
@@ -187,7 +189,7 @@ def effect_of_facts(
         sorted_by="change" if control is None else "difference",
         memories=rows,
         values="static" if memories.has_values else "input",
-        notes=_notes(memories, found),
+        notes=_notes(memories, found, [*questions, *(controls or ())]),
     )
 
 
@@ -303,7 +305,8 @@ def _read_questions(
     for fact in facts:
         try:
             target = None if fact.target is None else find_target(loaded.memories, fact.target)
-            found.append(PromptTarget(read_prompt(loaded, fact.prompt, chat).ids, target))
+            read = read_prompt(loaded, fact.prompt, chat)
+            found.append(PromptTarget(read.ids, target, unknown=read.unknown))
         except FfmemError as error:
             raise CorpusError(f"Line {fact.line} of {file.path}: {error}") from None
     return found
@@ -320,6 +323,8 @@ class PromptTarget(NamedTuple):
     """None: the model's own next token."""
     off: tuple[int, ...] | None = None
     """Positions at which memories are off. None: all."""
+    unknown: tuple[str, ...] = ()
+    """Words that the tokenizer does not know."""
 
 
 class Measurement(NamedTuple):
@@ -453,8 +458,9 @@ def _correlation(found: Measurement) -> dict[str, float | None]:
     return {name: rank_correlation(of, changes) for name, of in found.estimates.items()}
 
 
-def _notes(memories: Memories, found: Measurement) -> list[str]:
-    notes = [NO_DIRECT] if found.estimates["direct"] is None else []
+def _notes(memories: Memories, found: Measurement, questions: Sequence[PromptTarget]) -> list[str]:
+    notes = note_unknown(word for question in questions for word in question.unknown)
+    notes += [NO_DIRECT] if found.estimates["direct"] is None else []
     notes += [NO_RELP] if found.estimates["relp"] is None else []
     return notes if memories.has_values else [*notes, INPUT_VALUES]
 

@@ -9,7 +9,7 @@ again.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,11 +32,15 @@ from ffmem.models.load import load
 from ffmem.models.memories import Memories
 from ffmem.models.modules import first_tensor, get_module
 from ffmem.models.routes import change_routes, switch_off
+from ffmem.models.tokenizer import AS_IN_TRAINING
 from ffmem.models.trace import LayerTrace
 from ffmem.progress import Progress
 
 BATCH_TOKENS = 1024
 """Tokens to run at once: enough to keep the processor busy, with little memory."""
+
+UNKNOWN_SHOWN = 10
+"""Unknown words of a prompt to name."""
 
 HEAD_ROWS = 64
 """Vectors whose logits are held at once."""
@@ -60,6 +64,10 @@ class LoadedModel:
     index: Index | None = None
     requested_start: str | None = None
     """How prompts start, as `--start` takes it. None: as the index, or `auto`."""
+    progress: Progress = field(
+        default_factory=lambda: Progress(quiet=True), repr=False, compare=False
+    )
+    """Where a start token is reported that ffmem chooses."""
 
     @cached_property
     def start(self) -> int | None:
@@ -69,7 +77,14 @@ class LoadedModel:
         requested = self.requested_start or "auto"
         texts = list(START_SENTENCES) if requested == "auto" else []
         sentences = [encoding.ids for encoding in self.memories.tokenizer.encode(texts)]
-        return choose_start(self.memories, sentences, requested)[0].id
+        chosen, _ = choose_start(self.memories, sentences, requested)
+        if requested == "auto":
+            token = "none" if chosen.token is None else chosen.token
+            how = chosen.chosen_by
+            if len(chosen.losses) > 1:
+                how = f"{how} of {len(chosen.losses)} on {len(texts)} English sentences"
+            self.progress.say(f"Start token: {token} ({how}). Choose another with --start.")
+        return chosen.id
 
 
 def find_index(model_or_index: object) -> Index | None:
@@ -118,7 +133,7 @@ def open_model(
             source = load(source, adapter=merged, dtype=dtype or stored, device=device)
     if index is not None:
         check_weights(index, source.fingerprint())
-    return LoadedModel(source, index, start)
+    return LoadedModel(source, index, start, progress or Progress(quiet=True))
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,18 @@ class Prompt:
     """Tokens that end a continuation."""
     answer: int | None = None
     """In a conversation: the position that predicts the first token of the answer."""
+    unknown: tuple[str, ...] = ()
+    """Words that the tokenizer does not know."""
+
+
+def note_unknown(words: Iterable[str]) -> list[str]:
+    """Return what to say about unknown words in prompts: one line, or none."""
+    different = list(dict.fromkeys(words))
+    if not different:
+        return []
+    more = f" and {len(different) - UNKNOWN_SHOWN} more" if len(different) > UNKNOWN_SHOWN else ""
+    named = ", ".join(map(repr, different[:UNKNOWN_SHOWN]))
+    return [f"Not in the model's vocabulary, so read as unknown: {named}{more}. {AS_IN_TRAINING}"]
 
 
 def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prompt:
@@ -142,6 +169,7 @@ def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prom
     template brings its own start token; one that is requested is not doubled.
     """
     memories, answer = loaded.memories, None
+    unknown: list[str] = []
     ends = {memories.tokenizer.eos}
     if chat:
         template = memories.tokenizer.chat
@@ -153,7 +181,7 @@ def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prom
         start = None if loaded.requested_start in (None, "auto") else loaded.start
         start = None if start == tokens[0] else start
     else:
-        text, tokens = _read_text(memories, prompt)
+        text, tokens, unknown = _read_text(memories, prompt)
         start = loaded.start
     ids = [*([] if start is None else [start]), *tokens]
     if answer is not None and start is not None:
@@ -171,11 +199,11 @@ def read_prompt(loaded: LoadedModel, prompt: object, chat: bool = False) -> Prom
         )
     shown = memories.tokenizer.token_texts(memories.vocabulary)
     stops = frozenset(id for id in ends if id is not None)
-    return Prompt(text, ids, [shown[id] for id in ids], stops, answer)
+    return Prompt(text, ids, [shown[id] for id in ids], stops, answer, tuple(unknown))
 
 
-def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
-    """Return a plain prompt and its tokens."""
+def _read_text(memories: Memories, text: object) -> tuple[str, list[int], list[str]]:
+    """Return a plain prompt, its tokens, and the words that the tokenizer does not know."""
     if not isinstance(text, str):
         raise CorpusError(
             f"A prompt must be a string; got {type(text).__name__}. Messages need --chat."
@@ -185,7 +213,7 @@ def _read_text(memories: Memories, text: object) -> tuple[str, list[int]]:
     (encoding,) = memories.tokenizer.encode([text])
     if not encoding.ids:
         raise CorpusError(f"The prompt {text!r} has no token for this model's tokenizer.")
-    return text, encoding.ids
+    return text, encoding.ids, memories.tokenizer.unknown_words(text, *encoding)
 
 
 def find_target(memories: Memories, target: object) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ffmem.indexing.memory import NO_VALUES, visible, visible_token
 from ffmem.interventions.edits import Edit
-from ffmem.text import MISSING, format_number, format_share, html_table
+from ffmem.text import MISSING, format_number, format_share, html_table, pluralize
 
 ESTIMATES = ("gradient", "direct", "relp", "integrated")
 
@@ -410,8 +410,8 @@ class EffectResult(TableResult):
         below = [
             f"change: of log p(target) with the memory off ({where}), exact; negative: it supported"
             " the target.",
-            f"{self.candidates} memories measured, the {len(self.memories)} of largest |change|"
-            " listed.",
+            f"{pluralize(self.candidates, 'memories')} measured, showing the {len(self.memories)}"
+            " with the largest |change|.",
             f"rank correlation with the exact change: {_format_correlation(self)};"
             f" sums: {', '.join(sums)}.",
         ]
@@ -474,8 +474,8 @@ class FactsResult(TableResult):
         below = [
             "change: of log p(target) with the memory off, exact, mean over the prompts; negative:"
             " it supported the targets. lowers: the share of prompts in which it did.",
-            f"{self.candidates} memories measured on every prompt, {len(self.memories)} listed,"
-            f" the lowest {self.sorted_by} first.",
+            f"{pluralize(self.candidates, 'memories')} measured on every prompt,"
+            f" {len(self.memories)} listed, the lowest {self.sorted_by} first.",
             "rank correlation of the mean estimates with the mean change:"
             f" {_format_correlation(self)}.",
         ]

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from ffmem.cells import Cell
 from ffmem.errors import FfmemError, ModelError
+from ffmem.interventions.coefficients import coefficients_along
 from ffmem.interventions.edits import Edits, resolve_position
 from ffmem.interventions.forward import (
     HEAD_ROWS,
     LoadedModel,
     Prompt,
     apply_edits,
+    note_unknown,
     post_norm_sigma,
     promoted_tokens,
     read_prompt,
@@ -53,10 +55,6 @@ CASES = {
     (False, False): "composition",
 }
 """By whether the output's top token is the residual's, and whether it is the feed-forward's."""
-
-OVERFLOW = (
-    "The model's numbers overflow its dtype. If you set or scale coefficients, use smaller numbers."
-)
 
 T = TypeVar("T")
 Remember = Callable[[tuple[Hashable, ...], int, Callable[[], T]], T]
@@ -146,6 +144,8 @@ def trace(
     if not edits:
         return found
     edited, continuation, points = run(edits)
+    if edited.output_top == plain.output_top:
+        found.notes.extend(_note_inactive(loaded, read, edits))
     return replace(
         found,
         output_changes=_output_changes(plain, edited),
@@ -177,7 +177,7 @@ def _output_changes(plain: "RunResult", edited: "RunResult") -> list[OutputChang
 
 def _notes(loaded: LoadedModel, read: Prompt, at: int, edits: Edits, generate: int) -> list[str]:
     """Return what a reader of a trace should know."""
-    found = []
+    found = note_unknown(read.unknown)
     if generate and at != len(read.ids) - 1:
         found.append(
             f"The table is read at position {at}; the continuation follows the whole prompt."
@@ -204,6 +204,26 @@ def _notes(loaded: LoadedModel, read: Prompt, at: int, edits: Edits, generate: i
                 f"Percentiles come from an index in {manifest.dtype}; this trace is in {dtype}."
             )
     return found
+
+
+def _overflow(memories: Memories) -> ModelError:
+    dtype = str(memories.dtype).removeprefix("torch.")
+    return ModelError(
+        f"Activations overflow {dtype}. If you set or scale coefficients, use smaller numbers."
+    )
+
+
+def _note_inactive(loaded: LoadedModel, read: Prompt, edits: Edits) -> list[str]:
+    """Return which memories that are off have the coefficient 0 on all of the prompt anyway."""
+    cells = [Cell.of(edit.cell) for edit in edits if edit.how == "off" and "N" in edit.cell]
+    found = [
+        str(cell)
+        for cell in cells
+        if not any(coefficients_along(loaded.memories, cell, [read.ids], None)[0])
+    ]
+    if not found:
+        return []
+    return [f"The coefficient is 0 at every position of this prompt anyway: {', '.join(found)}."]
 
 
 # One run
@@ -239,7 +259,7 @@ def read_layers(
     for trace in traces:
         # Norms square their input.
         if not float(trace.layer_output.abs().max()) < 1e18:
-            raise ModelError(OVERFLOW)
+            raise _overflow(memories)
     tops, probabilities = _top_tokens(
         memories, [(trace.residual, trace.ff_output, trace.layer_output) for trace in traces], top
     )
@@ -420,8 +440,8 @@ def check_sampling(temperature: float | None, seed: int) -> None:
     """Raise unless a continuation can be sampled so."""
     if temperature is not None and not 1e-3 <= temperature <= 1e3:
         raise FfmemError(
-            f"Temperature {temperature} is out of range. Use 0.001 to 1000, or none for greedy"
-            " decoding."
+            f"Temperature {temperature} is out of range. Use 0.001 to 1000, or drop --temperature"
+            " for greedy decoding."
         )
     check_seed(seed)
 
@@ -451,7 +471,7 @@ def continue_prompt(
         cache = getattr(output, "past_key_values", None)
         logits = output.logits[0, -1].float().cpu()
         if not torch.isfinite(logits).all():
-            raise ModelError(OVERFLOW)
+            raise _overflow(memories)
         if temperature is None:
             token = int(logits.numpy().argmax())
         else:

@@ -7,7 +7,7 @@ MODEL is a local Hugging Face folder, a LoRA folder, a `.gguf` file, a fairseq c
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,7 @@ def load(
         model: What the command line takes as MODEL, or a transformers model in memory.
         tokenizer: The tokenizer of a model in memory.
         adapter: Adapter to merge into the model: a folder that peft wrote, such as LoRA.
-        dtype: "float32" or "bfloat16".
+        dtype: "float32" or "bfloat16"; or torch.float32 or torch.bfloat16.
         device: "auto", "cpu", "cuda", "cuda:N", "mps", "split" (layers over all GPUs), or a
             device map.
     """
@@ -219,15 +219,16 @@ def find_device(device: str) -> torch.device:
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator or torch.device("cpu")
+    known = "Use auto, cpu, cuda, cuda:N, mps or split."
     try:
         found = torch.device(device)
+    except RuntimeError:  # which lists all that torch was ever built for
+        raise ModelError(f"--device {device} is not available. {known}") from None
+    try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ModelError(
-            f"--device {device} is not available ({reason})."
-            " Use auto, cpu, cuda, cuda:N, mps or split."
-        ) from None
+        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise ModelError(f"--device {device} is not available ({reason}). {known}") from None
     return found
 
 
@@ -331,6 +332,7 @@ def describe(memories: Memories) -> dict[str, Any]:
     tokenizer = memories.tokenizer
     tokens = tokenizer.token_texts(memories.vocabulary)
     some_layer = memories.layout.memory_layers[0]
+    dense = memories.banks[some_layer].dense
     kind = {"memory": memories.config.memory} if _is_adaptive(memories) else {}
 
     def show(id: int | None) -> str | None:
@@ -356,8 +358,8 @@ def describe(memories: Memories) -> dict[str, Any]:
         "activation": memories.activation,
         "gated": memories.gated,
         "biases": {
-            "keys": bool(memories.key_bias(some_layer).any()),
-            "values": bool(memories.bias(some_layer).any()),
+            "keys": _describe_bias(memories.key_bias(some_layer), [one.keys for one in dense]),
+            "values": _describe_bias(memories.bias(some_layer), [one.values for one in dense]),
         },
         "block": _describe_block(memories),
         "head": _describe_head(memories),
@@ -369,6 +371,14 @@ def describe(memories: Memories) -> dict[str, Any]:
         "self_check": memories.check._asdict(),
         "weights": memories.fingerprint(),
     }
+
+
+def _describe_bias(bias: torch.Tensor, maps: Sequence[nn.Module]) -> bool | str:
+    """Return whether there is a bias: True, False, or "zero" if there is one of zeros."""
+    if bool(bias.any()):
+        return True
+    has_parameter = any(getattr(one, "bias", None) is not None for one in maps)
+    return "zero" if has_parameter else False
 
 
 def _describe_adapter(memories: Memories) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _check_weights_finite(memories: Memories) -> None:
             where = f"in layer {layer}, " if name.startswith(prefix) else ""
             raise SelfCheckFailed(
                 f"This {memories.family!r} model has weights that are NaN or infinite"
-                f" ({where}{name}). Its file is damaged, or its dtype is too small."
+                f" ({where}{name}). Its file is damaged, or its dtype cannot represent them."
             )
 
 

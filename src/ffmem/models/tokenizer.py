@@ -33,6 +33,13 @@ UNKNOWN = 3
 """The id of `<unk>` in fairseq."""
 
 
+AS_IN_TRAINING = (
+    "Tokenize it as in training: for models that read whole words, separate words and punctuation"
+    " by spaces."
+)
+"""Advice about a text with many unknown words."""
+
+
 class Encoding(NamedTuple):
     """The tokens of one text, without special tokens before or after it."""
 
@@ -78,6 +85,11 @@ class Tokenizer(ABC):
         """Return the text to display for every id below `size`."""
 
     @property
+    def has_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return False
+
+    @property
     def chat(self) -> ChatTemplate:
         """The tokenizer's chat template; raises if it has none."""
         raise no_template()
@@ -109,6 +121,30 @@ class Tokenizer(ABC):
                 " Use one token, with its leading space if it has one."
             )
         return found
+
+    def unknown_words(
+        self, text: str | None, ids: list[int], starts: list[int] | None, ends: list[int] | None
+    ) -> list[str]:
+        """Return the words of a text that were read as the unknown token, if the offsets are known.
+
+        The spelling of the unknown token itself is not one of them.
+        """
+        if self.unk not in ids or self.unk in self.controls:  # GPT-2's is also its end-of-text
+            return []
+        if text is None or starts is None or ends is None:
+            return []
+        found = [
+            text[start:end]
+            for id, start, end in zip(ids, starts, ends, strict=True)
+            if id == self.unk
+        ]
+        return [word for word in found if word != self._unk_text]
+
+    @cached_property
+    def _unk_text(self) -> str:
+        """The displayed form of the unknown token."""
+        assert self.unk is not None
+        return self.token_texts(self.unk + 1)[self.unk]
 
     @cached_property
     def _id_by_text(self) -> dict[str, int]:
@@ -239,6 +275,11 @@ class SubwordTokenizer(Tokenizer):
                 special,
             ]
         )
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
 
     @cached_property
     def chat(self) -> ChatTemplate:

@@ -22,7 +22,7 @@ from types import FrameType
 
 from uvicorn import Config, Server
 
-from ffmem.errors import FfmemError
+from ffmem.errors import FfmemError, one_line
 from ffmem.parallel import hide_main_module
 from ffmem.progress import Progress
 from ffmem.signatures import check_arguments
@@ -247,8 +247,9 @@ def listen(host: str, port: int) -> socket.socket:
         listening.listen(128)
     except (OSError, OverflowError) as error:
         listening.close()
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise FfmemError(
-            f"Cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}."
+            f"Cannot listen on {host}, port {port}: {reason}."
             " Choose another with --port; 0 picks a free one."
         ) from None
     return listening

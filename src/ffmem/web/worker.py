@@ -133,6 +133,11 @@ class ModelWorker:
             return "loaded"
         return "loading" if _model_key(served) in self._to_load else "none"
 
+    def has_chat(self, served: ServedIndex) -> bool | None:
+        """Return whether a model's tokenizer has a chat template; None until it is loaded."""
+        memories = self._loaded.get(_model_key(served))
+        return None if memories is None else memories.tokenizer.has_chat
+
     def status(self) -> str | None:
         """Return what waiting requests wait for, in words; None if only for their own work."""
         if self.loading is not None:

@@ -187,8 +187,8 @@ def _add_entry(routes: APIRouter, site: Site) -> None:
     def queue(request: Request, state: StateParam, code: str | None = None) -> Response:
         try:
             visitor = _get_visitor(site, request, state, code)
-        except NoStudy as error:
-            return _page(site, request, state, "none", 404, message=str(error))
+        except NoStudy:
+            return _page(site, request, state, "none")
         except HTTPException as error:
             given = code or request.cookies.get(_cookie(request))
             return entry_form(request, state, f"{error.detail}." if given else None)

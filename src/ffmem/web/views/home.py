@@ -131,12 +131,12 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/api/home")
     def home(state: StateParam) -> HomeResponse:
-        """Return what an index is of, how it was made, and what was measured on it."""
+        """Describe an index: model, corpus, build settings, measurements."""
         return describe_index(site.served(state), list(site.catalog.folders))
 
     @routes.get("/api/progress")
     def progress(state: StateParam) -> IndexProgress | None:
-        """Return how far an index is that was unfinished when the server started; else null."""
+        """Return build progress, or null if the index was finished at startup."""
         try:
             return site.served(state).progress
         except NotReady as error:

@@ -115,6 +115,7 @@ def router(site: Site) -> APIRouter:
             "extra": options.extra(),
             "needs_consent": bool(state.text) and is_cross_site(request),
             "served": served,
+            "has_chat": site.worker.has_chat(served) is not False,
         }
         if not state.text or context["needs_consent"]:
             return site.page(request, state, "trace.html", **context)
