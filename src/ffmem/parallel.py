@@ -133,7 +133,7 @@ class Task:
     arguments: tuple[Any, ...]
     size: int = 1
     """Its share of the progress bar."""
-    has_parts: bool = False
+    reports_progress: bool = False
     """Whether the method's last parameter is a TaskProgress; only a serial run passes one."""
 
 
@@ -144,7 +144,8 @@ class Executor(ABC):
     def run(self, tasks: Iterable[Task], done: Callable[[int], None]) -> None:
         """Do all tasks; call `done` with the size of each one that is done.
 
-        A serial run also calls it within a task that has parts, and takes them back if it fails.
+        A serial run also calls it within a task that reports its progress. If the task fails, it
+        takes that back.
         """
 
     @abstractmethod
@@ -199,7 +200,7 @@ class SerialExecutor(Executor):
         """Do all tasks, one after the other."""
         for task in tasks:
             progress = TaskProgress(done)
-            parts = (progress,) if task.has_parts else ()
+            parts = (progress,) if task.reports_progress else ()
             try:
                 getattr(self.worker, task.method)(*task.arguments, *parts)
             except BaseException:

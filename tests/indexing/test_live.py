@@ -79,7 +79,7 @@ def test_commands_that_need_a_finished_index_refuse_an_unfinished_one(stopped):
     assert shown.returncode == 0
     assert "L0N1" in shown.stdout
     assert shown.stdout.startswith("The index is unfinished: ")
-    assert "so far. All numbers are partial.\n" in shown.stdout
+    assert "so far. Triggers and statistics are partial.\n" in shown.stdout
     with pytest.raises(StoreError, match="is not finished"):
         ffmem.verify(stopped)
     with pytest.raises(StoreError, match="is not finished"):

@@ -36,7 +36,6 @@ experiment_options = add_options(
 @out_option
 @click.option("--corpus", metavar="CORPUS", help="Corpus to draw Section 5's prefixes from.")
 @experiment_options
-@resumable()
 def experiment(name: str, folder: Path, out: Path, corpus: str | None, **options: Any) -> None:
     """Reproduce one figure or table of the paper.
 

@@ -53,7 +53,7 @@ def show(
 
     index = ffmem.open(folder)
     if index.live is not None:
-        partial = " All numbers are partial." if index.live.n_prefixes else ""
+        partial = " Triggers and statistics are partial." if index.live.n_prefixes else ""
         click.echo(f"The index is unfinished: {index.live.progress}.{partial}", err=as_json)
     memory = index[cell]
     if cases and not memory.gated:

@@ -147,7 +147,9 @@ def _read_chunks(workers: Executor, plan: IndexPlan, progress: Progress) -> None
     with progress.bar("Triggers", plan.facts.source.tokens, "tokens", done) as step:
         while missing:
             tasks = [
-                Task(chunk.name, "read_chunk", (chunk.number,), chunk.n_tokens, has_parts=True)
+                Task(
+                    chunk.name, "read_chunk", (chunk.number,), chunk.n_tokens, reports_progress=True
+                )
                 for chunk in missing
             ]
             workers.run(tasks, step)

@@ -341,7 +341,7 @@ class Memory:
     case_counts: tuple[int, int, int, int] | None = None
     """Prefixes with an open gate and m > 0, open and m ≤ 0, closed and m > 0, closed and m ≤ 0;
     None in ungated models."""
-    is_read: bool = True
+    has_statistics: bool = True
     """Whether a prefix of the corpus has been read; False at the start of an unfinished index."""
 
     def triggers_of(self, sign: int) -> list[Trigger]:
@@ -387,7 +387,7 @@ class Memory:
             "negative_triggers": [trigger.to_dict() for trigger in self.negative_triggers],
             **self._value(),
             "key": self.keys.to_dict(),
-            "stats": self.stats.to_dict(),
+            "stats": self.stats.to_dict() if self.has_statistics else None,
             **({"sign_cases": sign_cases} if sign_cases else {}),
             **({"coefficient_note": self.kind.note} if self.kind.note else {}),
         }
@@ -409,7 +409,7 @@ class Memory:
     def format_cases(self, n: int = 10) -> str:
         """Return the memory as text, with a list of triggers for each sign case."""
         lines = [*_heading(self), *_key_lines(self, n)]
-        for case in self.sign_cases if self.is_read else ():
+        for case in self.sign_cases if self.has_statistics else ():
             lines += ["", f"{case.name}: {case.share:.1%} of prefixes"]
             lines += [case.note] if case.note else []
             lines += [
@@ -444,7 +444,7 @@ class Memory:
 
     def _triggers_html(self, triggers: list[Trigger], n: int = 10) -> str:
         if not triggers:
-            return "<p>No prefix of the corpus triggers it.</p>" if self.is_read else ""
+            return "<p>No prefix of the corpus triggers it.</p>" if self.has_statistics else ""
         rows = [
             f"<tr><td style='text-align:right'>{_format(self, trigger.coefficient)}</td>"
             f"<td style='text-align:left'>{_trigger_html(trigger)}</td></tr>"
@@ -524,7 +524,7 @@ def _heading(memory: Memory) -> list[str]:
     lines = [f"{memory.cell}   layer {memory.cell.layer}, memory {memory.cell.memory}"]
     lines += [f"place: {memory.head_slot}"] if memory.head_slot else []
     lines += [memory.kind.note] if memory.kind.note else []
-    if not memory.is_read:
+    if not memory.has_statistics:
         return [*lines, NOTHING_READ]
     active = "gate open" if memory.gated else "active"
     if stats.expert is not None:
@@ -550,7 +550,7 @@ def _format(memory: Memory, coefficient: float) -> str:
 def _footer(memory: Memory, n: int) -> list[str]:
     """Return how many triggers the first n leave out."""
     lists = [memory.triggers, memory.negative_triggers]
-    if not memory.is_read:
+    if not memory.has_statistics:
         return []
     if not any(lists):
         return ["No prefix of the corpus triggers this memory."]

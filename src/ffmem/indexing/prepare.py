@@ -299,7 +299,11 @@ class TruncatedRows:
                 self.n_cut_tokens += len(sentence.ids) - most
                 sentence = sentence.cut(most)
             if sentence.n_prefixes:
-                self.n_unknown += len(memories.tokenizer.unknown_words(*sentence[:4]))
+                self.n_unknown += len(
+                    memories.tokenizer.unknown_words(
+                        sentence.text, sentence.ids, sentence.starts, sentence.ends
+                    )
+                )
                 yield sentence
             else:
                 self.n_empty += 1

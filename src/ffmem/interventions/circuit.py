@@ -59,7 +59,14 @@ from ffmem.interventions.circuit_results import (
 )
 from ffmem.interventions.effect import read_predictions
 from ffmem.interventions.estimates import rank_correlation
-from ffmem.interventions.forward import LoadedModel, Place, find_target, open_model, promoted_tokens
+from ffmem.interventions.forward import (
+    LoadedModel,
+    Place,
+    find_target,
+    note_unknown,
+    open_model,
+    promoted_tokens,
+)
 from ffmem.interventions.partial_forward import PartialForward
 from ffmem.interventions.relevance import GradientPass
 from ffmem.interventions.results import NO_RELP
@@ -283,7 +290,8 @@ def _find_circuit(
             torch.tensor([float(estimated[one]) for one in order]),
             torch.tensor([float(measured[one]) for one in order]),
         ),
-        notes=[] if linear else [NO_RELP.replace("is not defined", "cannot estimate this circuit")],
+        notes=note_unknown(question.prompt.unknown)
+        + ([] if linear else [NO_RELP.replace("is not defined", "cannot estimate this circuit")]),
     )
 
 

@@ -35,6 +35,7 @@ from ffmem.interventions.forward import (
     LoadedModel,
     Place,
     Prompt,
+    note_unknown,
     open_model,
     read_prompt,
 )
@@ -219,7 +220,7 @@ def measure_sources(
             )
             for number in order
         ],
-        "notes": notes,
+        "notes": note_unknown(read.unknown) + notes,
     }
 
 

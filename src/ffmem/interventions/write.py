@@ -52,6 +52,7 @@ from ffmem.interventions.forward import (
     BankRows,
     LoadedModel,
     find_target,
+    note_unknown,
     open_model,
     post_norm_sigma,
     promoted_tokens,
@@ -259,7 +260,7 @@ def write(
         neighbours=own[n:],
         change=of_text[0],
         control=of_text[1:],
-        notes=_notes(best, own[0], controls, len(of_text) - 1),
+        notes=note_unknown(read.unknown) + _notes(best, own[0], controls, len(of_text) - 1),
     )
     saved: list[WriteResult] = []
 
