@@ -601,6 +601,11 @@ def test_unknown_words_of_prompts_are_named_once(tmp_path):
     )
 
 
+def test_a_target_that_the_model_does_not_know_is_refused():
+    with pytest.raises(ModelError, match="does not know the target 'zebra', which it reads as"):
+        ffmem.effect(read("llama"), "w3 w5", target="zebra", candidates=1, top=1)
+
+
 def test_the_start_token_that_ffmem_chooses_is_printed(tiny_index, model_folder, capsys):
     memories = read("llama")
     ffmem.trace(memories, "w3 w5", progress=Progress())

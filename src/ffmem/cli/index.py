@@ -91,8 +91,8 @@ def index(
     """Index the memories of a model over a corpus.
 
     Finds which prefixes of CORPUS trigger each memory of MODEL, and which tokens its value
-    promotes. Resumes an unfinished run with the same settings from its last finished chunk
-    (--chunk-tokens).
+    promotes. Resumes an unfinished run with the same settings from what it saved last: whole
+    chunks (--chunk-tokens), every half minute.
     """
     source = Corpus(corpus, **take_options(options, Corpus))
     config = take_options(options, IndexConfig)

@@ -232,6 +232,11 @@ def find_target(memories: Memories, target: object) -> int:
                 " single token, with its leading space if it has one."
             ) from None
         id = encoding.ids[0]
+        if id == memories.tokenizer.unk:
+            raise ModelError(
+                f"The model does not know the target {target!r}, which it reads as"
+                f" {memories.tokenizer.unk_text!r}. Use a token of its vocabulary."
+            ) from None
     if id >= memories.vocabulary:
         raise ModelError(
             f"The target {target!r} is token {id}; the model has {memories.vocabulary} tokens."

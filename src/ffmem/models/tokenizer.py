@@ -138,10 +138,10 @@ class Tokenizer(ABC):
             for id, start, end in zip(ids, starts, ends, strict=True)
             if id == self.unk
         ]
-        return [word for word in found if word != self._unk_text]
+        return [word for word in found if word != self.unk_text]
 
     @cached_property
-    def _unk_text(self) -> str:
+    def unk_text(self) -> str:
         """The displayed form of the unknown token."""
         assert self.unk is not None
         return self.token_texts(self.unk + 1)[self.unk]
