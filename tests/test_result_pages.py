@@ -6,12 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from docs import circuit_curves, written_facts
+from docs import (
+    circuit_curves,
+    memory_kinds,
+    pattern_split,
+    people_study,
+    small_models,
+    written_facts,
+)
 from docs.result_pages import read_sections, write_sections
 from ffmem.errors import FfmemError
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-PAGES = {"circuits": circuit_curves.sections, "written-facts": written_facts.sections}
+PAGES = {
+    "circuits": circuit_curves.sections,
+    "memory-kinds": memory_kinds.sections,
+    "pattern-split": pattern_split.sections,
+    "people": people_study.sections,
+    "small-models": small_models.sections,
+    "written-facts": written_facts.sections,
+}
 
 
 def read_result(name):

@@ -156,6 +156,18 @@ def smollm2():
     each = found.column("patterns", "covered")
     yield f"{share(found.covered())} of the first 25 triggers"
     yield f"by layer {share(min(each))} to {share(max(each))}"
+    rows = found.rows("patterns")
+    memories = sum(row["keys"] for row in rows)
+    with_pattern, patterns = (
+        sum(row[name] * row["keys"] for row in rows) / memories
+        for name in ("with_pattern", "patterns_per_key")
+    )
+    yield f"in {share(with_pattern)} of the {memories:,} memories"
+    yield f"Patterns per memory: {patterns:.2f}"
+    semantic = [row["semantic"] + row["both"] for row in rows]
+    yield f"({share(semantic[0])} in layer 1, {share(semantic[1])} in layer 2)"
+    yield f"at {share(semantic[6])} in layer 7 and at {share(semantic[27])} in layer 28"
+    yield f"a low of {share(semantic[18])} in layers 19 and 20"
     related = found.also("last-layer-composition")["related_share"]
     yield f"({100 * (1 - related):.0f} of 100)"
 
@@ -199,6 +211,57 @@ def mini_wiki():
         yield f"in {said.format(low=share(min(zero)))} {share(max(zero))} (layer 12"
 
 
+def gemma():
+    """Yield what docs/results/README.md says about Gemma 3 270M in numbers."""
+    found = Results("gemma-3-270m-wikitext-2")
+    made = json.loads((RESULTS / "gemma-3-270m-wikitext-2" / "index.json").read_text())
+    losses = made["start"]["losses"]
+    yield f"`<bos>`, loss {losses['<bos>']:.2f} per token; without one, {losses['none']:.2f}"
+    yield f"{made['corpus']['tokens']:,} tokens"
+    yield f"a trigger's coefficient falls by {share(found.removed('last'))}"
+    lower, upper = (share(found.removed("last", layers), 1) for layers in ((1, 11), (12, 18)))
+    yield f"{lower} in layers 1–11, {upper} in layers 12–18"
+    rates = found.column("agreement", "rate")
+    yield f"at most {share(max(rates), 1)} (layer {rates.index(max(rates)) + 1} of 18)"
+    low, high = (
+        share(mean(found.column("agreement", "rate", layers)), 1) for layers in ((1, 12), (13, 18))
+    )
+    yield f"{low} of memories in layers 1–12 and {high} in layers 13–18"
+    predictive = found.also("predictive-values")
+    yield f"{100 * predictive['upper_share']:.0f} of the 100 most predictive values"
+    in_best = sum(row["cell"].startswith("L11N") for row in found.rows("predictive-values"))
+    yield f"{in_best} of them are in layer 12"
+    yield f"{predictive['with_agreeing_trigger']} have an agreeing trigger"
+    control = predictive["random_control"]["with_agreeing_trigger"]
+    yield f"compared with {control} of 100 random values of its upper layers"
+    zero = found.column("zero-agreement", "share", target="y", memories="all")
+    reached = sum(one >= 0.68 for one in zero)
+    yield f"zero agreement is {100 * min(zero):.0f}–{share(max(zero))}"
+    yield f"{reached} of 18 layers reach the paper's 68 %"
+    early = found.column("residual-prediction", "residual_share", (1, 5))
+    yield f"at most {share(max(early), 1)} of predictions in layers 1–5"
+    kept, own, composed = found.cases()
+    yield f"keep the residual's token in {share(mean(kept))} of examples"
+    yield f"compositions in {share(sum(composed) / (sum(own) + sum(composed)))} of the changes"
+    gate = found.column("active-memories", "median", definition="gate")
+    yield f"fewest open gates in layer {gate.index(min(gate)) + 1} ({share(min(gate))})"
+    agreeing, every = found.rows("stop-words")
+    yield f"a stop word in {share(agreeing['stop_word_share'])} of cases with an agreeing memory"
+    yield f"(all cases: {share(every['stop_word_share'])})"
+    each = found.column("patterns", "covered")
+    yield f"{share(found.covered())} of the first 25 triggers show a pattern"
+    yield f"by layer {share(min(each))} to {share(max(each))}"
+
+
+def small_models():
+    """Yield what docs/results/small-models/README.md says about its ReLU model in numbers."""
+    found = Results("small-relu")
+    yield f"leaves {sum(found.column('patterns', 'keys')):,} of 2,048 ReLU memories"
+    examined = found.column("agreement", "n")
+    layer = examined.index(min(examined)) + 1
+    yield f"{min(examined)} of 256 with a trigger that has a next token in layer {layer}"
+
+
 def front_page():
     """Yield what docs/index.md says about SmolLM2-135M in numbers."""
     found = Results("smollm2-135m-wikitext-2")
@@ -215,7 +278,13 @@ def front_page():
 
 @pytest.mark.parametrize(
     ("name", "facts"),
-    [("README.md", smollm2), ("mini-wiki/README.md", mini_wiki), ("../index.md", front_page)],
+    [
+        ("README.md", smollm2),
+        ("README.md", gemma),
+        ("mini-wiki/README.md", mini_wiki),
+        ("small-models/README.md", small_models),
+        ("../index.md", front_page),
+    ],
 )
 def test_numbers_in_prose_are_those_of_the_json(name, facts):
     text = " ".join((RESULTS / name).read_text(encoding="utf-8").split())
