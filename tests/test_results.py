@@ -260,6 +260,18 @@ def small_models():
     examined = found.column("agreement", "n")
     layer = examined.index(min(examined)) + 1
     yield f"{min(examined)} of 256 with a trigger that has a next token in layer {layer}"
+    kinds = {"relu": "ReLU", "gelu": "GELU", "swiglu": "SwiGLU", "moe": "experts"}
+    models = {name: Results(f"small-{kind}") for kind, name in kinds.items()}
+    covered = [f"{share(one.covered())} ({name})" for name, one in models.items()]
+    yield f"in {', '.join(covered[:3])} and {covered[3]}"
+    kept = [f"{share(one.cases()[0][-1])} ({name})" for name, one in models.items()]
+    yield f"token in {', '.join(kept[:3])} and {kept[3]}"
+    per_memory = []
+    for one in models.values():
+        rows = one.rows("patterns")
+        keys = sum(row["keys"] for row in rows)
+        per_memory.append(sum(row["patterns_per_key"] * row["keys"] for row in rows) / keys)
+    yield "{:.2f}, {:.2f}, {:.2f} and {:.2f} patterns per memory".format(*per_memory)
 
 
 def front_page():
