@@ -37,8 +37,8 @@ $(READY): $(RUNS)
 
 # The documentation site. Warnings are errors; `make test` builds it too, and checks every link in it.
 docs: $(READY)
-	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs . docs/_build
-	@echo "The site is at docs/_build/index.html"
+	$(BIN)/python -m sphinx -E -W --keep-going -q -c docs . docs/_build/html
+	@echo "The site is at docs/_build/html/index.html"
 
 # Run the notebooks and keep their outputs; the index of the first serves all.
 notebooks: $(READY)

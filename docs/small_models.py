@@ -20,7 +20,6 @@ import numpy as np
 import ffmem
 from docs import memory_kinds
 from docs.result_pages import table, write_sections
-from ffmem.experiments.base import NAMES
 from ffmem.files import write_text
 from ffmem.indexing.sentences import NO_PREFIX
 from ffmem.indexing.triggers import trigger_table
@@ -87,13 +86,11 @@ def count_full(index: ffmem.Index) -> int:
 
 
 def copy_report(report: Path, folder: Path) -> None:
-    """Copy a report's Markdown, and JSON and SVG of its experiments."""
+    """Copy a report without its page: Markdown, and JSON, SVG and PDF of its experiments."""
     folder.mkdir(exist_ok=True)
-    shutil.copy(report / "report.md", folder)
-    for name in NAMES:
-        shutil.copy(report / f"{name}.json", folder)
-        if (report / f"{name}.svg").exists():  # an experiment without numbers has no figure
-            shutil.copy(report / f"{name}.svg", folder)
+    for path in report.iterdir():
+        if path.suffix in (".md", ".json", ".svg", ".pdf"):
+            shutil.copy(path, folder)
 
 
 def sections(found: Row) -> dict[str, str]:

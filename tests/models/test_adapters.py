@@ -307,7 +307,7 @@ def test_workers_load_the_adapter_too(lora, corpus, tmp_path):
 
 
 def test_a_run_with_another_adapter_is_not_resumed(base, lora, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("ffmem.indexing.build.finish", lambda plan: 1 / 0)
+    monkeypatch.setattr("ffmem.indexing.build.finish", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ffmem.index(base, corpus, tmp_path / "index", t=3, adapter=lora)
     monkeypatch.undo()
