@@ -153,6 +153,10 @@ def test_show_prints_what_the_contract_says_and_nothing_else(tiny_index):
     code, out, err = run("show", tiny_index.folder, "L1D5")
     assert (code, err) == (0, "")
     assert out == f"{tiny_index['L1N5']}\n"
+    code, out, err = run("show", tiny_index.folder, "L1D5", "--top", 2)
+    assert (code, err) == (0, "")
+    assert out == f"{tiny_index['L1N5'].format(2)}\n"
+    assert "The first 2 of " in out
 
 
 def test_search_prints_its_hits(tiny_index):

@@ -10,6 +10,7 @@ import pytest
 
 import ffmem
 from ffmem.errors import StoreError
+from ffmem.files import locked
 from ffmem.indexing import estimate
 from ffmem.indexing.agreement import read_agreement
 from ffmem.indexing.chunks import batches
@@ -154,7 +155,9 @@ def test_status_of_what_is_no_index_is_an_error(tmp_path):
     with pytest.raises(StoreError, match="is not an indexing run"):
         status(tmp_path)
     (tmp_path / "partials").mkdir()
-    assert status(tmp_path).state == "preparing"
+    assert str(status(tmp_path)).startswith("Stopped before the corpus was read. Rerun")
+    with locked(tmp_path / "partials" / "lock", "busy"):
+        assert status(tmp_path).state == "preparing"
 
 
 def test_an_estimate_writes_nothing_and_counts_the_corpus(tmp_path):

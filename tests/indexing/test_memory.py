@@ -71,8 +71,9 @@ def test_a_memory_that_nothing_triggers_says_so():
 
 
 def test_a_list_that_is_cut_says_so():
-    assert "The first 10 of 12 triggers; --json gives all." in str(memory())
-    assert "--json" not in str(memory(n=10))
+    assert "The first 10 of 12 triggers; for more, --top N or .format(N)." in str(memory())
+    assert "triggers; for more" not in memory().format(12)
+    assert "for more" not in str(memory(n=10))
 
 
 def test_a_gated_memory_is_read_for_the_sign_of_its_coefficient():

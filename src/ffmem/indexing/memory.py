@@ -402,9 +402,13 @@ class Memory:
         return {"value": {"projection": self.value.projection, **ends}}
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return self.format()
 
     __repr__ = __str__  # what a terminal shows
+
+    def format(self, n: int = 10) -> str:
+        """Return the memory as text, with the first n entries of every list."""
+        return "\n".join(_lines(self, n))
 
     def format_cases(self, n: int = 10) -> str:
         """Return the memory as text, with a list of triggers for each sign case."""
@@ -476,7 +480,7 @@ def from_visible(token: str) -> str:
     return token
 
 
-def _lines(memory: Memory, n: int = 10) -> list[str]:
+def _lines(memory: Memory, n: int) -> list[str]:
     """Return a memory as lines of plain text, with the first n entries of every list.
 
     In a gated model, coefficients of either sign trigger, and each list comes with what the value
@@ -557,7 +561,7 @@ def _footer(memory: Memory, n: int) -> list[str]:
     if max(map(len, lists)) <= n:
         return []
     counts = " and ".join(str(len(triggers)) for triggers in lists if triggers)
-    return ["", f"The first {n} of {counts} triggers; --json gives all."]
+    return ["", f"The first {n} of {counts} triggers; for more, --top N or .format(N)."]
 
 
 def _trigger_line(trigger: Trigger, coefficient: str, width: int = 72) -> str:

@@ -249,7 +249,7 @@ def _summary(source: SourceRecord, start: StartRecord, n_unknown: int) -> Iterat
             f" unknown token. {AS_IN_TRAINING}"
         )
     if source.headings_dropped:
-        yield f"Dropped {pluralize(source.headings_dropped, 'headings')}."
+        yield f"Dropped {pluralize(source.headings_dropped, 'headings')} of WikiText articles."
     if source.without_tokens:
         yield f"Dropped {pluralize(source.without_tokens, 'sentences')} without tokens."
     if source.cut:

@@ -55,6 +55,8 @@ class Status:
             return f"Finished: {Index(self.folder)!r}"
         if self.state == "preparing":
             return "Preparing: the corpus has not been read yet."
+        if self.state == "stopped" and self.chunks is None:
+            return "Stopped before the corpus was read. Rerun the command to resume."
         share = int(1000 * self.tokens_read / self.tokens) / 10
         lines = [
             f"{self.state.capitalize()}: {self.tokens_read:,} of"
@@ -102,9 +104,10 @@ def _status(folder: Path) -> Status | None:
     """Return how far the unfinished run in a folder is; None if there is none."""
     if not (folder / "partials").is_dir():
         return None
+    is_running = _is_locked(folder / "partials" / "lock")
     storage, run, facts = _read_run(folder)
     if run is None or facts is None or not (folder / "partials/chunks.parquet").exists():
-        return Status(str(folder), "preparing")
+        return Status(str(folder), "preparing" if is_running else "stopped")
     partials = Partials(storage, run.fingerprint).disjoint()
     covered = [number for partial in partials for number in partial.chunks]
     tokens = pq.read_table(folder / "partials/chunks.parquet")["n_tokens"].to_pylist()
@@ -114,7 +117,7 @@ def _status(folder: Path) -> Status | None:
             last = max(last or 0.0, (folder / partial.name).stat().st_mtime)
     return Status(
         folder=str(folder),
-        state="running" if _is_locked(folder / "partials" / "lock") else "stopped",
+        state="running" if is_running else "stopped",
         tokens=facts.source.tokens,
         tokens_read=sum(tokens[number] for number in covered),
         chunks=len(tokens),

@@ -207,17 +207,17 @@ class CircuitResult(TableResult):
         last = self.curve[-1] if self.curve else None
         random = "" if last is None else format_share(last.random_faithfulness)
         return [
-            f"estimate: the part of the target's logit that comes through the node, by"
-            f" {self.estimated_by}; exact: what the logit loses when the coefficient is set to"
+            f"Columns: estimate is the part of the target's logit that comes through the node, by"
+            f" {self.estimated_by}; exact is what the logit loses when the coefficient is set to"
             f" {to}.",
             f"{pluralize(len(self.nodes), 'nodes')} of a budget of {self.budget},"
             f" {pluralize(len(self.edges), 'edges')} shown of {self.edges_found:,}. Rank"
             f" correlation of estimates with exact numbers: nodes"
             f" {format_number(self.correlation, 2)}, edges"
             f" {format_number(self.edge_correlation, 2)}.",
-            f"faithfulness {format_share(self.faithfulness)}: the nodes alone, every other memory"
-            f" ablated (random nodes: {random}).",
-            f"completeness {format_share(self.completeness)}: what is lost without the nodes.",
+            f"Faithfulness: with every other memory ablated, the nodes keep"
+            f" {format_share(self.faithfulness)} of the logit (as many random ones: {random}).",
+            f"Completeness: ablating the nodes loses {format_share(self.completeness)} of it.",
         ]
 
     def _group_lines(self) -> list[str]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ffmem.corpus.corpus import Corpus
 from ffmem.corpus.sentences import check_token_ids
-from ffmem.errors import CorpusError
+from ffmem.errors import CorpusError, FfmemError
 from ffmem.indexing.chunks import batches
 from ffmem.indexing.memory import visible
 from ffmem.indexing.start import choose_start
@@ -51,8 +51,15 @@ def side_effects_corpus(corpus: Corpus | str | Path | None) -> Corpus | None:
     """Return the corpus to measure side effects on; raise if there is none, or no text in it."""
     if isinstance(corpus, str | Path):
         corpus = Corpus(str(corpus), limit=200)
-    if corpus is not None:
+    if corpus is None:
+        return None
+    try:
         corpus.check()
+    except FfmemError as error:
+        raise CorpusError(
+            f"{error} This corpus is for measuring side effects. You can pass another one, such as"
+            " mini-wiki:valid, or none: --no-report."
+        ) from None
     return corpus
 
 
@@ -131,9 +138,9 @@ class SideEffects:
             f"Top-1 token changed at {format_share(self.top1_changed)} of positions."
             f" KL(before ‖ after): {_number(self.kl, 2)} nats per token.",
         ]
-        for title, counts in (("gained", self.gained), ("lost", self.lost)):
+        for title, counts in (("more", self.gained), ("fewer", self.lost)):
             named = ", ".join(f"{_code(one.token)} {one.positions:,}" for one in counts)
-            lines += ["", f"Top-1 tokens {title} (positions): {named or 'none'}."]
+            lines += ["", f"Top-1 token at {title} positions than before: {named or 'none'}."]
         if self.most_changed:
             lines += ["", "Sentences whose loss changed most (nats per token):", ""]
             lines += [

@@ -212,7 +212,7 @@ def describe_devices(model: nn.Module, blocks: str) -> dict[str, str]:
         part = layer if path.startswith(f"{blocks}.") else path
         found.setdefault(str(weight.device), {})[part] = None
     if len(found) == 1:
-        return dict.fromkeys(found, "the whole model")
+        return dict.fromkeys(found, "all weights")
     return {device: _format_parts(list(parts)) for device, parts in found.items()}
 
 
