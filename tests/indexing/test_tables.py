@@ -97,3 +97,10 @@ def test_a_damaged_file_is_an_error_that_names_it(path, damage, read):
 
 def test_a_layers_file_is_named_by_three_digits():
     assert layer_file("values", 7) == "values/layer-007.parquet"
+
+
+def test_a_table_that_was_replaced_is_read_anew(tmp_path):
+    path = tmp_path / "table.parquet"
+    for width in (3, 5):
+        write_table(path, pa.table({"rows": fixed(np.ones((GROUP + 1, width), np.int32))}))
+        assert read_group(path, 1)["rows"].shape == (1, width)

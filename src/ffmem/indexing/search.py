@@ -458,29 +458,31 @@ def _rank_cells(
     if len(cells) and cells.max() >= len(index):
         raise LookupError("a posting names a memory that the index does not have")
     matches = np.bincount(cells, minlength=len(index))
-    total = int(np.count_nonzero(matches))
-    least = max(1, -_nth_smallest(-matches, part.stop))
-    inside = np.flatnonzero((matches >= least)[cells])
+    having = np.bincount(matches, minlength=1)  # how many cells have 0, 1, 2, … postings
+    total = len(matches) - int(having[0])
+    at_least = np.cumsum(having[::-1])[::-1]
+    least = max(1, int(np.count_nonzero(at_least >= part.stop)) - 1)
+    may_be_listed = matches >= least
+    inside = np.flatnonzero(may_be_listed[cells])
     cells, postings, keys = cells[inside], postings[inside], keys[inside]
     # One integer per posting, smallest for the best: rank, then side, then key.
     is_negative = (postings["side"] < 0).astype(np.int64)
     packed = (postings["rank"].astype(np.int64) << 33) | (is_negative << 32) | keys
-    best = np.full(len(index), np.iinfo(np.int64).max)
-    np.minimum.at(best, cells, packed)
-    listed = np.flatnonzero(matches >= least)
-    score = (best[listed] >> 33) - (matches[listed] << 31)
-    is_listed = score <= _nth_smallest(score, part.stop)
-    listed, score = listed[is_listed], score[is_listed]
-    order = listed[np.argsort(score, kind="stable")][part]
+    listed = np.flatnonzero(may_be_listed)
+    best = np.full(len(listed), np.iinfo(np.int64).max)
+    np.minimum.at(best, np.searchsorted(listed, cells), packed)
+    score = (best >> 33) - (matches[listed] << 31)
+    candidates = np.flatnonzero(score <= _nth_smallest(score, part.stop))
+    order = candidates[np.argsort(score[candidates], kind="stable")][part]
     return total, [
         (
             index.layout.at(cell),
             int(matches[cell]),
-            int(best[cell] >> 33),
-            -1 if best[cell] >> 32 & 1 else 1,
-            int(best[cell] & 0xFFFFFFFF),
+            key >> 33,
+            -1 if key >> 32 & 1 else 1,
+            key & 0xFFFFFFFF,
         )
-        for cell in order.tolist()
+        for cell, key in zip(listed[order].tolist(), best[order].tolist(), strict=True)
     ]
 
 

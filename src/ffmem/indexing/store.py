@@ -247,12 +247,6 @@ class Index:
         group, row = divmod(cell.memory, GROUP)
         return np.asarray(self._group("samples", cell.layer, group)["coefficient"][row])
 
-    def value_ids(self, cell: Cell, side: str) -> ndarray:
-        """Return the tokens at one side of a value, `top` or `bottom`."""
-        cell = self.layout.resolve(cell)
-        group, row = divmod(cell.memory, GROUP)
-        return np.asarray(self._group("values", cell.layer, group)[f"{side}_ids"][row])
-
     def memories(self, layer: int) -> Iterator[Memory]:
         """Yield all memories of a layer in order, reading one row group at a time."""
         self.layout.check_layer(layer)

@@ -418,7 +418,16 @@ def _tokens(index: Index, ends: Sequence[tuple[Cell, str]]) -> list[list[str]]:
     """Return the first tokens at one end of some values."""
     if not index.manifest.model.has_values:
         return [[] for _ in ends]
+    columns: dict[tuple[int, str], list[int]] = {}
+    for cell, end in ends:
+        columns.setdefault((cell.layer, f"{end}_ids"), []).append(cell.memory)
+    ids = {
+        (layer, name, memory): row[:N_TOKENS].tolist()
+        for (layer, name), memories in columns.items()
+        for memory, row in zip(
+            memories, index.columns_at("values", layer, [name], memories)[name], strict=True
+        )
+    }
     return [
-        [index.token(id) for id in index.value_ids(cell, end)[:N_TOKENS].tolist()]
-        for cell, end in ends
+        [index.token(id) for id in ids[cell.layer, f"{end}_ids", cell.memory]] for cell, end in ends
     ]
