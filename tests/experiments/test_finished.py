@@ -93,7 +93,7 @@ def test_a_stopped_report_goes_on_to_the_same_bytes(
     report(made, tmp_path, progress=Progress())
     assert ran == ["patterns", *OTHERS[OTHERS.index(stop) :]]
     told = capsys.readouterr().err
-    assert f"so skipped: {', '.join(before)}.\n" in told
+    assert f"has the results: {', '.join(before)}.\n" in told
     assert content(tmp_path) == content(finished)
 
 

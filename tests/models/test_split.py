@@ -122,7 +122,7 @@ def test_the_weights_of_a_split_model_cannot_be_rewritten():
 
 def test_describe_says_what_lies_where():
     whole = ffmem.load(tiny("llama"), tiny_tokenizer())
-    assert describe(whole)["devices"] == {"cpu": "the whole model"}
+    assert describe(whole)["devices"] == {"cpu": "all weights"}
     model = tiny("llama")
     model.lm_head.to("meta")
     expected = "layers 0 to 1, model.embed_tokens, model.norm"

@@ -193,7 +193,7 @@ def test_one_box_finds_patterns_in_a_group_of_their_own(visited, client):
     assert (hit["kind"], hit["source"]) == ("semantic", "human")
     assert hit["before"] + hit["match"] + hit["after"] == "rivers of Europe"
     page = text_of(ours.get("/search?q=bridges&in=patterns").text)
-    assert "2 memories by patterns" in page
+    assert "patterns of 2 memories" in page
     assert "semantic · detected, source: automatic · m < 0" in page
     names = [group["name"] for group in client.get("/api/search?q=the").json()["groups"]]
     assert names == ["values", "triggers"]
