@@ -19,6 +19,7 @@ test: $(READY) browser
 	$(BIN)/ruff check .
 	@echo "mypy beside pytest -n 3" # browsers, Ray and killed workers are waited for: fill the cores
 	@$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest --collect-only -q > /dev/null; : compiles all once, not in each worker; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types && exit $$tests
 
@@ -27,13 +28,13 @@ INSTALL := $(BIN)/python -m pip install --no-compile --disable-pip-version-check
 
 $(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) torch
 	$(INSTALL) -e '.[models]'
 	touch $(RUNS)
 
-$(READY): $(RUNS)
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
 	$(INSTALL) -e '.[dev]'
-	touch $(READY)
+	touch $(RUNS) $(READY)
 
 # The documentation site. Warnings are errors; `make test` builds it too, and checks every link in it.
 docs: $(READY)

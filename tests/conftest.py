@@ -1,5 +1,6 @@
 """What many tests share: tiny models indexed over a text of hard characters."""
 
+import gc
 import os
 import signal
 
@@ -46,6 +47,16 @@ LONG_FILES = (
     "web/test_live.py",
 )
 """Files that take longest, or mostly wait. One process runs a whole file, so these come first."""
+
+
+def pytest_collection(session):
+    gc.disable()
+
+
+def pytest_collection_finish(session):
+    """Garbage collection looks at what tests make, not at a million objects that stay."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

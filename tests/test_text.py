@@ -23,6 +23,7 @@ from ffmem.text import (
         (0.5, "GPUs", "0.5 GPUs"),
         (1.0, "GPUs", "1 GPU"),
         (1, "passes", "1 pass"),
+        (1, "prefixes", "1 prefix"),
     ],
 )
 def test_one_thing_is_named_in_the_singular(n, things, shown):

@@ -71,4 +71,4 @@ def html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> 
 def _singular(plural: str) -> str:
     if plural.endswith("ies"):
         return plural.removesuffix("ies") + "y"
-    return plural.removesuffix("es" if plural.endswith("sses") else "s")
+    return plural.removesuffix("es" if plural.endswith(("sses", "xes")) else "s")

@@ -20,6 +20,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 import ffmem
 from ffmem.agents.server import MAX_ROWS, TOOLS, _bounded
 from tests.sharing.test_sharing import add_patterns
+from tests.test_cli import run
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(ffmem.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
 PROMPT = "The quick brown fox"
@@ -258,13 +259,6 @@ def test_several_indexes_are_told_apart_by_name(index, tiny_index, tmp_path):
 
 
 def test_stdout_carries_the_protocol_alone_and_bad_folders_end_it(index, tmp_path):
-    def run(*arguments, given=""):
-        command = [sys.executable, "-m", "ffmem", "mcp", *map(str, arguments)]
-        environment = os.environ | ENVIRONMENT
-        return subprocess.run(
-            command, input=given, capture_output=True, text=True, env=environment, check=False
-        )
-
     call = {"name": "trace", "arguments": {"prompt": PROMPT}}
     hello = {
         "protocolVersion": "2025-06-18",
@@ -276,7 +270,14 @@ def test_stdout_carries_the_protocol_alone_and_bad_folders_end_it(index, tmp_pat
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
         {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call},
     ]
-    done = run(index.folder, given="".join(json.dumps(one) + "\n" for one in messages))
+    done = subprocess.run(
+        [sys.executable, "-m", "ffmem", "mcp", str(index.folder)],
+        input="".join(json.dumps(one) + "\n" for one in messages),
+        capture_output=True,
+        text=True,
+        env=os.environ | ENVIRONMENT,
+        check=True,
+    )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert all(line["jsonrpc"] == "2.0" for line in lines)
 
@@ -286,10 +287,9 @@ def test_stdout_carries_the_protocol_alone_and_bad_folders_end_it(index, tmp_pat
         (tmp_path, "is being prepared"),
         ("hf:lab/tiny", "Run `ffmem pull lab/tiny DIR`"),
     ):
-        failed = run(folder)
-        assert (failed.returncode, failed.stdout) == (1, "")
-        assert message in failed.stderr
-        assert "Traceback" not in failed.stderr
+        code, out, err = run("mcp", folder)
+        assert (code, out) == (1, "")
+        assert message in err
 
 
 def test_an_answer_is_bounded_and_has_numbers_that_json_has():
