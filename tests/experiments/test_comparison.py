@@ -45,6 +45,15 @@ def reports(tmp_path):
     return [gated, write(tmp_path / "relu", 16, False, **RELU)]
 
 
+@pytest.fixture
+def few(reports):
+    """The same reports with three experiments: drawing all of them takes most of the time."""
+    for path in (path for folder in reports for path in folder.glob("*.json")):
+        if path.stem not in ("patterns", "agreement", "stop-words"):
+            path.unlink()
+    return reports
+
+
 @pytest.fixture(scope="module")
 def committed():
     """The comparison of the reports in docs/results."""
@@ -223,7 +232,7 @@ def test_an_experiment_that_no_model_has_is_left_out(tmp_path):
 
 
 def test_older_results_say_that_the_kind_is_not_recorded(tmp_path):
-    old = write(tmp_path / "old", 12, False)
+    old = write(tmp_path / "old", 12, False, NAMES[3:])
     for path in old.glob("*.json"):
         content = json.loads(path.read_text())
         del content["settings"]["gated"]
@@ -261,11 +270,11 @@ def test_bad_folders_are_refused_with_what_to_do(reports, tmp_path):
     assert not out.exists()
 
 
-def test_two_reports_of_one_model_need_names(reports, tmp_path):
-    again = shutil.copytree(reports[0], tmp_path / "again")
+def test_two_reports_of_one_model_need_names(few, tmp_path):
+    again = shutil.copytree(few[0], tmp_path / "again")
     with pytest.raises(FfmemError, match=r"gated and .*again are both reports of smollm2-135m"):
-        compare([reports[0], again], tmp_path / "out")
-    content, _ = compare([reports[0], f"second={again}"], tmp_path / "out")
+        compare([few[0], again], tmp_path / "out")
+    content, _ = compare([few[0], f"second={again}"], tmp_path / "out")
     assert [model["name"] for model in content["models"]] == ["smollm2-135m", "second"]
 
 
@@ -288,21 +297,21 @@ def test_results_of_two_models_in_one_folder_are_refused(reports, tmp_path):
          "settings must be an object"),
     ],
 )  # fmt: skip
-def test_damaged_results_and_other_formats_are_named(change, message, reports, tmp_path):
-    path = reports[0] / "agreement.json"
+def test_damaged_results_and_other_formats_are_named(change, message, few, tmp_path):
+    path = few[0] / "agreement.json"
     path.write_text(change(path.read_text()))
     if message is None:  # rows without the column have nothing to compare
-        content, _ = compare(reports, tmp_path / "out")
+        content, _ = compare(few, tmp_path / "out")
         shown = [one["models"]["smollm2-135m"] for one in content["claims"]]
         assert {"verdict": "cannot be compared", "shows": "–", "n": "–"} in shown
         return
     with pytest.raises(FfmemError, match=f"agreement.json.*{message}"):
-        compare(reports, tmp_path / "out")
+        compare(few, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_names_from_results_are_shown_and_do_nothing(tmp_path):
-    odd = write(tmp_path / "odd", 8, False, model="a|b <script>`x`")
+    odd = write(tmp_path / "odd", 8, False, NAMES[3:], model="a|b <script>`x`")
     ffmem.compare_reports([odd], tmp_path / "out")
     page = (tmp_path / "out" / "comparison.html").read_text()
     assert "<script" not in page
