@@ -1,5 +1,6 @@
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -520,3 +521,28 @@ def test_biases_of_zeros_are_not_described_as_missing():
     assert describe(load(model, tiny_tokenizer()))["biases"] == {"keys": "zero", "values": "zero"}
     none = describe(load(tiny("llama"), tiny_tokenizer()))["biases"]
     assert none == {"keys": False, "values": False}
+
+
+PRINTING = {"capture_output": True, "text": True, "check": True}
+
+FAULTS = """
+import resource, torch
+{first}
+def fill():
+    torch.ones(6_000_000)
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    fill(), torch.ones(9_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="an allocator of its own")
+def test_freed_tensors_are_not_given_back_to_the_system():
+    """Pages of a new tensor are those of a freed one: few are cleared by the system again."""
+    kept, plain = (
+        int(subprocess.run([sys.executable, "-c", FAULTS.format(first=first)], **PRINTING).stdout)
+        for first in ("from ffmem.models.load import keep_freed_memory; keep_freed_memory()", "")
+    )
+    assert kept < 20_000 < 100_000 < plain

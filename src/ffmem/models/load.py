@@ -5,10 +5,11 @@ MODEL is a local Hugging Face folder, a LoRA folder, a `.gguf` file, a fairseq c
 `@revision`. An adapter is merged into its base model.
 """
 
+import ctypes
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,25 @@ DTYPES = {
 SPLIT = "split"
 """The --device that splits a model over all accelerators, layer by layer."""
 
+KEPT_BYTES = 1 << 30
+"""Freed memory that the process may keep, and the size from which a tensor has its own mapping."""
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of freed tensors for the next ones.
+
+    By default, glibc returns large blocks to the system, which clears every page again for the next
+    layer: a forward pass of SmolLM2-135M on two cores takes 14 % longer. Does nothing without
+    glibc, or if the environment configures its allocator.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    trim_threshold, mmap_threshold = -1, -3  # as in malloc.h
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libc.so.6")
+        library.mallopt(mmap_threshold, KEPT_BYTES)
+        library.mallopt(trim_threshold, KEPT_BYTES)
+
 
 @check_arguments
 def load(
@@ -87,6 +107,7 @@ def load(
         device: "auto", "cpu", "cuda", "cuda:N", "mps", "split" (layers over all GPUs), or a
             device map.
     """
+    keep_freed_memory()
     if isinstance(model, nn.Module):
         return _from_memory(model, tokenizer, adapter)
     if dtype not in DTYPES:
