@@ -274,6 +274,7 @@ def sections(found: Row) -> dict[str, str]:
         "rates": table(rates),
         "shapes": table(shapes),
         "answer": answer(found),
+        "depth": depth(found),
     }
 
 
@@ -305,6 +306,21 @@ def answer(found: Row) -> str:
         one, two = (runs[0]["valid_perplexity"] for runs in untuned)
         text += f" With one rate for all, 0.003, it would be {two - one:.1f} points."
     return text + "\n"
+
+
+def depth(found: Row) -> str:
+    """Return how far persistent memory is behind a ReLU model of the same depth, with one seed."""
+    gaps = []
+    for layers in (SETTINGS["layers"], 6, 8):
+        shapes = {kind: {} for kind in ("relu", "persistent")}
+        if layers != SETTINGS["layers"]:
+            shapes = {
+                "relu": DEEPER_RELU[f"relu, {layers} layers"],
+                "persistent": SHAPES[f"{layers} layers, fewer slots"],
+            }
+        one, two = (tuned(found, kind, seed=SEEDS[0], **of)[0] for kind, of in shapes.items())
+        gaps.append(f"{two - one:.1f} points with {layers} layers")
+    return f"The distance to a ReLU model of the same depth is {', '.join(gaps)} (seed 0).\n"
 
 
 def draw(found: Row) -> None:
