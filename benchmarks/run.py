@@ -35,7 +35,7 @@ import workers  # noqa: E402
 import ffmem  # noqa: E402
 
 
-def passes_best(rounds: int = 3) -> dict[str, Any]:
+def passes_best(rounds: int = 5) -> dict[str, Any]:
     """Index pass, trunk, plain forward, straightforward hooks, TransformerLens: one process."""
     memories = ffmem.load(MODEL)
 
