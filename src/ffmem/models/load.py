@@ -76,8 +76,7 @@ def keep_freed_memory() -> None:
     """Let the C library keep the memory of freed tensors for the next ones.
 
     By default, glibc returns large blocks to the system, which clears every page again for the next
-    layer: a forward pass of SmolLM2-135M on two cores takes 14 % longer. Does nothing without
-    glibc, or if the environment configures its allocator.
+    layer. Does nothing without glibc, or if the environment configures its allocator.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
